@@ -216,7 +216,7 @@ def _outcomes(outcomes: Sequence[RuleOutcome], console: Console) -> Table:
 
 
 def _reasons(outcomes: Sequence[RuleOutcome]) -> Table:
-    """One row for each reason: ``PD402-PD409, PD411  no tensor is cast to a float8 dtype``."""
+    """One row for each reason: ``PD401-PD404, PD406  no tensor is cast to a float8 dtype``."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(max_width=24)
     table.add_column(overflow="fold", style="pd.quiet")
@@ -227,7 +227,7 @@ def _reasons(outcomes: Sequence[RuleOutcome]) -> Table:
 
 
 def _ranges(codes: Sequence[str]) -> str:
-    """``PD402-PD404, PD411`` of codes in order."""
+    """``PD401-PD404, PD406`` of codes in order."""
     runs: list[list[str]] = []
     for code in codes:
         if runs and code[:-2] == runs[-1][-1][:-2] and int(code[-2:]) == int(runs[-1][-1][-2:]) + 1:

@@ -1,4 +1,4 @@
-"""Columns of a log as arrays. A log may be hostile: what cannot be true is refused before anything is sized by it."""
+"""Columns of a log as arrays. A log may be hostile: impossible values are refused before anything is sized by them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 
 
 def magnitudes(frame: pd.DataFrame, column: str = "amax") -> npt.NDArray[np.float64]:
-    """A column of magnitudes; NaN for a null and for what is none."""
+    """A column of magnitudes, shape ``(rows,)``; NaN for nulls, negative and non-finite values."""
     values = frame[column].to_numpy(dtype=np.float64, na_value=math.nan)
     with np.errstate(invalid="ignore"):
         return np.where((values >= 0.0) & (values < math.inf), values, math.nan)
 
 
 def with_exponents(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """The rows that hold a histogram."""
+    """Mask of the rows that hold a histogram, shape ``(rows,)``."""
     held: npt.NDArray[np.bool_] = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
     return held
 
 
 def exponent_table(frame: pd.DataFrame, amax: npt.NDArray[np.float64] | None = None) -> HistogramTable:
-    """The histograms of rows that all hold one.
+    """The histograms of a frame in which every row holds one.
 
     Raises:
-        CorruptRunError: bins that no histogram has, or counts below zero.
+        CorruptRunError: bins outside the exponent range, or counts below zero.
     """
     lo, counts = frame["exp_lo"].to_numpy(dtype=np.int64), list(frame["exp_hist"])
     for first, row in zip(lo.tolist(), counts, strict=True):
@@ -42,7 +42,7 @@ def exponent_table(frame: pd.DataFrame, amax: npt.NDArray[np.float64] | None = N
 
 
 def exponents(name: str, lo: object, counts: npt.NDArray[np.int64] | None) -> ExponentHistogram:
-    """One histogram of two columns; nulls give the empty one.
+    """The histogram of one row; nulls give an empty one.
 
     Raises:
         CorruptRunError: as for :func:`exponent_table`.
@@ -54,7 +54,7 @@ def exponents(name: str, lo: object, counts: npt.NDArray[np.int64] | None) -> Ex
 
 
 def check_bins(name: str, lo: int, count: int) -> None:
-    """Refuses bins outside of those there are.
+    """Refuse bins outside the exponent range.
 
     Raises:
         CorruptRunError: with the bins.

@@ -1,4 +1,4 @@
-"""Recorded second moments, side by side with the gradients that went into them."""
+"""Recorded second moments of optimizers, each paired with the gradient of the same step."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.diagnosis.survey.parameters import ADAM, beta2_of, parameter_label
-from precdoctor.diagnosis.survey.rows import integer, number, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.parameters import ADAM, beta2_of, parameter_groups, parameter_label
+from precdoctor.diagnosis.survey.rows import Parameter, integer, number, parameter_of, text
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 from precdoctor.numerics.histogram import ExponentHistogram
 
-#: Names of the mean or sum of squared gradients: as torch's optimizers have it (``sum`` is Adagrad's), and others.
+#: Names of the mean or sum of squared gradients in torch's optimizers (``sum`` is Adagrad's), and usual ones elsewhere.
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
-_OTHERS_CALL_IT = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|variance|sum_sq)($|_)")
+_OTHER_NAMES = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|variance|sum_sq)($|_)")
 #: Optimizers of torch that divide by the root of the mean or sum of squared gradients.
 SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
-#: Root, module and name of a parameter.
-Owner = tuple[str, str, str]
 MOMENT_COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "dtype", "numel", "nan", "pos_inf", "zero", "subnormal"),
     *("amax", "sum", "sum_sq", "exp_lo", "exp_hist", "scale"),
@@ -30,7 +28,7 @@ MOMENT_COLUMNS = (
 
 @dataclass(frozen=True)
 class Held:
-    """One tensor as its row has it; a gradient's magnitudes are without the loss scale."""
+    """One recorded tensor; limits for a gradient are without the loss scale."""
 
     module_class: str
     dtype: str
@@ -40,21 +38,21 @@ class Held:
     sum: float
     sum_sq: float
     histogram: ExponentHistogram
-    #: What the histogram's magnitudes are to be divided by.
+    #: Divisor of the histogram's magnitudes: the loss scale.
     scale: float = 1.0
 
     @property
     def without_sign(self) -> bool:
-        """Whether no element can be far below zero: the sum is that of the magnitudes."""
+        """Whether no element is far below zero: the sum is at least that of the magnitudes' lower ends."""
         exponents = np.arange(self.histogram.lo, self.histogram.lo + self.histogram.counts.size, dtype=np.float64)
         return self.sum >= 0.999 * float((self.histogram.counts * np.exp2(exponents)).sum())
 
     def at_most(self, limit: float) -> float:
-        """Fewest non-zero elements that are at most ``limit``."""
+        """Least number of non-zero elements that are at most ``limit``."""
         return self.histogram.at_most(limit * self.scale).low
 
     def certainly_above(self, limit: float) -> float:
-        """Fewest elements that are above ``limit``."""
+        """Least number of elements above ``limit``."""
         return self.histogram.total - self.histogram.at_most(limit * self.scale).high
 
 
@@ -70,38 +68,38 @@ class Moment:
     gradient: Held
 
 
-def second_moments(view: RunView) -> Mapping[Owner, list[Moment]]:
-    """By parameter, in order of steps; finite ones whose gradient is on record, too."""
+def second_moments(view: RunView) -> Mapping[Parameter, list[Moment]]:
+    """Finite second moments with a finite gradient of the same step: by parameter, in order of steps."""
     return view.remember("second-moments", lambda: _second_moments(view))
 
 
-def _second_moments(view: RunView) -> dict[Owner, list[Moment]]:
-    held: dict[tuple[Owner, Process, int], tuple[str, Held]] = {}
+def _second_moments(view: RunView) -> dict[Parameter, list[Moment]]:
+    held: dict[tuple[Parameter, Process, int], tuple[str, Held]] = {}
     for r in view.scan_records(MOMENT_COLUMNS, ("opt_state",)):
         name, _, key = str(r["name"]).rpartition(".")
-        known = key in SECOND_MOMENTS or _OTHERS_CALL_IT.search(key.lower())
+        known = key in SECOND_MOMENTS or _OTHER_NAMES.search(key.lower())
         if name and known and not r["nan"] and not r["pos_inf"]:
             moment = held_in(r)
             if moment.without_sign:
                 held[_key(r, name)] = (str(r["name"]), moment)
-    gradients: dict[tuple[Owner, Process, int], Held] = {}
+    gradients: dict[tuple[Parameter, Process, int], Held] = {}
     for r in view.scan_records(MOMENT_COLUMNS, ("weight_grad_step",), steps=sorted({step for *_, step in held})):
         of = _key(r, str(r["name"]))
         if of in held and not r["nan"] and not r["pos_inf"]:
             gradients[of] = held_in(r)
-    found: dict[Owner, list[Moment]] = {}
+    found: dict[Parameter, list[Moment]] = {}
     for owner, process, step in sorted(held.keys() & gradients.keys()):
         at = owner, process, step
         found.setdefault(owner, []).append(Moment(process, step, *held[at], gradients[at]))
     return found
 
 
-def _key(r: Mapping[str, Any], name: str) -> tuple[Owner, Process, int]:
-    return (text(r["root"]), text(r["module"]), name), Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+def _key(r: Mapping[str, Any], name: str) -> tuple[Parameter, Process, int]:
+    return parameter_of({**r, "name": name}), *process_step(r)
 
 
 def held_in(r: Mapping[str, Any]) -> Held:
-    """Of a row with these columns."""
+    """From a record with :data:`MOMENT_COLUMNS`."""
     return Held(
         module_class=text(r["module_class"]),
         dtype=str(r["dtype"]),
@@ -116,10 +114,10 @@ def held_in(r: Mapping[str, Any]) -> Held:
 
 
 def excess(moments: Sequence[Moment], decay: float) -> float | None:
-    """How many times too large v is at the last of these steps: its mean, over what exact arithmetic would have left.
+    """Mean of v at the last of these steps over its mean in exact arithmetic.
 
     The mean over elements of ``v = decay v + (1 - decay) g^2`` follows the same recursion with the mean of g^2, which
-    the rows hold; between recorded steps it is taken to be the mean of both ends. None with fewer than two of them.
+    the rows hold; between recorded steps it is interpolated by the mean of both ends. None with fewer than two steps.
     """
     first = moments[0]
     exact = first.held.sum / first.held.numel
@@ -137,12 +135,12 @@ def _mean_square(moment: Moment) -> float:
 def decay_of(view: RunView, name: str) -> float | None:
     """The largest decay of the second moment in force: Adam's beta2, RMSprop's alpha; None when not on record.
 
-    0 for sums, as Adagrad keeps them: a squared gradient is added whole.
+    0 for sums, which Adagrad keeps: a squared gradient is added whole.
     """
     if name.rpartition(".")[2] in ("sum", "sum_sq"):
         return 0.0
-    groups = [g for o in view.optimizers for g in o.get("groups") or ()]
-    decays = [number(g.get("alpha")) if name.endswith("square_avg") else beta2_of(g) for g in groups]
+    alpha = name.endswith("square_avg")
+    decays = [number(g.get("alpha")) if alpha else beta2_of(g) for g in parameter_groups(view)]
     return max((d for d in decays if d is not None), default=None)
 
 
@@ -153,10 +151,10 @@ def adds_eps_to_root(view: RunView) -> bool:
 
 
 def divides_by_gradient(view: RunView) -> bool:
-    """Whether every optimizer divides by the gradient's own size, element by element: a factor on it does nothing."""
+    """Whether every optimizer divides by the gradient's own size, element by element, so that a factor cancels."""
     return bool(view.optimizers) and all(text(o.get("class")) in SCALE_FREE for o in view.optimizers)
 
 
-def label(owner: Owner) -> str:
+def label(owner: Parameter) -> str:
     """The parameter's full name below its root."""
     return parameter_label(*owner)

@@ -1,4 +1,4 @@
-"""Weights and optimizer settings as the facts of a run state them."""
+"""Weights and optimizer settings from the facts of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from precdoctor.diagnosis.survey.rows import number, text
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Adam as torch has it: moments in the dtype of the weight, ``eps`` outside the root.
+#: Torch's own Adam: moments in the dtype of the weight, ``eps`` outside the root.
 ADAM = ("Adam", "AdamW")
 HALF = ("bfloat16", "float16")
 #: No module has a parameter with a dot in its own name.
@@ -17,9 +17,9 @@ _BARE = re.compile(r"\d+\.\d+")
 
 
 def parameter_label(root: str, module: str, name: str) -> str:
-    """The parameter's dotted name; of one that no module owns, where its optimizer has it.
+    """The parameter's dotted name; for one that no module owns, its group and index in its optimizer.
 
-    Such a parameter (a bare ``nn.Parameter`` that the script made) is recorded under its optimizer, as group and index.
+    Such a parameter is a bare ``nn.Parameter`` that the script made.
     """
     if is_bare(module, name):
         group, index = name.split(".")
@@ -33,7 +33,7 @@ def is_bare(module: str, name: str) -> bool:
 
 
 def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
-    """``root.parameter`` and element count of the weights in these dtypes that require gradients."""
+    """Element count by ``root.parameter`` of the weights in these dtypes that require gradients."""
     found: dict[str, int] = {}
     for process in view.processes if view.trains else ():
         for root in view.facts(process).get("roots") or ():
@@ -48,7 +48,7 @@ def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
 
 
 def count_of(view: RunView, dtypes: Sequence[str], *, trained: bool) -> int:
-    """How many parameters in these dtypes require gradients, or do not; of the process that has most."""
+    """Number of parameters in these dtypes that require gradients, or do not, on the process with most of them."""
     counts = [
         sum(
             bool(p.get("requires_grad")) == trained and text(p.get("dtype")) in dtypes
@@ -61,10 +61,10 @@ def count_of(view: RunView, dtypes: Sequence[str], *, trained: bool) -> int:
 
 
 def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
-    """Of the trainable weights in these dtypes those whose own gradient an optimizer is given.
+    """Trainable weights in these dtypes whose own gradient an optimizer is given, with their element counts.
 
-    Where 16-bit weights are copies of FP32 master weights, the optimizer is given the masters' gradients instead. All
-    that have no master when no such gradient is on record.
+    Where 16-bit weights are copies of FP32 master weights, the optimizer gets the masters' gradients instead. If no
+    gradient of an optimizer is on record: all weights without a master.
     """
     masters, given = (_names(view, kind) for kind in ("master_weight", "weight_grad_step"))
     weights = {name: n for name, n in trainable(view, dtypes).items() if name not in masters}
@@ -73,6 +73,11 @@ def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
 
 def _names(view: RunView, kind: str) -> set[str]:
     return {f"{root}.{'.'.join(s for s in rest if s)}" for root, *rest in view.places(kind)}
+
+
+def parameter_groups(view: RunView) -> list[Mapping[str, Any]]:
+    """The parameter groups of all optimizers."""
+    return [g for o in view.optimizers for g in o.get("groups") or ()]
 
 
 def adam_groups(view: RunView) -> list[Mapping[str, Any]]:
@@ -87,7 +92,7 @@ def beta2_of(group: Mapping[str, Any]) -> float | None:
 
 
 def states_per_parameter(view: RunView) -> int:
-    """Optimizer tensors of the weight's size, from the optimizer's class and settings."""
+    """Number of optimizer tensors of the weight's size, from the optimizer's class and settings."""
     most = 0
     for optimizer in view.optimizers:
         groups = optimizer.get("groups") or ()

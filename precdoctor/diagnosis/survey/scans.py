@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Source, Status
-from precdoctor.diagnosis.claims.rule import Checked, RuleOption
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, Status
+from precdoctor.diagnosis.claims.rule import Checked, Rule, RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.rows import integer, text
@@ -341,6 +341,34 @@ def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[
         "scanned_steps": group.steps,
         "confidence_reason": reason,
     }
+
+
+def op_words(fact: Fact) -> str:
+    """``At step 12, aten.mul.Tensor at train.py:42 in `blocks.3.attn```."""
+    return f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)}"
+
+
+def place_finding(
+    rule: Rule,
+    view: RunView,
+    group: Group,
+    *,
+    title: str,
+    message: str,
+    certain: tuple[float, str],
+    limits: Mapping[str, float],
+    prescription: Prescription,
+) -> Finding:
+    """The finding of ``rule`` about one place in the code; ``certain`` is its confidence and the reason for it."""
+    confidence, reason = certain
+    return rule.finding(
+        confidence=confidence,
+        title=title,
+        message=message,
+        location=locate(view, group),
+        evidence=evidence_of(group, limits, reason),
+        prescriptions=(prescription,),
+    )
 
 
 def elsewhere_words(group: Group) -> str:

@@ -1,7 +1,7 @@
-"""What ``precdoctor shadow`` measured: errors of pieces of code against a wide reference, and what to make of them.
+"""Errors of pieces of code against a wide reference, as ``precdoctor shadow`` measured them, and their limits.
 
-Errors are relative L2. In units u, half an ulp at 1 of the format, 2^-8 for BF16: one rounding of a tensor to nearest
-gives 0.4 u, a healthy layer less than 1 u, and 4 u is the first limit. An element-wise limit fails every healthy run.
+Errors are relative L2, in units u of half an ulp at 1 (2^-8 for BF16). One rounding of a tensor to nearest gives 0.4 u,
+a healthy layer less than 1 u; 4 u is the first limit. Element-wise limits would fail every healthy run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from precdoctor.diagnosis.survey.rows import integer, known_format, number, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32, Format
 
-#: What is compared, in the order in which a step makes it.
+#: Compared tensors, in the order in which a step makes them.
 KINDS = ("input", "output", "grad_output", "grad_input", "weight_grad")
 FORWARD = ("input", "output")
 #: A layer of a chain: ``blocks.3``.
@@ -29,13 +29,14 @@ class Piece:
     """One kind of tensor of one piece of code: its worst step.
 
     Attributes:
-        module: whose code it is: for ``input`` and ``grad_output`` the caller's, in front of or behind ``beside``.
-        beside: the module that the code lies in front of (``input``) or behind (``grad_output``); None: its own.
-        kind: of :data:`KINDS`.
-        order: of the module the tensor was taken at.
+        module: owner of the code; for ``input`` and ``grad_output`` the caller, which runs it before or behind
+            ``beside``.
+        beside: the module behind (``input``) or before (``grad_output``) the code; None for a module's own code.
+        kind: one of :data:`KINDS`.
+        order: of the module at which the tensor was taken.
         local: the piece's own error; None where only the accumulated one is known.
-        accumulated: the error the reduced run has come to here.
-        given: ... and had come to in what went into the piece.
+        accumulated: error of the reduced run at this tensor.
+        given: error of the reduced run in the piece's inputs.
     """
 
     root: str
@@ -55,7 +56,7 @@ class Piece:
 
     @property
     def place(self) -> str:
-        """``blocks.0.attn`` or ``blocks.0.attn before .proj``, the code that lies there."""
+        """``blocks.0.attn``, or ``blocks.0.attn before .proj`` for code between modules."""
         own = self.module or self.root
         if self.beside is None:
             return own
@@ -64,7 +65,7 @@ class Piece:
 
     @property
     def amplification(self) -> float:
-        """By how much the piece enlarged the errors it was given; 0 where that is not known."""
+        """Factor by which the piece enlarged the errors it was given; 0 where that is not known."""
         if self.accumulated is None or self.given is None or self.kind not in FORWARD:
             return 0.0
         base = max(self.given, self.local or 0.0)
@@ -77,11 +78,12 @@ class Shadowed:
 
     Attributes:
         reference: dtype of the reference.
-        fmt: the narrowest format any op computed in; None when nothing was narrower than the reference.
-        steps: compared; ``refused`` tells of the others, with reasons.
+        fmt: the narrowest format in which any op computed; None when nothing was narrower than the reference.
+        steps: compared steps.
+        refused: the other steps, with reasons.
         exact: whether every replay gave the run's outputs bit for bit.
         without_backward: steps whose gradients were not compared, because some overflowed.
-        notes: worth knowing.
+        notes: sentences for a reader.
     """
 
     reference: str
@@ -102,7 +104,7 @@ class Shadowed:
 
     @property
     def slack(self) -> float:
-        """By how much limits are wider: FP32 keeps its sums in FP32, too, and a sum of 4096 terms errs by 64 u."""
+        """Factor on the limits: FP32 keeps its sums in FP32 as well, where a sum of 4096 terms errs by 64 u."""
         return 16.0 if self.fmt is not None and self.fmt.mantissa_bits >= FP32.mantissa_bits else 1.0
 
     def worst(self) -> list[Piece]:
@@ -118,10 +120,10 @@ class Shadowed:
         return found
 
     def along_depth(self, root: str, kind: str = "output") -> list[tuple[str, float]]:
-        """Module and accumulated error along the depth of a root; of gradients beginning at the loss.
+        """Module and accumulated error along the depth of a root; for gradients beginning at the loss.
 
-        Along the longest chain of like layers (``blocks.0``, ``blocks.1`` ...) and what comes behind it; of all modules
-        where there is no chain of three. A module's gradient is taken where it is returned.
+        The line is the longest chain of like layers (``blocks.0``, ``blocks.1`` ...) and the modules behind it; all
+        modules where no chain has three layers. A module's gradient is taken where it is returned.
         """
         mine = [p for p in self.pieces if p.root == root and p.accumulated is not None and p.kind == kind]
         mine.sort(key=lambda p: p.order)
@@ -141,7 +143,7 @@ class Shadowed:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a piece is worth a finding; see PD704 for where they come from."""
+    """Limits of a finding; the options of PD704 give their sources."""
 
     expected: float = 4.0
     limit: float = 8.0
@@ -149,22 +151,22 @@ class Limits:
     amplification: float = 8.0
 
     def off(self, p: Piece, found: Shadowed) -> bool:
-        """Its own rounding is above the limit."""
+        """Whether its own error is above the limit."""
         return p.local is not None and p.local > self.limit * found.slack * found.u
 
     def above_expectation(self, error: float | None, found: Shadowed) -> bool:
-        """More than a healthy piece."""
+        """Whether an error is larger than a healthy piece's."""
         return error is not None and error > self.expected * found.slack * found.u
 
     def amplifies(self, p: Piece) -> bool:
-        """It made small errors large: fewer than so many bits are left, and it lost about as many itself."""
+        """Whether it made small errors large: few bits are left, and it lost about as many itself."""
         left = p.accumulated is not None and p.accumulated >= 2.0**-self.bits
         return left and p.amplification >= self.amplification
 
     def guilty(self, found: Shadowed) -> list[Piece]:
-        """Pieces worth a finding: the forward pass first, in it what rounds before what amplifies; worst first.
+        """Pieces worth a finding, worst first: forward pieces that round, pieces that amplify, then backward ones.
 
-        A backward pass through numbers that are wrong is wrong itself; the forward one has made them so.
+        A backward pass through numbers that the forward pass made wrong is wrong itself.
         """
         own = [p for p in found.worst() if self.off(p, found)]
         more = sorted((p for p in found.pieces if p not in own and self.amplifies(p)), key=lambda p: p.order)
@@ -219,7 +221,7 @@ def _formats(calls: Sequence[Mapping[str, Any]]) -> list[Format]:
 
 def _notes(calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if any(e["data"].get("same_draws") is False for e in calls):
-        yield "random numbers (dropout masks) of the reference differ from the run's; errors hold that difference, too"
+        yield "random numbers (dropout masks) of the reference differ from the run's; errors include that difference"
     reduced = [f.name for f in _formats(calls) if f.mantissa_bits < FP32.mantissa_bits]
     if len(reduced) > 1:
         yield f"ops compute in {', '.join(reduced)}; all are judged by the first, the narrowest"
@@ -240,7 +242,7 @@ def _pieces(event: Mapping[str, Any], classes: Mapping[tuple[str, str], str]) ->
         around = kind in ("input", "grad_output")
         parent = data.get("parent")
         if around and parent is None:
-            continue  # in front of and behind a root there is code that nobody replays
+            continue  # code before and behind a root is not replayed
         owner = text(parent) if around else module
         yield Piece(
             root=root,
@@ -260,12 +262,12 @@ def _pieces(event: Mapping[str, Any], classes: Mapping[tuple[str, str], str]) ->
 
 
 def _error(value: Any) -> float | None:
-    """Infinities are strings in JSON."""
+    """A number of an event, in which an infinity is a string."""
     return math.inf if value == "Infinity" else number(value)
 
 
 def _worst_steps(pieces: Iterator[Piece]) -> list[Piece]:
-    """Per piece the step with its largest own error; of the accumulated one the largest of any step."""
+    """Per piece the step with its largest own error, and its largest accumulated error on any step."""
     worst: dict[tuple[str, str, str | None, str], Piece] = {}
     for p in pieces:
         key = (p.root, p.module, p.beside, p.kind)

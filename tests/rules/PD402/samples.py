@@ -113,7 +113,7 @@ FIRING = {
     "scale_of_another_tensor": Sample(
         scale_of_another_tensor, module=UP, severity="warning", says=("input of", "E4M3FN", "dB")
     ),
-    "scale_not_known": Sample(scale_not_known, module=UP, severity="warning", says=("scale not known",)),
+    "scale_not_known": Sample(scale_not_known, module=UP, severity="warning", says=("at an unknown scale",)),
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f

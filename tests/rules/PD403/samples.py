@@ -77,7 +77,7 @@ FIRING = {
         whole_rows,
         module="head",
         severity="warning",
-        says=("50 % of its blocks", "limit 25 %", "would have listened"),
+        says=("50 % of its blocks", "limit 25 %", "would have used it"),
     ),
 }
 HEALTHY = {f.__name__: f for f in (weightless, whole_rows_under_sgd, in_e5m2, narrow_in_e4m3, scaled_per_block)}

@@ -168,7 +168,7 @@ FIRING = {
                          says=("half of the run the loss did not fall", "12 times its initial")),
     "half_of_it_lost": Sample(half_of_it_lost, module="head", severity="warning",
                               says=("half of the run the loss did not fall", "limit 0.5")),
-    "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("initialised to",)),
+    "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("of its initial RMS",)),
     "decays": Sample(
         lambda: decays(weight_decay=20.0), kind="weight", severity="warning", bare=True,
         says=("weight decay takes 2 %", "down to 1 %", "0.02 per step", "remember about 50 steps"),

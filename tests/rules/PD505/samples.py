@@ -72,7 +72,7 @@ FIRING = {
     "remembers": Sample(long_ago, kind=None, severity="warning", rank=None, bare=True, says=("times too large",)),
     "state_of_another_format": Sample(
         lambda: recorded(), kind=None, severity="info", rank=None, bare=True,
-        says=("float16", "What that costs"),
+        says=("float16", "The cost depends on how far"),
     ),
     "fallen": Sample(
         lambda: adam("bfloat16", 0.999, 8.0), kind=None, severity="warning", rank=None, bare=True,

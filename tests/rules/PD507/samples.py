@@ -94,7 +94,7 @@ def still_counting() -> Training:
 FIRING = {
     "both": Sample(
         both, module="teacher.attn.proj", kind="weight", severity="warning", bare=True,
-        says=("the average `teacher.attn.proj.weight`", "Beside it, the running statistic `norm.running_var`"),
+        says=("the average `teacher.attn.proj.weight`", "In addition, the running statistic `norm.running_var`"),
     ),
     "count": Sample(
         lambda: count(lambda s: min(2048.0, 320.0 * (1 + s))), 6, module="norm", kind="buffer", severity="warning",

@@ -144,34 +144,51 @@ def test_order_does_not_matter_and_nothing_is_lost(given_findings: list[Finding]
     assert told == {f.title for f in given_findings}
 
 
-def operand_finding(code: str, *modules: str, severity: Severity = Severity.WARNING) -> Finding:
+def operand_finding(
+    code: str, *modules: str, severity: Severity = Severity.WARNING, cause: str | None = None
+) -> Finding:
     tensors = [{"root": "GPT#0", "module": m, "kind": "fp8_operand", "name": "input", "call": 0} for m in modules]
     place = Location("GPT#0", modules[0], step=3)
-    return Finding(code, f"name-{code}", severity, 0.5, code, "m", place, evidence={"tensors": tensors})
+    return Finding(code, f"name-{code}", severity, 0.5, code, "m", place, cause, {"tensors": tensors})
 
 
 def test_what_fp8_tensors_suffer_is_told_with_what_made_it() -> None:
-    held, flushed = operand_finding("PD411", "up", "down"), operand_finding("PD402", "down")
+    held, flushed = operand_finding("PD404", "up", "down", cause="held-down"), operand_finding("PD402", "down")
     [kept] = fold([flushed, held])
-    assert kept.code == "PD411" and [c["code"] for c in kept.evidence["consequences"]] == ["PD402"]
+    assert kept.code == "PD404" and [c["code"] for c in kept.evidence["consequences"]] == ["PD402"]
 
 
 def test_other_tensors_keep_their_own_finding() -> None:
-    held, flushed = operand_finding("PD411", "up"), operand_finding("PD402", "up", "head")
-    assert {f.code for f in fold([held, flushed])} == {"PD402", "PD411"}
+    held, flushed = operand_finding("PD404", "up", cause="held-down"), operand_finding("PD402", "up", "head")
+    assert {f.code for f in fold([held, flushed])} == {"PD402", "PD404"}
     assert not explains(held, Finding("PD402", "n", Severity.WARNING, 0.5, "t", "m", Location()))
 
 
 def test_a_stale_scale_takes_the_clipping_of_its_worst_tensor_along() -> None:
-    stale = operand_finding("PD404", "up")
+    stale = operand_finding("PD404", "up", cause="stale")
     [kept] = fold([operand_finding("PD401", "up", "down", severity=Severity.ERROR), stale])
     assert (kept.code, kept.severity) == ("PD404", Severity.ERROR)
     assert len(fold([operand_finding("PD401", "down", "up"), stale])) == 2
 
 
+@pytest.mark.parametrize(
+    ("cause", "effects"),
+    [
+        ("stale", {"PD401", "PD407"}),
+        ("held-down", {"PD402", "PD407"}),
+        ("invalid-amax", {"PD102", "PD401", "PD402", "PD407"}),
+    ],
+)
+def test_a_wrong_scale_explains_what_its_cause_can_do(cause: str, effects: set[str]) -> None:
+    """Too large a scale flushes nothing, too small a one clips nothing, and neither makes NaN."""
+    wrong = operand_finding("PD404", "up", cause=cause)
+    others = [finding("PD102", 3), *(operand_finding(code, "up") for code in ("PD401", "PD402", "PD407"))]
+    assert {f.code for f in others if explains(wrong, f)} == effects
+
+
 def test_a_scale_that_makes_nan_takes_the_nan_along() -> None:
-    bad = operand_finding("PD405", "up", severity=Severity.ERROR)
-    assert [f.code for f in fold([finding("PD102", 3), finding("PD105", 3), bad])] == ["PD405"]
+    bad = operand_finding("PD404", "up", severity=Severity.ERROR, cause="invalid-amax")
+    assert [f.code for f in fold([finding("PD102", 3), finding("PD105", 3), bad])] == ["PD404"]
     assert len(fold([finding("PD101", 2), bad])) == 2, (
         "an infinity that came before is the history's cause, not its work"
     )

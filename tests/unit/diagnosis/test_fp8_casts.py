@@ -13,7 +13,7 @@ from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, damage, operands, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, dead_blocks
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import block_damage, cures, smallest, works
-from precdoctor.diagnosis.families.fp8.fp8_scale_history import recipe_of, recorded, under
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import recipe_of, recorded, under
 from precdoctor.diagnosis.prescriptions.prescribed import prescribe
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey.view import RunView
@@ -103,6 +103,15 @@ def test_the_prescribed_history_does_what_it_promises(tmp_path):
     assert len(stale) == prescription.predicted["stale_steps"]["to"] < prescription.predicted["stale_steps"]["from"]
     after = diagnose(add_operand(Training(32), UP, "input", delayed(batches, int(history))).write(tmp_path / "again"))
     assert [f.code for f in after.findings] == []
+
+
+def test_an_invalid_amax_takes_the_stale_scale_of_the_same_operand_along(tmp_path):
+    stale = delayed(lambda s: draws(5)(s) * (32.0 if s % 4 == 3 else 1.0), 1)
+    cast = lambda s: (np.zeros((32, 256)), math.inf) if s == 6 else stale(s)  # noqa: E731
+    both = diagnose(add_operand(Training(32), UP, "input", cast).write(tmp_path / "both"))
+    [finding] = both.findings
+    assert (finding.code, finding.cause) == ("PD404", "invalid-amax")
+    assert any("stale on" in c["message"] for c in finding.evidence["consequences"])
 
 
 def test_the_bulk_beside_an_outlier_is_what_casting_leaves_of_it(tmp_path):

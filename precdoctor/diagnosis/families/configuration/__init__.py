@@ -1,8 +1,17 @@
-"""PD7xx: settings and single ops whose precision costs something.
+"""PD7xx: single ops and settings that cost precision.
 
-Deep scans hold ops against FP64: sums in 16 bits, cancellation, casts that lose bits. The other rules read settings:
-TF32 and reduced-precision reductions, partial determinism, FP16 where BF16 has the range, positions and angles that a
-format cannot tell apart.
+Rules on *ops* read deep scans, which repeat ops in FP64 on the run's own operands: sums accumulated in 16 bits (PD701),
+variances that *cancel*, that is, lose the bits in which two large moments agree (PD705), casts that lose most of a
+tensor (PD706). An error counts only by its *effect*: its share of the result that it feeds. What these rules share is
+in ``survey.scans``.
+
+Rules on *settings* read facts of the run, and report only where recorded tensors show that the setting matters: TF32
+and reduced-precision accumulation (PD702), partial determinism (PD707), the format of a gradient reduction (PD708),
+FP16 where BF16 has the range (PD709). PD703 finds *positions* and angles that their format cannot tell apart: tables by
+their buffers, sines by their scan.
+
+PD704 reads ``precdoctor shadow``, which runs steps again in FP32. Errors are in units *u* of half an ulp at 1; a
+*piece* of code has an *own* error, and *amplifies* the errors of its inputs (``survey.shadow_errors``).
 """
 
 from precdoctor.diagnosis.claims.rule import Rule

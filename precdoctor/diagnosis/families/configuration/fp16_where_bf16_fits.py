@@ -20,11 +20,11 @@ from precdoctor.numerics.formats import BF16, FP16
 
 PAGE = RulePage(
     finds="""
-Training in FP16 (autocast, or weights in FP16) on a device that multiplies BF16, where the range of FP16 has a price in
-this run: the loss scaler skips `skipped_share` of the steps or more, `min_skipped` of them at least, after it has found
-its level and with a finite loss; or an activation comes within `headroom` binades of 65504. Information: where FP16 is
-wide enough it is the more precise of the two, and nothing is said. CUDA devices have BF16 from compute capability 8.0
-on; torch has it on every CPU, and it is the stock dtype of autocast there.
+Training in FP16 (autocast, or weights in FP16) on a device that multiplies BF16, if the range of FP16 has a price in
+this run. Either the loss scaler, after it has found its level and with a finite loss, skips `skipped_share` of the
+steps or more, and at least `min_skipped` of them. Or an activation comes within `headroom` binades of 65504. The
+finding is information; where FP16 is wide enough it is the more precise of the two, and the rule passes. CUDA devices
+have BF16 from compute capability 8.0 on; torch has it on every CPU, where it is autocast's default.
 """,
     matters="""
 A skipped step is a batch thrown away, and an activation near 65504 is one batch away from an infinity. BF16 has the
@@ -40,11 +40,11 @@ Written for a V100, and run on an A100 since:
 """,
     remedy="""
 Autocast to `torch.bfloat16`, and drop the scaler. Keep the weights in FP32: with 8 bits, updates of BF16 weights are
-lost (PD501). If the loss is worse after the change, 8 bits were too few somewhere: `precdoctor shadow` says where.
+lost (PD501). If the loss is worse after the change, 8 bits were too few somewhere: `precdoctor shadow` finds the place.
 """,
     confidence="""
-0.8: steps, scale and range are recorded, and the range of BF16 holds them; what fewer bits do to this model is not
-known.
+0.8: steps, scale and range are recorded, and the range of BF16 holds them, but the effect of fewer bits on this model
+is not known.
 """,
     references=(
         "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, arXiv:1905.12322",
@@ -58,11 +58,11 @@ _BF16_FROM = (8, 0)
 
 @dataclass(frozen=True)
 class _Price:
-    """What FP16 costs the run.
+    """The price of FP16 in this run.
 
     Attributes:
-        steps, skipped: after the scaler has found its level.
-        nearest: the FP16 activation that comes nearest to the end, with its headroom in binades; None without any.
+        steps, skipped: numbers of steps after the scaler has found its level.
+        nearest: the FP16 activation nearest to the end of the range, and its headroom in binades; None without any.
     """
 
     steps: int
@@ -74,8 +74,8 @@ class _Price:
         return self.skipped / self.steps if self.steps else 0.0
 
     @property
-    def told(self) -> str:
-        """Of the skipped steps, in words."""
+    def words(self) -> str:
+        """``12 of 400 steps skipped after the scaler had found its level``."""
         if not self.steps:
             return "no dynamic loss scaler"
         return f"{self.skipped:,} of {plural(self.steps, 'step')} skipped after the scaler had found its level"
@@ -96,7 +96,7 @@ def check(view: RunView, options: Options) -> Checked:
     dear = price.share >= options["skipped_share"] and price.skipped >= options["min_skipped"]
     near = price.headroom < options["headroom"]
     room = f"2^{price.headroom:.1f}" if math.isfinite(price.headroom) else "not known"
-    seen = f"{how}: {price.told}, least headroom {room}"
+    seen = f"{how}: {price.words}, least headroom {room}"
     if not (dear or near):
         return Checked((), f"{seen}: FP16 is wide enough")
     return Checked([_finding(view, how, price, options, near=near)], seen, Status.FAILED)
@@ -151,15 +151,12 @@ def _finding(view: RunView, how: str, price: _Price, options: Options, *, near: 
         gains += [f"headroom 2^{room:.1f} -> 2^{room + wider:.0f}"] * near
     predicted["significant_bits"] = {"from": FP16.mantissa_bits + 1, "to": BF16.mantissa_bits + 1}
     least = "not known" if room is None else f"2^{room:.1f} (limit 2^{options['headroom']:g})"
-    return Finding(
-        code="PD709",
-        name="fp16-where-bf16-fits",
-        severity=Severity.INFO,
+    return RULE.finding(
         confidence=0.8,
         title=f"{how} on a device that has BF16: {costs}",
-        message=f"{how} has a price in this run: {price.told} ({percent(price.share)}, limit "
+        message=f"{how} has a price in this run: {price.words} ({percent(price.share)}, limit "
         f"{percent(options['skipped_share'])}), least headroom of an FP16 activation {least}. The device has BF16, "
-        f"whose range ends a factor of 2^{wider:.0f} further up; it keeps 8 significant bits in place of 11.",
+        f"with a range that ends a factor of 2^{wider:.0f} further up and 8 significant bits in place of 11.",
         location=Location(
             key[0] if near and key else None, key[1] if near and key else None, None,
             key[2] if near and key else None, Phase.FORWARD,
@@ -171,7 +168,7 @@ def _finding(view: RunView, how: str, price: _Price, options: Options, *, near: 
             "limit": options["skipped_share"],
             "headroom_binades": room,
             "headroom_limit": options["headroom"],
-            "confidence_reason": "steps and range are recorded; what fewer bits do to this model is not known",
+            "confidence_reason": "steps and range are recorded; the effect of fewer bits on this model is not known",
         },
         prescriptions=(
             Prescription(
@@ -191,17 +188,11 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "skipped_share", 0.01, "fraction", "Steps skipped after calibration.",
-            "Precdoctor's own: a stock scaler, which grows every 2000 steps, skips 0.05 %.", maximum=1.0,
-        ),
-        RuleOption(
-            "min_skipped", 3.0, "steps", "Skipped steps, at least.", "Precdoctor's own: two may be chance.", 1.0
-        ),
-        RuleOption(
-            "headroom", 2.0, "binades", "Distance of an FP16 activation from 65504.",
-            "Precdoctor's own: amax varies by a factor of 2 to 4 between batches.",
-        ),
+        RuleOption("skipped_share", 0.01, "fraction", "Least share of steps skipped after calibration.",
+                   "Chosen empirically: a stock scaler, which grows every 2000 steps, skips 0.05 %.", maximum=1.0),
+        RuleOption("min_skipped", 3.0, "steps", "Least number of skipped steps.", "Two may be chance.", 1.0),
+        RuleOption("headroom", 2.0, "binades", "Least acceptable distance of an FP16 activation from 65504.",
+                   "Chosen empirically: amax varies by a factor of 2 to 4 between batches."),
     ),
     sampled_steps=False,
     check=check,

@@ -13,29 +13,27 @@ from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.configuration.coarse_angles import angles_of
-from precdoctor.diagnosis.families.configuration.coarse_angles import finding as angles_finding
-from precdoctor.diagnosis.families.configuration.coarse_values import rounded_to
+from precdoctor.diagnosis.families.configuration.half_precision_positions_angles import angles_finding, angles_of
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.formats import FP32, Format
+from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
 PAGE = RulePage(
     finds="""
 Buffers in BF16 or FP16 that hold inverse frequencies of a rotary or sinusoidal encoding (`inv_freq`, `freqs`), or
 position numbers (`position_ids`, `positions`), usually because `model.bfloat16()` or `.half()` converted every buffer
-along with the weights. Judged by what the rounding does at the longest sequence recorded: an angle is position times
-frequency, so a frequency that is off by half an ulp (2^-9 of itself in BF16) is off by that many radians times the
-position. A table with two dimensions holds the angles themselves, off by 2^-9 of the largest. Frequencies above 1 are
-features of coordinates and are not judged. Neighbouring position numbers collide from 256 on in BF16 and from 2048 in
-FP16. Frequencies in an FP32 buffer are judged alike where all of them are BF16 or FP16 numbers: a table that is
-computed in half precision, or converted and widened again, is as coarse.
+along with the weights. The measure is the rounding error at the longest recorded sequence. An angle is position times
+frequency, so a frequency that is off by half an ulp (2^-9 of itself in BF16) makes an angle that is off by that times
+the position. A table with two dimensions holds the angles themselves, off by 2^-9 of the largest. Frequencies above 1
+are features of coordinates and are not judged. Neighbouring position numbers collide from 256 on in BF16 and from 2048
+in FP16. Frequencies in an FP32 buffer are judged in the same way if all of them are BF16 or FP16 numbers: a table that
+was computed in half precision, or converted and widened again, is as coarse.
 
 Or, in a deep scan, sines and cosines of angles that are in half precision, or were before they were widened, and so
-large that half an ulp of them is an `angle`: in BF16 above 256, in FP16 above 2048. Time steps of a diffusion model
-that are cast along with the latents are such. In FP32 the limit is `wide_angle`, which takes angles above 2 million:
-those of Unix times.
+large that half an ulp of them is `angle` radians: above 256 in BF16, above 2048 in FP16. Time steps of a diffusion
+model that are cast along with the latents are an example. In FP32 the limit is `wide_angle`, which only angles above 2
+million exceed: Unix times.
 """,
     matters="""
 Positions far from the start get the wrong angle, or the same angle as their neighbours. The model trains all the same,
@@ -50,8 +48,8 @@ Keep the table in FP32: compute it in `forward` in FP32 and convert only the sin
 after converting the model, as in the snippet. Pass time steps to the model as integers or in FP32.
 """,
     confidence="""
-0.85: dtype and values are recorded, what the buffer is for is told by its name. 0.7 when no sequence length was seen.
-Of sines 0.85, and 0.75 where what was widened is told by its largest number only.
+0.85: dtype and values are recorded, and the name says what the buffer is for. 0.7 when no sequence length was seen.
+Sines 0.85, and 0.75 where only the largest number identifies the tensor that was widened.
 """,
     references=(
         "Su et al., RoFormer, arXiv:2104.09864 (rotary encoding: position times frequency)",
@@ -61,19 +59,23 @@ Of sines 0.85, and 0.75 where what was widened is told by its largest number onl
 _FREQUENCIES = re.compile(r"(?:^|_)(?:inv_?freqs?|freqs?|frequenc(?:y|ies)|thetas?)(?:$|_)")
 _POSITIONS = re.compile(r"(?:^|_)(?:positions?|position_ids|pos_ids)(?:$|_)")
 _COLUMNS = ("root", "module", "name", "dtype", "shape")
+#: Counts in a sum are exact in FP64 up to here.
+_EXACT = 2.0**52
+#: Counts and the like have no more significant bits below the leading one than this.
+_OWN = 4
 
 
 @dataclass(frozen=True)
 class _Table:
     row: TensorRow
     fmt: Format
-    #: ``radians`` off at the longest sequence, or position numbers per distinct value.
+    #: Radians off at the longest sequence, or position numbers per distinct value.
     error: float
     what: str
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the table that is off most, or else the angles whose sines are."""
+    """One finding: the table that is off most, or else the angles that are."""
     tables = _check_tables(view, options)
     return tables if tables.findings else _check_angles(view, options, tables)
 
@@ -86,7 +88,7 @@ def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
     worst = max(angles, key=lambda a: a.error / limits[a])
     words = f"sines of angles up to {worst.amax:.4g} in {worst.dtype}, off by {worst.error:.2g} radians"
     if worst.error >= limits[worst]:
-        return Checked([angles_finding(view, worst, limits[worst])], words, Status.FAILED)
+        return Checked([angles_finding(RULE, view, worst, limits[worst])], words, Status.FAILED)
     reason = words if tables.status is Status.NOT_APPLICABLE else f"{tables.reason}; {words}"
     return Checked((), f"{reason} (limit {limits[worst]:g})")
 
@@ -108,7 +110,7 @@ def _check_tables(view: RunView, options: Options) -> Checked:
 
 
 def _named(view: RunView) -> list[TensorRow]:
-    """The first row of every such buffer."""
+    """The first row of every buffer whose name and numbers make it a candidate."""
     first: dict[tuple[str, str, str], tuple[int, int, int]] = {}
     for frame in view.scan(_COLUMNS, ("buffer",), where=[("dtype", "in", (*HALF, FP32.dtype))]):
         columns = ("root", "module", "name", "step", "rank", "attempt", "dtype")
@@ -124,6 +126,30 @@ def _named(view: RunView) -> list[TensorRow]:
                 mine = (r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place)
                 found += [r for r in mine if r.dtype in HALF or rounded_to(r) is not None]
     return found
+
+
+def rounded_to(row: TensorRow) -> Format | None:
+    """The 16-bit format that holds all elements of an FP32 tensor; None if none does or no rounding was needed.
+
+    Numbers between ``2**e`` and ``2**(e + 1)`` are multiples of ``2**(e - 7)`` in BF16, of ``2**(e - 10)`` in FP16 and
+    of ``2**(e - 23)`` in FP32. If all elements are multiples of the first, at the exponent of the smallest element, so
+    is their sum and, squared, the sum of their squares, which a log has in FP64. The smallest of FP32 numbers alone is
+    one by a chance of 2^-16 (2^-13 in FP16); sums of FP16 numbers pass for those of BF16 once in some dozens. Numbers
+    with fewer significant bits are no sign of rounding: counts, powers of two and fractions of them have few.
+    """
+    if row.dtype != "float32" or row.bad or not row.amin_nonzero or row.amax is None or row.numel < 2:
+        return None
+    exponent = math.frexp(row.amin_nonzero)[1] - 1
+    if _are_multiples(row, 2.0 ** (exponent - _OWN)):
+        return None
+    return next((f for f in (BF16, FP16) if _are_multiples(row, 2.0 ** (exponent - f.mantissa_bits))), None)
+
+
+def _are_multiples(row: TensorRow, grid: float) -> bool:
+    if row.amax is None or row.sum is None or row.sum_sq is None:
+        return False
+    counts = row.amax / grid, abs(row.sum) / grid, row.sum_sq / grid / grid
+    return all(c <= _EXACT and c == round(c) for c in counts)
 
 
 def _longest(view: RunView) -> int:
@@ -172,10 +198,7 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
         f"{table.fmt.mantissa_bits + 1} significant bits: {effect} (limit {limit:g}). "
         f"{plural(len(guilty), 'table')} affected."
     )
-    return Finding(
-        code="PD703",
-        name="half-precision-positions",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.85 if length else 0.7,
         title=f"`{name}` {holds}: {effect}",
         message=message,
@@ -231,36 +254,15 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "radians",
-            0.1,
-            "radians",
-            "Largest error of an angle at the longest recorded sequence.",
-            "Precdoctor's own: a tenth of a radian moves a sine by up to 0.1, 25 times what rounding it to BF16 does.",
-        ),
-        RuleOption(
-            "collision",
-            2.0,
-            "positions per number",
-            "Neighbouring positions that may round to one number.",
-            "Two: from there positions are not told apart.",
-            1.0,
-        ),
-        RuleOption(
-            "angle",
-            1.0,
-            "radians",
-            "Half an ulp of the largest angle whose sine or cosine is taken.",
-            "One: neighbouring integers are one angle. Networks of sines in half precision live with a tenth of it.",
-        ),
-        RuleOption(
-            "wide_angle",
-            0.1,
-            "radians",
-            "The same of an angle in FP32.",
-            "A tenth of that of half precision: nothing that is computed in FP32 is meant to be so coarse.",
-        ),
+        RuleOption("radians", 0.1, "radians", "Largest error of an angle at the longest recorded sequence.",
+                   "Chosen empirically: it moves a sine by up to 0.1, 25 times the error of rounding it to BF16."),
+        RuleOption("collision", 2.0, "positions per number", "Least number of neighbouring positions per number.",
+                   "Two: from there positions are not told apart.", 1.0),
+        RuleOption("angle", 1.0, "radians", "Half an ulp of the largest angle whose sine or cosine is taken.",
+                   "At one, neighbouring integers are one angle. Networks of sines in half precision bear a tenth."),
+        RuleOption("wide_angle", 0.1, "radians", "The same for an angle in FP32.",
+                   "A tenth of that of half precision: nothing that is computed in FP32 is meant to be so coarse."),
     ),
     explains=when(angles_without_cast, "PD706"),
     check=check,
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""PD707: a run that asks torch for determinism, and has not got it."""
+"""PD707: a run that asks torch for determinism and does not get it."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-Runs that ask for determinism with one switch of torch and leave it open with another, where a recorded layer makes use
-of the gap. Asked for by `torch.use_deterministic_algorithms`, `torch.backends.cudnn.deterministic`, or
-`CUBLAS_WORKSPACE_CONFIG=:4096:8` or `:16:8`. Left open by `cudnn.benchmark` (convolutions: the algorithm is chosen by
-timing), by `warn_only=True` or by leaving `use_deterministic_algorithms` off (layers whose CUDA kernels add up with
-atomics). A warning on CUDA where `use_deterministic_algorithms` is on, so that the whole run was meant; information
-where only cuDNN was asked, and in a run on a CPU, where these switches do nothing. A run that asks for nothing is not
-told: torch is not deterministic by default, and most training need not be.
+Runs that ask for determinism with one switch of torch and leave it open with another, if a recorded layer falls into
+the gap. A run asks by `torch.use_deterministic_algorithms`, `torch.backends.cudnn.deterministic`, or
+`CUBLAS_WORKSPACE_CONFIG=:4096:8` or `:16:8`. Gaps are `cudnn.benchmark` (timing chooses the algorithm of a
+convolution), `warn_only=True`, or `use_deterministic_algorithms` left off (layers with CUDA kernels that add up with
+atomics). The finding is a warning on CUDA if `use_deterministic_algorithms` is on, because that asks for the whole run.
+It is information if only cuDNN was asked, and in a run on a CPU, where these switches do nothing. A run that asks for
+nothing is not reported: torch is not deterministic by default, and most training need not be.
 """,
     matters="""
-Two runs of one commit differ in the last bit of one sum, and after some hundred steps in everything. Whoever compares
-them bit for bit, or searches for a regression by bisection, then looks for a cause where there is none; `precdoctor
-compare` names the first tensor that differs, and that is this layer.
+Two runs of one commit differ in the last bit of one sum, and after some hundred steps in everything. A comparison bit
+for bit, or a bisection for a regression, then blames code that is not at fault; `precdoctor compare` names the first
+tensor that differs, and that is this layer.
 """,
     example="""
 The seed function of many a script; layers such as bilinear upsampling stay as they were:
 
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = True   # from the line above, for speed: which algorithm, the timing decides
+    torch.backends.cudnn.benchmark = True   # added for speed: timing now chooses the algorithm
 """,
     remedy="""
 `torch.use_deterministic_algorithms(True)` without `warn_only`, `cudnn.benchmark = False`, and in the environment
-`CUBLAS_WORKSPACE_CONFIG=:4096:8`; torch then refuses what it cannot do deterministically, and says what that is. Or
-turn everything off and judge runs by their spread over seeds, as `precdoctor gate` does.
+`CUBLAS_WORKSPACE_CONFIG=:4096:8`; torch then raises an error at any op without a deterministic kernel. Or turn
+everything off and judge runs by their spread over seeds, as `precdoctor gate` does.
 """,
     confidence="""
-0.85 on CUDA: switches and layers are facts of the run; whether a kernel gives other bits on these shapes is not known.
+0.85 on CUDA: switches and layers are facts of the run, but whether a kernel gives other bits on these shapes is not.
 0.7 in a run on a CPU.
 """,
     references=(
@@ -47,7 +47,7 @@ turn everything off and judge runs by their spread over seeds, as `precdoctor ga
         "NVIDIA cuBLAS documentation, results reproducibility",
     ),
 )
-#: Sampled steps whose layers are read: all run by then.
+#: Number of sampled steps whose layers are read; by then every layer has run.
 _STEPS = 4
 _WORKSPACES = (":4096:8", ":16:8")
 _CONVOLUTIONS = frozenset(f"Conv{transposed}{n}d" for transposed in ("", "Transpose") for n in (1, 2, 3))
@@ -59,14 +59,14 @@ _WITHOUT = frozenset(
         *("ReflectionPad1d", "ReflectionPad2d", "ReflectionPad3d", "CTCLoss"),
     )
 )
-#: ... but down to one element they are plain means.
+#: Of these, layers that are plain means when they pool to one element.
 _MEANS = frozenset(("AdaptiveAvgPool2d", "AdaptiveAvgPool3d"))
 _WHEN_ASKED = frozenset(("ReplicationPad1d", "ReplicationPad2d", "ReplicationPad3d", "MaxPool3d"))
 
 
 @dataclass(frozen=True)
 class _Gap:
-    """A switch that leaves something open, and the layers it leaves open: ``(root, FQN, class)``."""
+    """A switch that leaves determinism open, and the layers it concerns: ``(root, FQN, class)``."""
 
     switch: str
     value: Any
@@ -89,7 +89,7 @@ def check(view: RunView, options: Options) -> Checked:
     words = f"determinism asked for by {' and '.join(asked)}, {plural(len(layers), 'trained module')}"
     touched = sorted({layer for g in gaps for layer in g.layers})
     if not gaps or len(touched) < options["min_layers"]:
-        return Checked((), f"{words}: {len(touched):,} known to differ from run to run")
+        return Checked((), f"{words}: {len(touched):,} that may differ from run to run")
     cuda = view.device == "cuda"
     severity = Severity.WARNING if cuda and flags.get("deterministic_algorithms") else Severity.INFO
     finding = _finding(gaps, touched, asked, options, severity, cuda=cuda)
@@ -106,7 +106,7 @@ def _asked(flags: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _trained_layers(view: RunView) -> list[tuple[str, str, str]]:
-    """Modules that a gradient came through: root, FQN, class."""
+    """Modules with a gradient: root, FQN, class."""
     found: set[tuple[str, str, str]] = set()
     columns = ("root", "module", "module_class", "shape")
     for frame in view.scan(columns, ("grad_output",), steps=view.sampled_steps[:_STEPS]):
@@ -148,22 +148,20 @@ def _finding(
     cuda: bool,
 ) -> Finding:
     root, module, kind = gaps[0].layers[0]
-    told = "; ".join(
+    listed = "; ".join(
         f"{', '.join(f'`{m or r}` ({c})' for r, m, c in g.layers[:3])}"
         + (f" and {len(g.layers) - 3} more" if len(g.layers) > 3 else "")
         + f": {g.words}"
         for g in gaps
     )
     where = "" if cuda else " This run is on a CPU, where the switches do nothing; on a CUDA device they would."
-    return Finding(
-        code="PD707",
-        name="incomplete-determinism",
+    return RULE.finding(
         severity=severity,
         confidence=0.85 if cuda else 0.7,
         title=f"determinism is asked for, and {plural(len(touched), 'layer')} may differ from run to run"
         + ("" if cuda else " on CUDA"),
         message=f"The run asks for determinism ({', '.join(asked)}), and {plural(len(touched), 'layer')} (limit "
-        f"{options['min_layers']:g}) may give other bits from run to run. {told}.{where}",
+        f"{options['min_layers']:g}) may give other bits from run to run. {listed}.{where}",
         location=Location(root, module, kind, "grad_output", Phase.BACKWARD),
         evidence={
             "asked_by": [a.strip("`") for a in asked],
@@ -193,8 +191,8 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption("min_layers", 1.0, "layers", "Layers left open, from which on it is said.", "One is enough.", 1.0),
+        RuleOption("min_layers", 1.0, "layers", "Least number of layers in a gap.", "One is enough.", 1.0),
     ),
     check=check,
     preview="It reports a setting of two ranks or runs; no fault of the corpus is found by it first.",
-)
+)  # fmt: skip

@@ -17,9 +17,8 @@ from precdoctor.diagnosis.survey.scans import (
     check_facts,
     effect_words,
     elsewhere_words,
-    evidence_of,
     has_effect,
-    locate,
+    place_finding,
     place_words,
 )
 from precdoctor.diagnosis.survey.view import RunView
@@ -27,13 +26,16 @@ from precdoctor.numerics.formats import Format
 
 PAGE = RulePage(
     finds="""
-Casts in the forward pass, on steps that were looked at op by op (`record --deep-scan`), of two kinds. Range: what the
-cast flushes to zero, clips to the largest number or sends to infinity is most of the tensor, measured by magnitude: sum
-|x - cast(x)| over sum |x|. The loss must matter: the right values are carried along in FP64 to the first result that is
-mostly made of something else, and they must make up `effect` of it. A bias of 1e-8 that is added to activations of 1 is
-no finding, nor is a zero-initialised layer in the first steps of a warm-up, a tail of tiny probabilities, or a mask of
-the most negative number that becomes -Inf. Integers: positions, indices or counts that are cast to BF16 (exact up to
-256) or FP16 (up to 2048), or made in it by `arange`, so that distinct ones become the same number.
+Two kinds of casts in the forward pass, in deep scans (`record --deep-scan`).
+
+Range: the cast flushes to zero, clips to the largest number or sends to infinity most of the tensor, by magnitude: sum
+|x - cast(x)| over sum |x|. The loss must matter: the scan carries the right values along in FP64 to the first result
+that is mostly made of something else, and the lost part must make up `effect` of it. A bias of 1e-8 added to
+activations of 1 is not reported, nor is a zero-initialised layer in the first steps of a warm-up, a tail of tiny
+probabilities, or a mask of the most negative number that becomes -Inf.
+
+Integers: positions, indices or counts that are cast to BF16 (exact up to 256) or FP16 (up to 2048), or made in it by
+`arange`, so that distinct integers become the same number.
 """,
     matters="""
 A tensor that is zero after the cast takes no part in anything, and its gradient is as small. Positions that collide
@@ -45,13 +47,13 @@ make a model that cannot tell neighbours apart, from token 256 on.
 """,
     remedy="""
 Scale before the cast and back after it, by the power of two in the finding: it lifts 99 % of the magnitude over the
-format's subnormals and no further, at least a binade below its maximum. Where none does both, keep the tensor in a
-format whose range holds it. Keep integers in an integer type or in FP32 until after the sine, the embedding or the
+format's subnormals and leaves a binade below its maximum. Where no power of two does both, keep the tensor in a format
+whose range holds it. Keep integers in an integer type or in FP32 until after the sine, the embedding or the
 division.
 """,
     confidence="""
-0.95: every element was compared before and after, and what was lost was followed to the result it feeds. 0.7 when one
-scanned step alone shows it, or when it could not be followed.
+0.95: every element was compared before and after, and the loss was followed to the result it feeds. 0.7 when only one
+scanned step shows it, or when it could not be followed.
 """,
     references=(
         "IEEE 754-2019, section 4.3 (rounding); integers are exact up to 2 to the power of the significand's bits",
@@ -59,7 +61,7 @@ scanned step alone shows it, or when it could not be followed.
     ),
 )
 
-#: Share of the magnitude that may lie below what the log has as a tensor's bulk.
+#: Share of the magnitude below the bulk of a tensor: the recorder's ``bulk`` holds 99 % of it.
 _TAIL = 0.01
 
 
@@ -73,10 +75,10 @@ def check(view: RunView, options: Options) -> Checked:
         lost = fact.number("lost")
         return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
 
-    def tell(group: Group) -> Finding:
-        return _finding(view, group, options)
-
-    return check_facts(view, ("cast",), guilty, tell, seen="no cast that loses most of a tensor", flushes=_flushes)
+    return check_facts(
+        view, ("cast",), guilty, lambda g: _finding(view, g, options), seen="no cast that loses most of a tensor",
+        flushes=_flushes,
+    )  # fmt: skip
 
 
 def _flushes(fact: Fact) -> bool:
@@ -102,27 +104,25 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         )
         limit, limits = percent(options["lost"]), {"lost": options["lost"], "effect": options["effect"]}
     message = (
-        f"At step {fact.step}, the cast of a tensor of {fact.count('numel'):,} elements from {before} to {after}"
+        f"At step {fact.step}, a tensor of {fact.count('numel'):,} elements is cast from {before} to {after}"
         f"{fact.line} {place_words(fact)}: {effect} ({measured}; limit {limit})."
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
-    confidence, reason = _certainty(group)
-    return Finding(
-        code="PD706",
-        name="lossy-cast",
-        severity=Severity.WARNING,
-        confidence=confidence,
+    return place_finding(
+        RULE,
+        view,
+        group,
         title=f"cast from {before} to {after} {place_words(fact)}: {effect}{fact.line}",
         message=message,
-        location=locate(view, group),
-        evidence=evidence_of(group, limits, reason),
-        prescriptions=(_prescription(fact, after),),
+        certain=_certainty(group),
+        limits=limits,
+        prescription=_prescription(fact, after),
     )
 
 
 def _certainty(group: Group) -> tuple[float, str]:
     why = "every element was compared before and after"
-    # Integers that have become equal stay so whatever they are used for.
+    # Integers that have become equal stay equal wherever they are used.
     return (0.95, why) if "distinct_before" in group.worst.data else certainty(group, 0.95, why)
 
 
@@ -157,9 +157,9 @@ def _prescription(fact: Fact, after: str) -> Prescription:
 
 
 def _exponent(fact: Fact, fmt: Format) -> int | None:
-    """Of the power of two to scale by: the least change that takes the bulk over the subnormals and amax in range.
+    """Exponent of the smallest power of two that lifts the bulk over the subnormals and leaves amax a binade of room.
 
-    A binade stays free below the format's maximum. None where no power of two does both, or none is needed.
+    None if no power of two does both, or none is needed.
     """
     amax, bulk = fact.number("amax"), fact.number("bulk")
     bulk = fact.number("amin_nonzero") if math.isnan(bulk) else bulk
@@ -182,26 +182,14 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "lost",
-            0.5,
-            "fraction",
-            "Share of a tensor's sum of magnitudes that a cast may lose.",
-            "Half: most of it.",
-            maximum=1.0,
-        ),
+        RuleOption("lost", 0.5, "fraction", "Least share of a tensor's sum of magnitudes that is lost.",
+                   "Half: most of it.", maximum=1.0),
         EFFECT,
-        RuleOption(
-            "collided",
-            0.25,
-            "fraction",
-            "Share of distinct integers that may become equal to another one.",
-            "Precdoctor's own: random integers below 1000 in batches of 64 stay below it; in BF16 512 positions reach "
-            "it.",
-            maximum=1.0,
-        ),
+        RuleOption("collided", 0.25, "fraction", "Least share of distinct integers that become equal to another one.",
+                   "Chosen empirically: 64 random integers below 1000 stay below it; 512 positions in BF16 reach it.",
+                   maximum=1.0),
     ),
     sampled_steps=False,
     explains=when(cast_of_angles, "PD703"),
     check=check,
-)
+)  # fmt: skip

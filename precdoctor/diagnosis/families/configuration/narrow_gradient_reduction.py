@@ -1,4 +1,4 @@
-"""PD708: gradients put together over the ranks in a format that cannot hold them."""
+"""PD708: gradients reduced over ranks in a format that cannot hold them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
     finds="""
-Gradients that are sent between ranks in FP16 or BF16 by a communication hook (`fp16_compress_hook`,
-`bf16_compress_hook`), by FSDP's `reduce_dtype`, or because they are 16-bit themselves. What the reduction does to them
-is computed from each rank's own gradients, as recorded before it: DistributedDataParallel and its hooks cast, divide by
-the number of ranks and add up, so whatever is below N times the format's flush limit becomes zero, and what is above
-its largest number becomes an infinity. A warning when more than `flushed_share` of a gradient's non-zero elements, with
-more than `lost_magnitude` of its magnitude, become zero that were not before, or when it overflows. From as many ranks
-on as a running sum stalls at (256 in BF16, 2048 in FP16) it is information: the last ranks' share may be rounded away.
+Gradients that travel between ranks in FP16 or BF16 because of a communication hook (`fp16_compress_hook`,
+`bf16_compress_hook`), of FSDP's `reduce_dtype`, or because they are 16-bit themselves. The effect of the reduction is
+computed from each rank's own gradients, recorded before it. DistributedDataParallel and its hooks cast, divide by the
+number of ranks N and add up, so elements below N times the format's flush limit become zero, and elements above its
+largest number become infinities. The finding is a warning if more than `flushed_share` of a gradient's non-zero
+elements, with more than `lost_magnitude` of its magnitude, newly become zero, or if it overflows. It is information
+from the number of ranks at which a running sum stalls (256 in BF16, 2048 in FP16): the last ranks' share may be rounded
+away.
 """,
     matters="""
-The gradient is right on every rank and wrong after the reduction, where nobody looks. The loss goes on falling, more
-slowly the more ranks there are, because each of them divides the gradient once more before it is sent.
+The gradient is right on every rank and wrong after the reduction, where nobody looks. The loss goes on falling, but
+more slowly with more ranks, because the gradient is divided by their number before it is sent.
 """,
     example="""
     model = DistributedDataParallel(model)
@@ -39,8 +40,8 @@ Reduce in BF16, which has FP32's range, or in FP32, at twice the traffic. With F
 must be larger by the number of ranks.
 """,
     confidence="""
-0.9: each rank's gradients are recorded before the reduction, and the wrapper says what it does to them. 0.75 with fewer
-than four recorded steps or for FSDP, whose division is split before and after.
+0.9: each rank's gradients are recorded before the reduction, and the wrapper's arithmetic is known. 0.75 with fewer
+than four recorded steps, or for FSDP, which divides in part before and in part after the sum.
 """,
     references=(
         "PyTorch source: torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (cast, divide, all_reduce)",
@@ -55,12 +56,12 @@ class _Reduction:
     wrapper: str
     ranks: int
     hook: str
-    #: Null: that of the gradients.
+    #: None: that of the gradients.
     dtype: str | None
 
     @property
     def divides_by(self) -> float:
-        """Before the sum. FSDP's power of two near the root of the number of ranks is torch's own rule."""
+        """Divisor before the sum; for FSDP torch's own rule, a power of two near the root of the number of ranks."""
         if self.wrapper == "DistributedDataParallel":
             return float(self.ranks)
         factor = 1
@@ -101,7 +102,7 @@ def check(view: RunView, options: Options) -> Checked:
     if reduction.ranks >= 2 ** (fmt.mantissa_bits + 1):
         return Checked([_many_ranks(fmt, reduction, key)], f"{seen}: a running sum stalls", Status.FAILED)
     worst = max(median(g.flushed) for g in gradients.values())
-    return Checked((), f"{seen}: {percent(worst)} flushed in the worst")
+    return Checked((), f"{seen}: at most {percent(worst)} flushed")
 
 
 def _reductions(view: RunView) -> Mapping[str, _Reduction]:
@@ -132,7 +133,7 @@ def _survey(view: RunView, reductions: Mapping[str, _Reduction], options: Option
 
 
 def _add(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
-    """What this rank's part of the sum loses as it is cast and divided."""
+    """Add the loss of this rank's part of the sum in cast and division."""
     limit = math.floor(math.log2(gradient.fmt.flush_limit * reduction.divides_by))
     below = row.histogram[:limit]  # magnitudes up to 2^limit
     already = row.histogram[: math.floor(math.log2(gradient.fmt.flush_limit))] if reduction.dtype is None else None
@@ -160,21 +161,18 @@ def _finding(
     how = reduction.words(gradient.fmt.dtype or gradient.fmt.name)
     message = (
         f"Over {plural(reduction.ranks, 'rank')} gradients are reduced by {how}, after a division by "
-        f"{reduction.divides_by:g}: of `{name}` {percent(share)} of the non-zero elements become zero, in the median "
-        f"of {plural(steps, 'recorded gradient')} (limit {percent(options['flushed_share'])})"
+        f"{reduction.divides_by:g}. In the gradient of `{name}` {percent(share)} of the non-zero elements become zero, "
+        f"in the median of {plural(steps, 'recorded gradient')} (limit {percent(options['flushed_share'])})"
     )
     if gradient.overflows:
         message += f", and on {plural(len(gradient.overflows), 'step')} its largest is beyond {gradient.fmt.max:g}"
     if after is not None:
         message += (
-            f". At step {step} {percent(row.zero / row.numel)} of it are zero before the reduction and "
-            f"{percent(after.zero / after.numel)} as the optimizer is given it"
+            f". At step {step} {percent(row.zero / row.numel)} of it is zero before the reduction, and "
+            f"{percent(after.zero / after.numel)} in the gradient that the optimizer gets"
         )
     sharded = reduction.wrapper != "DistributedDataParallel"
-    return Finding(
-        code="PD708",
-        name="narrow-gradient-reduction",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.75 if sharded or steps < 4 else 0.9,
         title=_title(name, gradient, reduction, share),
         message=f"{message}. {plural(len(guilty), 'gradient')} affected.",
@@ -203,7 +201,7 @@ def _title(name: str, gradient: _Gradient, reduction: _Reduction, share: float) 
     how = reduction.words(gradient.fmt.dtype or gradient.fmt.name)
     if gradient.overflows:
         return f"the gradient of `{name}` overflows in its reduction by {how} over {plural(reduction.ranks, 'rank')}"
-    return f"{percent(share)} of the gradient of `{name}` become zero in its reduction by {how}"
+    return f"{percent(share)} of the gradient of `{name}` becomes zero in its reduction by {how}"
 
 
 def _prescribe(gradient: _Gradient, reduction: _Reduction, share: float) -> Prescription:
@@ -235,9 +233,7 @@ def _snippet(reduction: _Reduction, to: str) -> str:
 def _many_ranks(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
     limit = 2 ** (fmt.mantissa_bits + 1)
     how = reduction.words(fmt.dtype or fmt.name)
-    return Finding(
-        code="PD708",
-        name="narrow-gradient-reduction",
+    return RULE.finding(
         severity=Severity.INFO,
         confidence=0.6,
         title=f"gradients of {reduction.ranks:,} ranks are added up by {how}",
@@ -252,7 +248,7 @@ def _many_ranks(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
             "ranks": reduction.ranks,
             "limit": limit,
             "reduced_by": how,
-            "confidence_reason": "in which order the library adds ranks up is not known",
+            "confidence_reason": "the order in which the library adds ranks up is not known",
         },
         prescriptions=(
             Prescription(
@@ -274,6 +270,9 @@ RULE = Rule(
     severity=Severity.WARNING,
     triage=Triage.BACKWARD,
     page=PAGE,
-    options=(*FLUSH_OPTIONS[:2], MAX_STEPS),
+    options=(
+        *FLUSH_OPTIONS[:2],
+        MAX_STEPS,
+    ),
     check=check,
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""PD704: code that loses more to its precision than rounding alone would."""
+"""PD704: code whose results are further from FP32 than rounding explains."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-Modules, and code between modules, whose results are further from FP32 than their format explains. It needs a run made
-by `precdoctor shadow`, which runs chosen steps again on the same batch in FP32 and compares outputs, gradients and
-weight gradients by relative L2. Two things count. The *own* error of a piece of code that is fed what the reduced run
-fed it: above `limit` units of rounding u, that of the narrowest format any op computes in (2^-8 in BF16, 2^-11 in
-FP16; against FP64 limits are 16 times wider, because FP32 keeps its sums in FP32). And *amplification*: fewer than
-`bits` bits of a result are right, and the piece made the errors it was given at least `amplification` times larger.
+Modules, and code between modules, whose results are further from FP32 than their format explains. The rule needs a run
+made by `precdoctor shadow`, which runs chosen steps again on the same batch in FP32 and compares outputs, gradients and
+weight gradients by relative L2. Two things count. The *own* error of a piece of code on the inputs of the reduced run:
+above `limit` units of rounding u, that of the narrowest format in which any op computes (2^-8 in BF16, 2^-11 in FP16;
+against FP64 limits are 16 times wider, because FP32 keeps its sums in FP32). And *amplification*: fewer than `bits`
+bits of a result are right, and the piece made the errors it was given at least `amplification` times larger.
 """,
     matters="""
-It answers whether a training problem is one of precision or of code. Rounding a tensor once costs 0.4 u, a linear layer
-in BF16 with its inputs, weights and result 0.7 u, whatever the depth: a piece that is off by tens of u does arithmetic
-that its format cannot carry, and names where. Errors above expectation nowhere means: look elsewhere, or for a bug.
+It answers whether a training problem is one of precision or of code. Rounding a tensor once costs 0.4 u, and a linear
+layer in BF16 with its inputs, weights and result 0.7 u, whatever the depth. A piece that is off by tens of u does
+arithmetic that its format cannot carry, and the finding names it. If no error is above expectation, look elsewhere, or
+for a bug.
 """,
     example="""
     h = x.bfloat16()
@@ -32,12 +33,12 @@ that its format cannot carry, and names where. Errors above expectation nowhere 
 """,
     remedy="""
 Compute the named piece in FP32 and convert its result, as in the snippet: means, variances, softmax, exponentials and
-long sums belong there. Where a piece amplifies what it is given (a difference of nearly equal numbers, a steep
-function) widen what goes into it, or rewrite it so that it does not cancel. Then shadow the run again.
+long sums belong there. Where a piece amplifies the errors of its inputs (a difference of nearly equal numbers, a steep
+function), widen these inputs, or rewrite it so that it does not cancel. Then shadow the run again.
 """,
     confidence="""
-0.9 where the replay was the run bit for bit and the piece was compared on two steps or more; 0.8 on one step; 0.1 less
-where the replay was not the run.
+0.9 where the replay reproduced the run bit for bit and the piece was compared on two steps or more; 0.8 on one step;
+0.1 less where it did not reproduce the run.
 """,
     references=(
         "Higham, Accuracy and Stability of Numerical Algorithms, sections 1.7 (cancellation), 1.9 (variance), 2.2 (u)",
@@ -47,7 +48,7 @@ where the replay was not the run.
 
 
 def limits_of(options: Options) -> Limits:
-    """The options as the comparison takes them."""
+    """The options as limits of the comparison."""
     return Limits(options["expected"], options["limit"], options["bits"], options["amplification"])
 
 
@@ -55,7 +56,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding: the piece that is furthest off."""
     found = shadowed(view)
     if found is None:
-        return Checked.not_applicable("no step was run again in FP32; precdoctor shadow does that")
+        return Checked.not_applicable("no step was run again in FP32 (precdoctor shadow)")
     if not found.steps:
         if found.nothing_reduced:
             return Checked.not_applicable(f"nothing is narrower than {found.reference} on the steps that were compared")
@@ -75,13 +76,10 @@ def check(view: RunView, options: Options) -> Checked:
 def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> Finding:
     p, dtype = guilty[0], found.fmt.dtype if found.fmt is not None else ""
     own, limit = limits.off(p, found), limits.limit * found.slack
-    title, message = _told(found, guilty, limits)
+    title, message = _title_and_message(found, guilty, limits)
     several = len(found.steps) > 1
     confidence = (0.9 if several else 0.8) - (0.0 if found.exact else 0.1)
-    return Finding(
-        code="PD704",
-        name="precision-error-above-expectation",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=round(confidence, 2),
         title=title,
         message=message,
@@ -116,8 +114,7 @@ def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Li
     )
 
 
-def _told(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> tuple[str, str]:
-    """Title and message."""
+def _title_and_message(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> tuple[str, str]:
     p, dtype = guilty[0], found.fmt.dtype if found.fmt is not None else ""
     own, limit = limits.off(p, found), limits.limit * found.slack
     error, what = (p.local if own else p.accumulated) or 0.0, _what(p)
@@ -125,17 +122,17 @@ def _told(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> tuple[str
     size = f"{units:,.0f} u" if error < 10.0 else f"{error:,.0f} times its size"
     title = f"{_quoted(p)} is {size} off in {dtype} where {limits.expected * found.slack:g} u is expected"
     message = (
-        f"Fed what the run fed it, {what} of {_quoted(p)} is off by {percent(error)}, {units:,.0f} u (limit {limit:g} "
+        f"On the run's own inputs, {what} of {_quoted(p)} is off by {percent(error)}, {units:,.0f} u (limit {limit:g} "
         f"u; u = {found.u:.3g} in {dtype}), against {found.reference}."
     )
     if not math.isfinite(error):
         title = f"{_quoted(p)} overflows or is rounded to zero in {dtype}, and not in {found.reference}"
-        message = f"Fed what the run fed it, {what} of {_quoted(p)} has no size in common with {found.reference}'s "
+        message = f"On the run's own inputs, {what} of {_quoted(p)} has no size in common with {found.reference}'s "
         message += f"(limit {limit:g} u, u = {found.u:.3g} in {dtype})."
     elif not own:
         title = f"{_quoted(p)} makes errors of {(p.given or 0.0) / found.u:.2g} u into {size}: {dtype} is too narrow"
         message = (
-            f"The errors {_quoted(p)} is given, {percent(p.given or 0.0)}, become {percent(error)} in {what}: "
+            f"Errors in the inputs of {_quoted(p)}, {percent(p.given or 0.0)}, become {percent(error)} in {what}: "
             f"{p.amplification:,.0f} times (limit {limits.amplification:g}), and fewer than {limits.bits:g} bits are "
             f"right. Rounding in the piece itself is {(p.local or 0.0) / found.u:.2g} u: it cancels, or is steep."
         )
@@ -150,7 +147,7 @@ def _what(p: Piece) -> str:
     if p.kind == "output":
         return "the output"
     if p.kind == "input":
-        return f"what goes into `{p.beside}`"
+        return f"the input of `{p.beside}`"
     if p.kind == "weight_grad":
         return f"the gradient of {p.name or 'a weight'}"
     return "the gradient through it" if p.kind == "grad_input" else f"the gradient at `{p.beside}`'s output"
@@ -193,38 +190,18 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "expected",
-            4.0,
-            "u",
-            "What a healthy piece stays below; reports count by it.",
-            "Input, weight and result of a layer rounded once each give 0.7 u in RMS; 4 u is five times that.",
-            0.1,
-        ),
-        RuleOption(
-            "limit",
-            8.0,
-            "u",
-            "An own error above it is a finding.",
-            "Precdoctor's own: twice what is expected; two bits more than one rounding of all operands loses.",
-            0.1,
-        ),
-        RuleOption(
-            "bits",
-            3.0,
-            "bits",
-            "With fewer right bits left, amplification is a finding.",
-            "Precdoctor's own: an eighth of the tensor is noise, so that its gradient is, too.",
-        ),
-        RuleOption(
-            "amplification",
-            8.0,
-            "ratio",
-            "By how much a piece enlarges errors for them to be put down to it.",
-            "Precdoctor's own: three bits lost in one place; residual and normalised layers stay below 2.",
-            1.0,
-        ),
+        RuleOption("expected", 4.0, "u", "Own errors of healthy pieces stay below this; reports count the others.",
+                   "Input, weight and result of a layer rounded once each give 0.7 u in RMS; 4 u is five times that.",
+                   0.1),
+        RuleOption("limit", 8.0, "u", "Largest own error that is not reported.",
+                   "Chosen empirically: twice what is expected; two bits more than one rounding of all operands loses.",
+                   0.1),
+        RuleOption("bits", 3.0, "bits", "Amplification is reported if fewer bits are right.",
+                   "Chosen empirically: an eighth of the tensor is noise, and so is its gradient."),
+        RuleOption("amplification", 8.0, "ratio", "Least factor by which a piece enlarges the errors of its inputs.",
+                   "Chosen empirically: three bits lost in one place; residual and normalised layers stay below 2.",
+                   1.0),
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

@@ -16,17 +16,20 @@ from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(
     finds="""
-Three switches, and only where the recorded tensors show what they touch. A warning, on CUDA: `allow_fp16_accumulation`
-with FP16 layers that add up `min_terms` products or more, and `allow_fp16_reduced_precision_reduction` (on by default)
-with such layers whose outputs come within `headroom` binades of 65504, so that a partial sum may leave the range of
-FP16 although the result does not. Information: TF32 or BF16 for FP32 products (`allow_tf32`, `fp32_precision`,
-`set_float32_matmul_precision`; on by default for convolutions on CUDA) in a run under autocast whose linear or
-convolution layers were taken out of it, and which are FP32 in name only. In runs that are FP32 throughout it is a
-choice and is not told; neither is it on CUDA devices without TF32.
+Three switches, each only where the recorded tensors show which layers it touches.
+
+Warnings, on CUDA: `allow_fp16_accumulation` with FP16 layers that add up `min_terms` products or more, and
+`allow_fp16_reduced_precision_reduction` (on by default) with such layers if their outputs come within `headroom`
+binades of 65504, so that a partial sum may leave the range of FP16 although the result does not.
+
+Information: TF32 or BF16 for FP32 products (`allow_tf32`, `fp32_precision`, `set_float32_matmul_precision`; on by
+default for convolutions on CUDA) in a run under autocast with linear or convolution layers outside it, which are then
+FP32 in name only. In runs that are FP32 throughout it is a choice and is not reported, nor is it on CUDA devices
+without TF32.
 """,
     matters="""
-The output is FP32 or FP16 whatever happens inside. TF32 keeps 11 significant bits of every factor, BF16 8, FP32 24: a
-layer that was taken out of autocast for its precision has got its range back, but hardly any bits. An FP16 accumulator
+The output is FP32 or FP16 whatever happens inside. TF32 keeps 11 significant bits of every factor, BF16 8, FP32 24. A
+layer that was taken out of autocast for its precision gets its range back, but hardly any bits. An FP16 accumulator
 stops at 2048 like terms, and overflows where an FP32 one does not.
 """,
     example="""
@@ -39,7 +42,7 @@ Turn the switch off for the whole run, or, with torch 2.9 and later, set `fp32_p
 in question. `record --apply` can set it for a trial.
 """,
     confidence="""
-0.85: flags, device and formats are facts of the run; which kernel the library chose for a shape is not known.
+0.85: flags, device and formats are facts of the run, but which kernel the library chose for a shape is not known.
 """,
     references=(
         "PyTorch documentation: CUDA semantics, TensorFloat-32 and reduced precision reduction in FP16 GEMMs",
@@ -54,7 +57,7 @@ _CONVOLUTIONS = tuple(f"Conv{transposed}{n}d" for transposed in ("", "Transpose"
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear or convolution layer, with what was recorded of its outputs."""
+    """A linear or convolution layer, with the largest of its recorded outputs."""
 
     root: str
     module: str
@@ -67,7 +70,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Flag:
-    """A switch in force, and what it does to the layers it touches."""
+    """A switch in force, the layers it touches, and the finding about it."""
 
     severity: Severity
     name: str
@@ -122,7 +125,7 @@ def _layers(view: RunView) -> list[_Layer]:
 
 
 def _terms(view: RunView) -> Mapping[tuple[str, str], int]:
-    """By root and module how many products a linear layer adds up: the second extent of its weight."""
+    """Number of products that a linear layer adds up (second extent of its weight), by root and module."""
     return {
         (text(root.get("name")), text(p.get("module"))): integer(p["shape"][1]) or 0
         for root in view.any_facts.get("roots") or ()
@@ -176,8 +179,8 @@ def _reduction(
 
 
 def _products(flags: Mapping[str, Any], device: Mapping[str, Any]) -> tuple[str, str]:
-    """What FP32 matrix products and convolutions are multiplied in: ``TF32``, ``BF16``, or "" for FP32."""
-    if device.get("type") == "cpu":  # oneDNN does so on processors that multiply BF16
+    """Format in which FP32 matrix products and convolutions are multiplied: ``TF32``, ``BF16``, or "" for FP32."""
+    if device.get("type") == "cpu":  # oneDNN, on processors that multiply BF16
         known = {"bf16": "BF16", "tf32": "TF32"}
         return known.get(text(flags.get("mkldnn_matmul_fp32_precision")), ""), ""
     capability = device.get("capability")
@@ -211,7 +214,7 @@ def _narrow_products(
         "highest" if of_matmul else False,
         f"{plural(len(touched), 'layer')} outside autocast: FP32 in name, multiplied in {narrow}{where}",
         f"{names}: outputs in FP32 in a run under autocast, but torch is set to multiply FP32 in {narrow}{where}, with "
-        f"{bits} significant bits instead of 24 (limit 24; BF16 has 8). What leaving autocast gains there is range.",
+        f"{bits} significant bits instead of 24 (limit 24; BF16 has 8). Leaving autocast gains only range there.",
         touched,
         {"significant_bits": bits, "limit": 24, "layers": [x.module for x in touched[:16]]},
         {"significant_bits": {"from": bits, "to": 24}},
@@ -220,9 +223,7 @@ def _narrow_products(
 
 def _finding(flag: _Flag) -> Finding:
     layer = flag.layers[0]
-    return Finding(
-        code="PD702",
-        name="reduced-precision-flags",
+    return RULE.finding(
         severity=flag.severity,
         confidence=0.85,
         title=flag.title,
@@ -265,22 +266,11 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "min_terms",
-            1024.0,
-            "products",
-            "Linear layers that add up fewer are not judged.",
-            "Half of the 2,048 like terms at which a running FP16 sum stops.",
-            1.0,
-        ),
-        RuleOption(
-            "headroom",
-            2.0,
-            "binades",
-            "Outputs nearer to FP16's end may have partial sums beyond it.",
-            "Precdoctor's own: partial sums of zero-mean products exceed the result by a factor of a few.",
-        ),
+        RuleOption("min_terms", 1024.0, "products", "Linear layers that add up fewer products are not judged.",
+                   "Half of the 2,048 like terms at which a running FP16 sum stops.", 1.0),
+        RuleOption("headroom", 2.0, "binades", "Outputs nearer to the end of FP16 may have partial sums beyond it.",
+                   "Chosen empirically: partial sums of zero-mean products exceed the result by a factor of a few."),
     ),
     check=check,
     preview="A flag costs precision that most models do not miss, and no recorded harm decides which do.",
-)
+)  # fmt: skip

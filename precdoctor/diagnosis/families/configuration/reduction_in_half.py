@@ -14,9 +14,9 @@ from precdoctor.diagnosis.survey.scans import (
     check_facts,
     effect_words,
     elsewhere_words,
-    evidence_of,
     has_effect,
-    locate,
+    op_words,
+    place_finding,
     place_words,
 )
 from precdoctor.diagnosis.survey.view import RunView
@@ -24,13 +24,13 @@ from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
-Sums whose error shows that they were accumulated in BF16 or FP16, measured on steps that were looked at op by op
-(`record --deep-scan`). Two kinds: a running total on one line (`total = total + x` in a loop), which is added up a
-second time in FP64; and a reduction that is run again in FP64 on the operands it had. Neither the name of an op nor the
-dtype of its result counts, because most kernels accumulate in FP32 and round once: `sum`, `mean`, `softmax`,
-`layer_norm`, `scatter_add` and matrix products of BF16 pass. On a CPU, `index_put(accumulate=True)` and the gradient of
-an embedding do not. What cancels inside a sum is no fault of its accumulation and is not counted. Nor is an error that
-ends as less than `effect` of a larger sum.
+Sums whose error shows that they were accumulated in BF16 or FP16, measured in deep scans (`record --deep-scan`). Two
+kinds: a running total on one line (`total = total + x` in a loop), which the scan adds up a second time in FP64; and a
+reduction, which it runs again in FP64 on the same operands. Neither the name of an op nor the dtype of its result
+counts, because most kernels accumulate in FP32 and round once: `sum`, `mean`, `softmax`, `layer_norm`, `scatter_add`
+and matrix products of BF16 pass. On a CPU, `index_put(accumulate=True)` and the gradient of an embedding do not.
+Cancellation inside a sum is no fault of its accumulation and does not count, nor does an error that ends as less than
+`effect` of a larger sum.
 """,
     matters="""
 Once a running total is 2^8 times a term in BF16 (2^11 in FP16), adding the term changes nothing: a sum of ones stops
@@ -47,13 +47,14 @@ that is trained in BF16 on a CPU wants FP32 weights.
 """,
     confidence="""
 0.95: the error was measured against FP64 on the run's own numbers. 0.85 in the backward pass, where another device may
-accumulate otherwise. 0.7 when one scanned step alone shows it, or when it could not be followed to the result it feeds.
+accumulate otherwise. 0.7 when only one scanned step shows it, or when it could not be followed to the result it feeds.
 """,
     references=(
         "Higham, Accuracy and Stability of Numerical Algorithms, chapter 4 (a running sum errs by up to n u)",
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.3 (reductions in FP32)",
     ),
 )
+_REASON = "the error was measured against FP64 on the run's own numbers"
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -68,10 +69,9 @@ def check(view: RunView, options: Options) -> Checked:
             return error if fact.number("error_of_magnitudes") >= options["roundings"] * unit else 0.0
         return error
 
-    def tell(group: Group) -> Finding:
-        return _finding(view, group, options)
-
-    return check_facts(view, ("reduction", "total"), guilty, tell, seen="no sum that is accumulated in half")
+    return check_facts(
+        view, ("reduction", "total"), guilty, lambda g: _finding(view, g, options), seen="no sum accumulated in half"
+    )
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
@@ -82,33 +82,24 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     wide = error * 2.0 ** (bits - FP32.mantissa_bits)
     what = "the running total" if fact.kind == "total" else fact.short
     message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} came out {percent(error)} off (L2, limit "
-        f"{percent(options['error'])}) against the same {terms:,.0f} terms per sum added in FP64. One rounding to "
-        f"{fact.dtype} would be {percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}."
+        f"{op_words(fact)} came out {percent(error)} off (L2, limit {percent(options['error'])}) against the same "
+        f"{terms:,.0f} terms per sum added in FP64. One rounding to {fact.dtype} would be "
+        f"{percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}."
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
-    why = "the error was measured against FP64 on the run's own numbers"
-    confidence, reason = certainty(group, 0.85 if fact.backward else 0.95, why)
-    return Finding(
-        code="PD701",
-        name="reduction-in-half",
-        severity=Severity.WARNING,
-        confidence=confidence,
+    return place_finding(
+        RULE,
+        view,
+        group,
         title=f"{what} {place_words(fact)} is accumulated in {fact.dtype} and {percent(error)} off{fact.line}",
         message=message,
-        location=locate(view, group),
-        evidence=evidence_of(
-            group,
-            {name: options[name] for name in ("error", "roundings", "effect")},
-            reason,
-        ),
-        prescriptions=(
-            Prescription(
-                title=f"accumulate in FP32{fact.line}: error {percent(error)} -> {percent(wide)}",
-                change={"accumulate_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
-                predicted={"relative_error": {"from": error, "to": wide}},
-                snippet=_snippet(fact),
-            ),
+        certain=certainty(group, 0.85 if fact.backward else 0.95, _REASON),
+        limits={name: options[name] for name in ("error", "roundings", "effect")},
+        prescription=Prescription(
+            title=f"accumulate in FP32{fact.line}: error {percent(error)} -> {percent(wide)}",
+            change={"accumulate_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
+            predicted={"relative_error": {"from": error, "to": wide}},
+            snippet=_snippet(fact),
         ),
     )
 
@@ -134,22 +125,13 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "error",
-            0.05,
-            "fraction",
-            "Relative error (L2) of a sum against FP64.",
-            "Precdoctor's own: 25 roundings to BF16; ten times what rounding alone does to 24 layers of residuals.",
-        ),
-        RuleOption(
-            "roundings",
-            0.25,
-            "half ulps",
-            "Least error of a reduction beside the sum of its terms' magnitudes.",
-            "A sum accumulated in FP32 is thousands of times below, however much cancels in it.",
-        ),
+        RuleOption("error", 0.05, "fraction", "Relative error (L2) of a sum against FP64.",
+                   "Chosen empirically: 25 roundings to BF16; ten times the rounding of 24 layers of residuals."),
+        RuleOption("roundings", 0.25, "half ulps",
+                   "Least error of a reduction beside the sum of its terms' magnitudes.",
+                   "A sum accumulated in FP32 is thousands of times below, however much cancels in it."),
         EFFECT,
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

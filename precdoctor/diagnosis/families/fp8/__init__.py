@@ -1,36 +1,41 @@
 """PD4xx: operands of FP8 matrix products, and their scales.
 
-A *cast* is what the recorder saw of one operand: amax, scale, counts of flushed and saturated elements
-(:mod:`.fp8_casts`). Saturation is judged before the cast, because casts differ between versions. A *recipe* is how a
-scale follows from amax: current, delayed, per block (:mod:`.fp8_scale_history`). Prescriptions are predicted from the
-exponent histogram (:mod:`.fp8_prescriptions`).
+A *cast* is one operand at one step, as the recorder saw it just before it was rounded (:mod:`.fp8_casts`): its
+exponents after scaling, the *scale*, and exact counts of *flushed* elements (non-zero, rounded to zero) and *clipped*
+ones (beyond the format's maximum). Casts of one torch version clip where those of another make NaN, so clipping is
+counted before the cast. A *settled* cast is finite, not all zeros, and not the first of its operand, whose history may
+be empty.
+
+The *cost* of a cast is signal to noise in dB, or the share of the magnitudes that is lost, beyond what rounding to the
+format's mantissa takes anyway. The *bulk* of a tensor is what is left without its outliers (:mod:`.fp8_outliers`): one
+loud channel can hide that everything else is lost.
+
+A *recipe* says how the scale follows from amax: current (of the step itself), delayed (from a history), per block.
+PD404 finds scales that are wrong whatever the tensor is like, and replays recipes; the other rules find tensors that
+no scale fits, or products whose sums are too long for their accumulator. Prescriptions begin with the smallest change,
+and the histogram predicts the effect of each (:mod:`.fp8_prescriptions`). For other formats and scalings of a whole
+model there is ``precdoctor whatif``.
 """
 
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families.fp8 import (
-    bad_fp8_scale,
     e4m3_gradients,
     fp8_accumulation,
     fp8_amax_explosion,
-    fp8_block_scaling,
     fp8_outlier_channels,
     fp8_saturation,
     fp8_underflow,
-    held_down_fp8_scale,
     sensitive_layer_in_fp8,
-    stale_fp8_scale,
+    wrong_fp8_scale,
 )
 
 RULES: tuple[Rule, ...] = (
     fp8_saturation.RULE,
     fp8_underflow.RULE,
     e4m3_gradients.RULE,
-    stale_fp8_scale.RULE,
-    bad_fp8_scale.RULE,
+    wrong_fp8_scale.RULE,
     fp8_amax_explosion.RULE,
     sensitive_layer_in_fp8.RULE,
     fp8_outlier_channels.RULE,
-    fp8_block_scaling.RULE,
     fp8_accumulation.RULE,
-    held_down_fp8_scale.RULE,
 )

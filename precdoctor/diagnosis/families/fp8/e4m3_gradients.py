@@ -31,19 +31,20 @@ from precdoctor.numerics.formats import E4M3FN, E5M2
 PAGE = RulePage(
     finds="""
 Gradients that are cast to E4M3 with one scale for the whole tensor and lose more than the limit at the cast, flushed
-or clipped, *although* the scale is not to blame: with the scale of each step's own amax E4M3 would still flush more
-than the limit, and E5M2 at most half of that. Both are computed from the exponents given to the cast. And it must cost
-something: the flushed elements hold more of the sum of magnitudes than rounding takes (as in PD402), or the bulk of the
-gradient loses `lost_db` of signal to noise (as in PD408); elements that are too small to count may go. Or whole rows:
-`lost_blocks` of the recorded blocks along the last dimension, tokens or samples or parts of them, lose every element,
-and the optimizer divides gradients by their own size, so that what is small counts as much as what is large wherever it
-arrives alone (an embedding row, an expert). E4M3 for gradients is no fault as such: with scales per tile or block it is
-what recipes use.
+or clipped, *although* the scale is not to blame. At the scale of each step's own amax E4M3 would still flush more than
+the limit, and E5M2 at most half of that. Both are computed from the exponents before the cast.
+
+The loss must also cost something. Either the flushed elements hold more of the sum of magnitudes than rounding takes
+(as in PD402), or the bulk of the gradient loses `lost_db` of signal to noise (as in PD408). Or whole rows are lost:
+`lost_blocks` of the recorded blocks along the last dimension (tokens, samples or parts of them) lose every element, and
+the optimizer divides gradients by their own size, so that a small gradient counts as much as a large one wherever it
+arrives alone (an embedding row, an expert). E4M3 for gradients is no fault as such: recipes use it with scales per tile
+or block.
 """,
     matters="""
 Gradients spread over more binades than activations. From its largest number to the smallest that is not flushed E4M3
-has 18.8 binades, E5M2 32.8, at the price of one mantissa bit. What is flushed is the gradient of most tokens,
-where a few set the amax.
+has 18.8 binades, E5M2 32.8, at the price of one mantissa bit. Where a few tokens set the amax, the gradient of most
+others is flushed.
 """,
     example="""
     scale = 448.0 / grad.abs().amax()
@@ -56,9 +57,9 @@ Cast gradients to E5M2 (frameworks call the pair HYBRID), or keep E4M3 and scale
 flushed share under both.
 """,
     confidence="""
-0.9: flushed elements are counted at the cast. 0.7 with fewer than four steps, and where only the loss of whole rows is
-held against it: samples that are learnt already have nothing to say. What E5M2 would do lies between bounds
-that the exponent histogram proves, as a rule a few tenths of a percent apart.
+0.9: flushed elements are counted at the cast. 0.7 with fewer than four steps, and where whole rows are the only cost:
+samples that are already learnt lose nothing. The effect of E5M2 lies between bounds from the exponent histogram, as a
+rule a few tenths of a percent apart.
 """,
     references=(
         "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433, section 3",
@@ -85,9 +86,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not guilty:
         worst = max(o.flushed_share for o in judged)
         weightless = ", less than rounding takes, and no recorded weight gradient misses a channel" if wide else ""
-        return Checked(
-            (), f"{plural(len(judged), 'gradient')} in E4M3: {percent(worst)} flushed in the worst{weightless}"
-        )
+        return Checked((), f"{plural(len(judged), 'gradient')} in E4M3: at most {percent(worst)} flushed{weightless}")
     guilty.sort(key=lambda o: (-_lost(o), o.key))
     return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {plural(len(judged), 'gradient')} in E4M3",
                    Status.FAILED)  # fmt: skip
@@ -98,7 +97,7 @@ def _lost(operand: Operand) -> float:
 
 
 def _needs_range(operand: Operand, options: Options) -> bool:
-    """Lost at the cast, lost at the amax scale as well, and kept by E5M2."""
+    """Whether it is lost at the cast and at the amax scale, and E5M2 keeps it."""
     limit = options["flushed_share"]
     if _lost(operand) < limit:
         return False
@@ -114,7 +113,7 @@ def _harmed(view: RunView, operand: Operand, options: Options) -> bool:
 
 
 def _whole_rows(view: RunView, operand: Operand) -> float:
-    """Share of the blocks that are flushed whole, where the optimizer does not care how small a gradient is; else 0."""
+    """Share of the blocks that are flushed whole; 0 unless the optimizer divides gradients by their own size."""
     if not divides_by_gradient(view):
         return 0.0
     each = next((found for size in (128, 32) if (found := histograms(view, operand, size))), [])
@@ -130,15 +129,12 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
     if rows >= options["lost_blocks"]:
         whole = (
             f"{percent(rows)} of its blocks along the last dimension lose every element (limit "
-            f"{percent(options['lost_blocks'])}): what these tokens or samples had to say is gone, and the optimizer, "
-            "which divides by a gradient's own size, would have listened. "
+            f"{percent(options['lost_blocks'])}). The gradient of these tokens or samples is gone, although the "
+            "optimizer, which divides by a gradient's own size, would have used it. "
         )
         if not _harmed(view, operand, options):
-            sure, why = 0.7, "counted at the cast; how much the lost rows matter is not known"
-    return Finding(
-        code="PD403",
-        name="e4m3-gradients",
-        severity=Severity.WARNING,
+            sure, why = 0.7, "counted at the cast; the weight of the lost rows is not known"
+    return RULE.finding(
         confidence=sure,
         title=f"{percent(_lost(operand))} of the {operand.label} is lost in E4M3; E5M2 would flush "
         f"{percent(cure.damage.flushed)}",
@@ -147,7 +143,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         f"{percent(operand.saturated_share)} are clipped, in the median of {plural(len(operand.settled), 'step')} "
         f"(limit {percent(options['flushed_share'])}). The scale is not to blame: at each step's own amax E4M3 "
         f"would flush {percent(fitted)}, E5M2 {percent(cure.damage.flushed)}. "
-        f"{whole}{plural(len(guilty), 'gradient')} in all.",
+        f"{whole}Affected: {plural(len(guilty), 'gradient')}.",
         location=location(operand, cast),
         evidence={
             "flushed_share": operand.flushed_share,
@@ -173,23 +169,13 @@ RULE = Rule(
     page=PAGE,
     options=(
         FLUSHED_SHARE,
-        RuleOption(
-            "lost_db",
-            LOST_DB.default,
-            LOST_DB.unit,
-            "Signal to noise that the gradient or its bulk must lose.",
-            LOST_DB.source,
-        ),
-        RuleOption(
-            "lost_blocks",
-            0.25,
-            "fraction",
-            "Blocks of 128 (or 32) elements that become zero whole, in the median over the steps they are recorded on.",
-            "Precdoctor's own: a quarter of the samples; E5M2 keeps them at no cost in memory.",
-            maximum=1.0,
-        ),
+        RuleOption("lost_db", LOST_DB.default, LOST_DB.unit, "Signal to noise that the gradient or its bulk must lose.",
+                   LOST_DB.source),
+        RuleOption("lost_blocks", 0.25, "fraction",
+                   "Least share of blocks of 128 (or 32) elements that become zero whole, median over their steps.",
+                   "Chosen empirically: a quarter of the samples; E5M2 keeps them at no cost in memory.", maximum=1.0),
         MIN_ELEMENTS,
     ),
-    explains=when(same_tensors, "PD402", "PD407", "PD408", "PD409"),
+    explains=when(same_tensors, "PD402", "PD407", "PD408"),
     check=check,
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""PD410: long sums of FP8 products in the narrow accumulator that `use_fast_accum` asks for."""
+"""PD410: long sums of FP8 products in the narrow accumulator of `use_fast_accum`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from precdoctor.numerics.accumulation import Accumulator, Factor, SumError, sum_
 
 PAGE = RulePage(
     finds="""
-Products of float8 tensors (`torch._scaled_mm`) that were asked for with `use_fast_accum=True` and whose sums are so
-long, and so much of one sign, that the accumulator costs more than the casts to FP8 do. The length K of the sums and
-the flag are recorded at the product; how much of one sign the terms are follows from mean and root mean square of the
-two recorded operands. From these the sums are simulated in the accumulator of a Hopper unit: 14 significant bits, 32
-products aligned at a time, truncated. Told when that takes `lost_bits` off the sums, beyond what rounding the operands
-takes, and is `relative_error` of them. A warning on Ada and Hopper devices (compute capability 8.9 and 9.0);
-information in a run on a CPU, which adds up in FP32 whatever the flag says; nothing on other devices.
+Products of float8 tensors (`torch._scaled_mm`) with `use_fast_accum=True` whose sums are so long, and so much of one
+sign, that the accumulator costs more than the casts to FP8. The length K of the sums and the flag are recorded at the
+product, and the means and root mean squares of the two operands show how far the terms have one sign. With these the
+rule simulates the sums in the accumulator of a Hopper unit: 14 significant bits, 32 products aligned at a time,
+truncated. It reports a loss of `lost_bits` beyond rounding the operands that is also `relative_error` of the sums. The
+finding is a warning on Ada and Hopper devices (compute capability 8.9 and 9.0), and information in a run on a CPU,
+which adds up in FP32 whatever the flag; other devices are not judged. `precdoctor whatif RUN --accumulator 14:128`
+bounds the error for every sum of the model, without recorded means or flags.
 """,
     matters="""
-Truncation errs towards zero every time, so over terms of one sign it adds up: 1 % at K = 1024, 5 % at 4096, 18 % at
-16 384. Every output of the layer is too small by that much, and a gradient points elsewhere. Terms that cancel (a
+Truncation always errs towards zero, so its errors add up over terms of one sign: 1 % at K = 1024, 5 % at 4096, 18 % at
+16 384. Every output of the layer is too small by that share, and a gradient points elsewhere. Terms that cancel (a
 weight with mean zero) hide it: there even K = 65 536 is off by 0.7 %, a fifth of what the casts cost.
 """,
     example="""
@@ -39,14 +40,14 @@ Probabilities times features behind a ReLU, K = 4096, no term is negative:
 After the casts such a sum is good to 9 significant bits; the accumulator leaves 4, and the sum is 7 % too small.
 """,
     remedy="""
-`use_fast_accum=False` for the products in the list: the unit's sum then goes to an FP32 register every 128 terms, which
+Set `use_fast_accum=False` for the listed products: the unit's sum then goes to an FP32 register every 128 terms, which
 costs a few percent of speed. Transformer Engine and torchao do so in the backward pass by default. Or subtract the mean
 of an operand before the cast, and add its product in FP32.
 """,
     confidence="""
-0.7 on Ada and Hopper: flag, length and means are recorded, the accumulator is a model of the published behaviour, and
-operands are taken as independent normal numbers; a mean of single rows or columns, which the whole tensor does not
-show, makes it worse. 0.6 in a run on another device.
+0.7 on Ada and Hopper: flag, length and means are recorded, but the accumulator is a model of the published behaviour,
+and operands are simulated as independent normal numbers. Means of single rows or columns, which the whole tensor does
+not show, make the error larger. 0.6 in a run on another device.
 """,
     references=(
         "DeepSeek-V3 Technical Report, arXiv:2412.19437, sections 3.3.2 and 3.5.2 (14 bits; promotion every 128)",
@@ -56,17 +57,18 @@ show, makes it worse. 0.6 in a run on another device.
 )
 #: Compute capabilities whose FP8 units have the narrow accumulator.
 _NARROW = ((8, 9), (9, 0))
+#: A Hopper unit, as it is and with promotion every 128 terms (references of the page).
 _FAST, _PROMOTED = Accumulator(), Accumulator(promote=128)
-#: Products simulated: those whose terms have most of one sign over the longest sums.
+#: Number of simulated products, those with the largest drift, to bound the time.
 _SIMULATED = 8
-#: Newest steps whose operands are read.
+#: Number of newest steps whose operands are read, to bound the time.
 _STEPS = 8
 _COLUMNS = ("root", "module", "module_class", "name", "phase", "numel", "sum", "sum_sq", "format")
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One operand: its means, over the steps."""
+    """One operand: its mean over the steps, and where it was recorded last."""
 
     module_class: str
     factor: Factor
@@ -80,7 +82,7 @@ class _Product:
 
     Attributes:
         names: of the operands.
-        coherence: mean of its terms over their root mean square.
+        terms: length of its sums, K.
     """
 
     root: str
@@ -92,11 +94,12 @@ class _Product:
 
     @property
     def coherence(self) -> float:
+        """Mean of the terms over their root mean square."""
         return abs(self.sides[0].factor.mean * self.sides[1].factor.mean)
 
     @property
     def drift(self) -> float:
-        """Grows with the error of truncation: it needs long sums that go one way."""
+        """A measure that grows with the error of truncation: long sums of terms of one sign."""
         return self.terms * min(1.0, self.coherence * math.sqrt(self.terms))
 
     def error(self, accumulator: Accumulator) -> SumError:
@@ -135,7 +138,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _noted(facts: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What rank.json says of products; the log may hold anything."""
+    """Yield the products in ``rank.json`` that have terms; the log may hold anything."""
     listed = facts.get("fp8_products")
     for product in listed if isinstance(listed, list) else ():
         if isinstance(product, Mapping) and (integer(product.get("terms")) or 0) > 0:
@@ -143,7 +146,7 @@ def _noted(facts: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _capability(device: Any) -> tuple[int, int] | None:
-    """Of a CUDA device; None for any other."""
+    """Compute capability of a CUDA device; None for any other."""
     if not isinstance(device, Mapping) or device.get("type") != "cuda":
         return None
     found = device.get("capability")
@@ -153,7 +156,7 @@ def _capability(device: Any) -> tuple[int, int] | None:
 
 
 def _products(view: RunView, noted: Sequence[Mapping[str, Any]]) -> list[_Product]:
-    """Those whose operands have rows; the longest where several differ in nothing else."""
+    """Products whose operands were recorded; of those that differ only in length, the longest."""
     sides = _sides(view)
     found: dict[tuple[str, str, bool, tuple[str, str]], _Product] = {}
     for p in noted:
@@ -191,20 +194,18 @@ def _finding(view: RunView, guilty: Sequence[tuple[_Product, SumError]], options
     product, error = guilty[0]
     side = product.sides[0]
     place, phase = product.module or product.root, "backward" if product.backward else "forward"
-    verb = "are" if narrow else "would be, on an Ada or Hopper device,"
+    verb, device = ("makes", "") if narrow else ("would make", " on an Ada or Hopper device")
     ratios = " and ".join(f"{s.factor.mean:.2f}" for s in product.sides)
-    return Finding(
-        code="PD410",
-        name="fp8-accumulation",
+    return RULE.finding(
         severity=Severity.WARNING if narrow else Severity.INFO,
         confidence=0.7 if narrow else 0.6,
-        title=f"sums of {product.terms:,} FP8 products in `{place}` {verb} {percent(error.accumulated)} off: "
-        "fast accumulation",
+        title=f"fast accumulation {verb} sums of {product.terms:,} FP8 products in `{place}` "
+        f"{percent(error.accumulated)} wrong{device}",
         message=f"The {phase} pass of `{place}` multiplies its `{product.names[0]}` and `{product.names[1]}` with "
         f"`use_fast_accum=True` and adds up {product.terms:,} products. Means of {ratios} times the root mean square "
-        f"give the terms one sign, and an accumulator of {_FAST.bits} bits that truncates is "
-        f"{percent(error.accumulated)} off (limit {percent(options['relative_error'])}), where the casts to FP8 cost "
-        f"{percent(error.rounded)}: {error.lost_bits:.1f} significant bits less (limit {options['lost_bits']:g}). "
+        f"give the terms one sign. A truncating accumulator of {_FAST.bits} bits {verb} the sums "
+        f"{percent(error.accumulated)} wrong (limit {percent(options['relative_error'])}), the casts to FP8 "
+        f"{percent(error.rounded)}: {error.lost_bits:.1f} significant bits are lost (limit {options['lost_bits']:g}). "
         f"{plural(len(guilty), 'product')} affected." + ("" if narrow else " This device adds up in FP32."),
         location=Location(
             product.root, product.module, side.module_class or None, KIND,
@@ -266,15 +267,12 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "lost_bits", 1.0, "bits", "Significant bits that the accumulator takes off the sums, beyond the casts.",
-            "At one bit it costs more than casting both operands to FP8 does.",
-        ),
-        RuleOption(
-            "relative_error", 0.01, "fraction", "Error of the sums that comes from the accumulator alone.",
-            "Precdoctor's own: two and a half times the largest error of rounding a result to BF16 (2^-8).",
-            maximum=1.0,
-        ),
+        RuleOption("lost_bits", 1.0, "bits",
+                   "Least number of significant bits that the accumulator costs beyond the casts.",
+                   "At one bit it costs more than casting both operands to FP8 does."),
+        RuleOption("relative_error", 0.01, "fraction", "Least error of the sums from the accumulator alone.",
+                   "Chosen empirically: two and a half times the largest error of rounding a result to BF16 (2^-8).",
+                   maximum=1.0),
     ),
     check=check,
 )  # fmt: skip

@@ -26,20 +26,19 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     location,
     seen_words,
 )
-from precdoctor.diagnosis.families.fp8.fp8_scale_history import scaled
 from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
 PAGE = RulePage(
     finds="""
-Operands of FP8 casts whose unscaled amax grows exponentially: `min_growth` binades over the newer half of the recorded
-steps, by a line through log2(amax) whose slope is above zero with 95 % certainty and has not slackened to half that of
-the whole run; *and* whose bulk does not grow with it, for a scale that follows amax takes the format along. The
-distance between amax and the magnitude below which the allowed share of the elements lies must grow as well, and its
-line reach the range of the format (18.8 binades in E4M3, 32.8 in E5M2, from the largest number down to what is flushed)
-within `horizon` times what was recorded. What is above the limit already is PD402's, PD403's or PD408's; growth towards
-the limit of a 16-bit format is PD602's, that of gradients with the loss PD603's.
+Operands of FP8 casts whose unscaled amax grows exponentially while their bulk stays behind. Amax must grow by
+`min_growth` binades over the newer half of the recorded steps, on a line through log2(amax) with a slope above zero
+(95 % certainty) that is at least half that of the whole run. A scale that follows amax takes the format along, so the
+distance between amax and the magnitude below which the allowed share of the elements lies must also grow. Its line must
+reach the range of the format (18.8 binades in E4M3, 32.8 in E5M2, from the largest number down to the flush limit)
+within `horizon` times the recorded steps. PD402, PD403 and PD408 report operands that are already above the limit,
+PD602 growth towards the limit of a 16-bit format, PD603 gradients that grow with the loss.
 """,
     matters="""
 Outliers that amplify themselves (gated products, attention logits, an output layer without weight decay) have ended
@@ -63,7 +62,7 @@ block, so that only the outlier's own block sinks, or keep the operand wide.
 )
 
 
-#: Share of the blocks that may hold an outlier for blocks to help.
+#: Largest share of blocks with an outlier for blocks to help: the default of PD408's `hot_blocks`.
 _MOST = 0.5
 
 
@@ -71,19 +70,19 @@ _MOST = 0.5
 class _Growing:
     operand: Operand
     amax: Trend
-    #: Of the distance between amax and the bulk's lower end.
+    #: Trend of the distance between amax and the lower end of the bulk.
     spread: Trend
     #: Steps until that distance is the format's range: low, estimate, high.
     left: tuple[float, float, float]
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the operand that gets there first."""
+    """One finding: the operand whose bulk is flushed first."""
     found = operands(view)
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
-    longest = max((len(scaled(o)) for o in judged), default=0)
+    longest = max((len(o.scaled) for o in judged), default=0)
     if longest < 2 * options["min_points"]:
         return Checked((), f"{seen_words(found)}: too few steps of known scale for a trend")
     trends = [(o, trend) for o in judged if (trend := _trend(o, options)) is not None]
@@ -97,7 +96,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def reach(fmt: Format) -> float:
-    """Binades from the largest number of a format down to the largest magnitude it flushes."""
+    """Binades from the largest number of a format down to its flush limit."""
     return math.log2(fmt.max) - math.log2(fmt.flush_limit)
 
 
@@ -112,8 +111,8 @@ def _floor(cast: Cast, share: float) -> float:
 
 
 def _trend(operand: Operand, options: Options) -> Trend | None:
-    """Of amax, where it grows."""
-    casts = [c for c in scaled(operand) if c.amax]
+    """The trend of amax; None unless it grows."""
+    casts = [c for c in operand.scaled if c.amax]
     if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
         return None
     amax = fit([(c.step, c.amax or 1.0) for c in casts])
@@ -123,8 +122,8 @@ def _trend(operand: Operand, options: Options) -> Trend | None:
 
 
 def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
-    """With the forecast, where the bulk stays behind."""
-    casts = [c for c in scaled(operand) if c.amax]
+    """The operand with its forecast; None unless the bulk stays behind."""
+    casts = [c for c in operand.scaled if c.amax]
     spreads = [(c.step, 2.0 ** (math.log2(c.peak) - _floor(c, options["flushed_share"]))) for c in casts]
     spread = fit(spreads)
     if spread is None or spread.low <= 0.0 or spread.slope < 0.5 * spread.overall:
@@ -137,20 +136,17 @@ def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing |
 def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Finding:
     worst = growing[0]
     operand, trend = worst.operand, worst.amax
-    casts = [c for c in scaled(operand) if c.amax]
+    casts = [c for c in operand.scaled if c.amax]
     cast, first = casts[-1], casts[0]
     steps = plural(trend.last - trend.first, "step")
     message = (
         f"Amax of the {operand.label} ({operand.fmt.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} "
         f"per 100 steps: {first.amax or 0.0:.3g} at step {first.step}, {cast.amax or 0.0:.3g} at step {cast.step}, "
         f"{trend.climbed:.1f} binades over the newest {steps} (limit {options['min_growth']:g}). "
-        f"{_forecast(worst, options)} {plural(len(growing), 'operand')} growing."
+        f"{_forecast(worst, options)} Affected: {plural(len(growing), 'operand')}."
     )
     wide = worst.left[2] > 4.0 * max(worst.left[0], 1.0)
-    return Finding(
-        code="PD406",
-        name="fp8-amax-explosion",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.65 if wide or trend.points < 24 else 0.8,
         title=f"amax of the {operand.label} grows {100.0 * trend.slope:.2g} binades per 100 steps: its bulk is flushed "
         f"in about {worst.left[1]:,.0f} steps",
@@ -169,7 +165,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
                 {"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)}
                 for c in casts[:: -max(1, -(-len(casts) // 64))][::-1]
             ],
-            "tensors": listed((g.operand for g in growing), lambda o: {"amax": scaled(o)[-1].amax}),
+            "tensors": listed((g.operand for g in growing), lambda o: {"amax": o.scaled[-1].amax}),
             **operand.evidence(view, cast),
             "confidence_reason": "a straight line in log2 over the newer half of the steps"
             + (", with a wide interval" if wide else ""),
@@ -189,7 +185,7 @@ def _forecast(growing: _Growing, options: Options) -> str:
 
 
 def _prescribe(view: RunView, growing: _Growing) -> Prescription:
-    """E5M2 for a gradient, else blocks, else the tensor's own dtype: how long it lasts, or how much of it is spared."""
+    """E5M2 for a gradient, else blocks, else the tensor's own dtype, with the steps or blocks that it saves."""
     operand, soon = growing.operand, growing.left[1]
     predicted: dict[str, dict[str, float]]
     if operand.gradient and operand.fmt.mantissa_bits == E4M3FN.mantissa_bits:
@@ -209,7 +205,7 @@ def _prescribe(view: RunView, growing: _Growing) -> Prescription:
 
 
 def _blocked(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
-    """Block formats, each with the share of the blocks that hold an outlier."""
+    """Yield block formats, each with its share of blocks with an outlier."""
     for cure in in_blocks(view, operand):
         size = int(str(cure.change["block"]))
         last = round(median(cut(c.statistics.histogram) for c in operand.spots))
@@ -223,18 +219,12 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "min_growth", 3.0, "binades", "Climbed by the line over the newer half of the steps.",
-            "Precdoctor's own: amax of healthy tensors stays within a factor of eight after the first steps.",
-        ),
-        RuleOption(
-            "min_points", 8.0, "steps", "Recorded steps in the newer half, at least.",
-            "A line and its error need a few points.", 4.0,
-        ),
-        RuleOption(
-            "horizon", 4.0, "times the run", "Forecasts that look further ahead than this are not made.",
-            "As in PD602: growth early in training levels off.",
-        ),
+        RuleOption("min_growth", 3.0, "binades", "Least growth of the line over the newer half of the steps.",
+                   "Chosen empirically: amax of healthy tensors stays within a factor of eight after the first steps."),
+        RuleOption("min_points", 8.0, "steps", "Least number of recorded steps in the newer half.",
+                   "A line and its error need a few points.", 4.0),
+        RuleOption("horizon", 4.0, "times the run", "Longest forecast.",
+                   "As in PD602: growth early in training levels off."),
         FLUSHED_SHARE,
         MIN_ELEMENTS,
     ),

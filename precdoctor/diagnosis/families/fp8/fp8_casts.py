@@ -1,8 +1,8 @@
-"""FP8 operands: what every cast to a float8 dtype was given, step by step, and what the cast did to it.
+"""FP8 operands: the input of every cast to a float8 dtype, step by step, and the cost of the cast.
 
-Rows of kind ``fp8_operand`` hold the tensor as it lies just before the cast, multiplied by the quantiser's scale: its
-exponents are in the unit of the format, and what another scale would have done follows from them with the quotient of
-the two scales as multiplier.
+Rows of kind ``fp8_operand`` hold the tensor just before the cast, multiplied by the quantiser's scale, so that its
+exponents are in the unit of the format. The effect of another scale follows from them, with the quotient of the two
+scales as multiplier.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from precdoctor.diagnosis.survey.histogram_columns import exponents
 from precdoctor.diagnosis.survey.rows import (
     Key,
     integer,
+    key_of,
     known_format,
     number,
     path_evidence,
@@ -36,11 +37,11 @@ from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import TensorStatistics, predict
 
 KIND = "fp8_operand"
-#: Columns of the log that the rules on FP8 operands need.
+#: Columns of the log that every rule on FP8 operands needs.
 COLUMNS = ("scale", "format", "saturated", "flushed", "amax", "exp_lo", "exp_hist")
-#: Steps looked at: so many of the newest, all of them, and as many spread over the rest.
+#: Number of examined steps, to bound memory: this many of the newest, and as many spread over the older ones.
 _NEWEST = _SPREAD = 128
-#: Casts per operand on which a full prediction is made.
+#: Casts per operand on which a full prediction is made, to bound the time; chosen empirically.
 _SPOTS = 3
 _READ = (
     *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "zero"),
@@ -53,15 +54,15 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Cast:
-    """One operand at one step; of several casts (micro-steps, ranks) the counts added up, the rest of the largest.
+    """One operand at one step; of several casts (micro-steps, ranks) the sum of the counts, the rest of the largest.
 
     Attributes:
         statistics: of the elements as they are cast: times ``scale``.
         peak: largest finite magnitude given to the cast; 0 when there is none but zero.
-        scale: the multiplier in force, whatever it was; None where not known.
-        alive: finite elements that are not zero.
-        saturated, flushed: exact counts; 0 clipped where the tensor may have been clipped before anybody looked.
-        non_finite: NaN and infinities.
+        scale: the multiplier in force; None where not known.
+        alive: number of finite elements that are not zero.
+        saturated, flushed: exact counts; 0 saturated where the tensor may have been clipped before it was recorded.
+        non_finite: number of NaN and infinities.
     """
 
     process: Process
@@ -77,41 +78,41 @@ class Cast:
 
     @property
     def scale_is_sound(self) -> bool:
-        """Finite and above zero, or not known."""
+        """Whether the scale is finite and above zero, or not known."""
         return self.scale is None or 0.0 < self.scale < math.inf
 
     @property
     def sound(self) -> bool:
-        """Nothing non-finite about it."""
+        """Whether neither the scale nor an element is non-finite."""
         return self.scale_is_sound and self.non_finite == 0
 
     @property
     def amax(self) -> float | None:
-        """Of the tensor before it was scaled; None where that cannot be told."""
+        """Amax of the tensor before scaling; None where the scale is unknown or unsound."""
         if self.scale is None or not self.sound:
             return None
         return self.peak / self.scale
 
     @property
     def flushed_share(self) -> float:
-        """Of the finite non-zero elements."""
+        """Flushed among the finite non-zero elements."""
         return self.flushed / self.alive if self.alive else 0.0
 
     @property
     def saturated_share(self) -> float:
-        """Of all elements."""
+        """Clipped among all elements."""
         return self.saturated / self.numel if self.numel else 0.0
 
 
 @dataclass(frozen=True)
 class Damage:
-    """What a cast costs a tensor.
+    """The cost of a cast.
 
     Attributes:
         flushed, saturated: shares of the finite non-zero elements.
-        lost_magnitude: share of the sum of magnitudes that goes with the flushed ones.
+        lost_magnitude: share of the sum of magnitudes in the flushed elements.
         sqnr_db: signal to quantisation noise.
-        lost_db: by how much that is below what rounding to the format's mantissa alone costs; not negative.
+        lost_db: distance of that below rounding to the format's mantissa alone; not negative.
     """
 
     flushed: float
@@ -126,9 +127,9 @@ class Replayed:
     """An operand under a scaling recipe, over its casts of known scale.
 
     Attributes:
-        scale: each would have had, shape ``(casts,)``.
-        flushed, saturated: shares of its non-zero elements, likewise.
-        peak: amax times scale over the format's maximum.
+        scale: the recipe's, shape ``(casts,)``.
+        flushed, saturated: shares of the non-zero elements, shape ``(casts,)``.
+        peak: amax times scale over the format's maximum, shape ``(casts,)``.
     """
 
     scale: Floats
@@ -139,12 +140,12 @@ class Replayed:
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """One operand over the steps that were looked at.
+    """One operand over the examined steps.
 
     Attributes:
-        fmt: what it is cast to.
-        dtype: what it is cast from.
-        casts: by step, one each.
+        fmt: format of the cast's result.
+        dtype: of its input.
+        casts: one per step, in order.
     """
 
     key: Key
@@ -160,7 +161,7 @@ class Operand:
 
     @property
     def label(self) -> str:
-        """How messages call it: ``input of `blocks.3.mlp.up```."""
+        """Its name in messages: ``input of `blocks.3.mlp.up```."""
         name = self.key[3]
         role, _, number = name.partition(".")
         if role not in _ROLES:
@@ -174,9 +175,14 @@ class Operand:
 
     @cached_property
     def settled(self) -> tuple[Cast, ...]:
-        """Sound casts of more than zeros; without the first recorded one, whose history may be empty."""
+        """Sound casts with a non-zero element, without the first recorded one, whose history may be empty."""
         casts = [c for c in self.casts if c.sound and c.alive]
         return tuple(casts if len(self.casts) == 1 else [c for c in casts if c is not self.casts[0]])
+
+    @cached_property
+    def scaled(self) -> tuple[Cast, ...]:
+        """The settled casts of known scale."""
+        return tuple(c for c in self.settled if c.amax is not None)
 
     @cached_property
     def flushed_share(self) -> float:
@@ -190,7 +196,7 @@ class Operand:
 
     @cached_property
     def per_tensor(self) -> bool:
-        """One scale for the whole tensor, as far as it is known."""
+        """Whether every settled cast has one known scale for the whole tensor."""
         return bool(self.settled) and all(c.scale is not None for c in self.settled)
 
     @cached_property
@@ -207,30 +213,30 @@ class Operand:
 
     @cached_property
     def clipping(self) -> Damage:
-        """What the settled cast costs whose saturated share is the median one (the lower of two).
+        """Cost of the settled cast with the median saturated share (the lower of two).
 
-        A scale that is computed now and then costs nothing on some steps and much on others: `cost`, of a few steps
-        only, may meet the former alone.
+        A scale that is computed now and then costs nothing on some steps and much on others; ``cost``, of a few steps,
+        may meet only the former.
         """
         casts = sorted(self.settled, key=lambda c: (c.saturated_share, c.step))
         return damage(casts[(len(casts) - 1) // 2].statistics, self.fmt)
 
     @cached_property
     def cost(self) -> Damage:
-        """What the cast costs as it is."""
+        """Cost of the cast at the scale in force."""
         return self.damage()
 
     @cached_property
     def fitted(self) -> Damage:
-        """What it would cost at the scale of each step's own amax."""
+        """Cost at the scale of each step's own amax."""
         return self.damage(rescaled=True)
 
     def damage(self, fmt: Format | None = None, *, rescaled: bool = False) -> Damage:
-        """What the cast costs, in the median over a few steps, field by field.
+        """Cost of the cast, median over a few steps, field by field.
 
         Args:
             fmt: another format.
-            rescaled: at the scale of each step's own amax, in place of the one in force.
+            rescaled: at the scale of each step's own amax instead of the one in force.
         """
         target = fmt or self.fmt
         each = [damage(c.statistics, target, _filling(c, target) if rescaled else 1.0) for c in self.spots]
@@ -238,7 +244,7 @@ class Operand:
         return Damage(**{n: median(getattr(d, n) for d in each) for n in names})
 
     def replay(self, recipe: Recipe, fmt: Format | None = None) -> Replayed:
-        """What ``recipe`` would have done: the scales of the whole series, the counts at casts of known scale."""
+        """Replay ``recipe`` over the whole series, with counts at the casts of known scale."""
         target = fmt or self.fmt
         series = AmaxSeries.of([c.amax for c in self.casts], [c.step for c in self.casts])
         known = np.array([c.amax is not None for c in self.casts], dtype=np.bool_)
@@ -261,7 +267,7 @@ class Operand:
 
 
 def damage(statistics: TensorStatistics, fmt: Format, multiplier: float = 1.0) -> Damage:
-    """What casting ``tensor * multiplier`` to ``fmt``, clipping at its maximum, costs."""
+    """Cost of casting ``tensor * multiplier`` to ``fmt``, clipping at its maximum."""
     found = predict(statistics, fmt, scale=multiplier, saturate=True)
     sqnr = found.sqnr_db.estimate
     lost = max(0.0, rounding_db(fmt) - sqnr) if statistics.histogram.total else 0.0
@@ -286,7 +292,7 @@ def rounding_magnitude(fmt: Format) -> float:
 
 
 def flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: float = 1.0) -> float:
-    """Share of the sum of magnitudes in elements that become zero; each taken at the middle of its bin."""
+    """Share of the sum of magnitudes in elements that become zero, each at the middle of its bin."""
     trimmed = histogram.trimmed()
     if not trimmed.counts.size:
         return 0.0
@@ -299,12 +305,12 @@ def flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: flo
 
 
 def _filling(cast: Cast, fmt: Format) -> float:
-    """What brings the cast's amax to the format's maximum."""
+    """Multiplier that brings the cast's amax to the format's maximum."""
     return fmt.max / cast.peak if cast.peak else 1.0
 
 
 def operands(view: RunView) -> Mapping[Key, Operand]:
-    """Every operand that was cast to a float8 dtype in training; read once per view."""
+    """Every operand that training cast to a float8 dtype; read once per view."""
     return view.remember("fp8-operands", lambda: _read(view))
 
 
@@ -324,7 +330,7 @@ def _read(view: RunView) -> dict[Key, Operand]:
         cast = _cast(r)
         if fmt is None or cast is None:
             continue
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        key = key_of(r)
         mine = casts.setdefault(key, {})
         mine[cast.step] = _together(mine[cast.step], cast) if cast.step in mine else cast
         facts[key] = text(r["module_class"]), fmt, text(r["dtype"])
@@ -351,7 +357,7 @@ def _cast(r: Mapping[str, Any]) -> Cast | None:
 
 
 def _statistics(r: Mapping[str, Any]) -> TensorStatistics:
-    """Of a row; where its columns contradict each other, of its exponents alone."""
+    """Statistics of a row; of its exponents alone if its columns contradict each other."""
     histogram = exponents("exp_hist", r["exp_lo"], r["exp_hist"])
     # A scale that is no power of two takes the elements off the grid of their dtype.
     source = known_format(text(r["dtype"])) if number(r["scale"]) == 1.0 else None
@@ -364,7 +370,7 @@ def _statistics(r: Mapping[str, Any]) -> TensorStatistics:
 
 
 def _together(a: Cast, b: Cast) -> Cast:
-    """Two casts of one operand at one step: counts of both, the rest of the unsound or the larger one."""
+    """Merge two casts of one operand at one step: the counts of both, the rest of the unsound or larger one."""
     size = lambda c: (not c.sound, c.amax if c.amax is not None else c.peak)  # noqa: E731
     larger = max(a, b, key=size)
     names = ("numel", "alive", "saturated", "flushed", "non_finite")

@@ -1,4 +1,4 @@
-"""The bulk of a tensor apart from its outliers: what one scale for both costs the many that are small."""
+"""The bulk of a tensor without its outliers: what one common scale costs the many small elements."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from precdoctor.numerics.prediction import TensorStatistics
 
 #: Binades above the median magnitude from which an element is an outlier: ten standard deviations of a Gaussian.
 REACH = 4
-#: Share of a weight gradient that is zero because of a cast, from which on the bulk matters whatever its magnitude: the
-#: published band for flushed elements (NVIDIA BioNeMo, 4 %).
+#: Share of a weight gradient that a cast made zero, from which the bulk matters whatever its magnitude: the published
+#: band for flushed elements (NVIDIA BioNeMo, 4 %).
 LOST_CHANNELS = 0.04
 
 
@@ -27,14 +27,14 @@ class Bulk:
     """Elements within :data:`REACH` binades of the median magnitude, and below.
 
     Attributes:
-        outliers: share of the non-zero elements that are not among them.
-        magnitude: share of the sum of magnitudes they have.
+        outliers: share of the non-zero elements outside the bulk.
+        magnitude: share of the sum of magnitudes in the bulk.
         distance: binades between the amax of the tensor and the upper end of the bulk.
         flushed: share of the bulk that becomes zero at the scale of the tensor's amax.
         sqnr_db: signal to quantisation noise of the bulk alone at that scale.
-        lost_db: by how much it is less than at a scale of its own.
+        lost_db: distance of that below the same at a scale of its own.
         flushed_alone: share of the bulk that becomes zero at a scale of its own.
-        weighs: the bulk is more of the tensor than rounding takes from the outliers.
+        weighs: whether its magnitudes are more than rounding takes from the outliers.
     """
 
     outliers: float
@@ -54,14 +54,8 @@ def cut(histogram: ExponentHistogram) -> int:
     return trimmed.lo + middle + REACH
 
 
-def spread(operand: Operand) -> float:
-    """Binades between the amax and the upper end of the median's bin, on a typical step."""
-    cast = operand.typical
-    return float(np.log2(cast.peak)) - (cut(cast.statistics.histogram) - REACH + 1)
-
-
 def bulk_of(operand: Operand) -> Bulk | None:
-    """In the median over a few steps, field by field; None when there are no outliers on half of them."""
+    """The bulk in the median over a few steps, field by field; None if half of them have no outliers."""
     each = [b for c in operand.spots if (b := _bulk(c, operand.fmt)) is not None]
     if 2 * len(each) <= len(operand.spots):
         return None
@@ -95,9 +89,9 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
 
 
 def lost_channels(view: RunView, operand: Operand) -> float:
-    """Share of a layer's weight gradient that is zero because channels of this operand were flushed, at least.
+    """Least share of a layer's weight gradient that is zero because channels of this operand were flushed.
 
-    The layer is the operand's own where it is an input or an output gradient of one, else those that read it.
+    The layer is the operand's own if it is the input or output gradient of one, else the layers that read it.
     """
     role, flushed = operand.key[3], operand.flushed_share
     if not flushed or role.startswith("weight"):
@@ -112,9 +106,9 @@ def lost_channels(view: RunView, operand: Operand) -> float:
 
 
 def readers(view: RunView, operand: Operand) -> list[Module]:
-    """Modules with a weight that were given what the cast left: as many elements, and the same zeros on every step.
+    """Modules with a weight that read the result of the cast: as many elements, and the same zeros on every step.
 
-    Casts are often written in front of a layer, in the module around it or in one of their own.
+    A cast often stands before the layer, in the module around it or in one of its own.
     """
     left = {c.step: (c.numel, c.numel - c.alive - c.non_finite + c.flushed) for c in operand.settled if c.flushed}
     found = []
@@ -126,19 +120,19 @@ def readers(view: RunView, operand: Operand) -> list[Module]:
 
 
 def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:
-    """Whether the bulk is more than a tail: it holds some of the magnitude, or channels of it are gone."""
+    """Whether the bulk is more than a tail: it holds some of the magnitude, or whole channels of it are lost."""
     return bulk.weighs or lost_channels(view, operand) >= LOST_CHANNELS
 
 
 def hot_blocks(histogram: BlockHistogram, last_bin: int) -> float:
-    """Share of the blocks that hold an outlier: their amax lies above ``last_bin``."""
+    """Share of the blocks with an outlier: their amax lies above ``last_bin``."""
     trimmed = histogram.amax.trimmed()
     bins = trimmed.lo + np.arange(trimmed.counts.size)
     return float(trimmed.counts[bins > last_bin].sum() / max(trimmed.total, 1))
 
 
 def dead_blocks(histogram: BlockHistogram, fmt: Format) -> float:
-    """Share of the blocks with a non-zero element that lose every one of them: their amax, as cast, is flushed."""
+    """Share of the non-zero blocks that lose every element: their amax, as cast, is flushed."""
     trimmed = histogram.amax.trimmed()
     upper = np.exp2(trimmed.lo + 1.0 + np.arange(trimmed.counts.size))
     return float(trimmed.counts[upper <= fmt.flush_limit].sum() / max(trimmed.total, 1))

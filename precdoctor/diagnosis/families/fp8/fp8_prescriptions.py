@@ -1,4 +1,4 @@
-"""What would make a bad cast to FP8 a good one: changes from the smallest on, each with its effect on this tensor."""
+"""Prescriptions for casts to FP8: changes from the smallest on, each with its predicted effect on the operand."""
 
 from __future__ import annotations
 
@@ -13,39 +13,26 @@ from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Damage, Operand, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
-from precdoctor.diagnosis.survey.rows import Key, number
+from precdoctor.diagnosis.survey.rows import Key, key_of, number
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
-#: Steps whose block histograms are read.
+#: Number of steps whose block histograms are read, to bound the reading; chosen empirically.
 _BLOCK_STEPS = 3
+#: Recorded block sizes.
 _SIZES = (128, 32)
 
-FLUSHED_SHARE = RuleOption(
-    "flushed_share",
-    0.04,
-    "fraction",
-    "Finite non-zero elements that the cast rounds to zero, median over steps.",
-    "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo; a starting point, not truth.",
-    maximum=1.0,
-)
-LOST_DB = RuleOption(
-    "lost_db",
-    3.0,
-    "dB",
-    "Signal to quantisation noise below that of rounding to the format's mantissa (32.2 dB in E4M3, 26.2 dB in E5M2).",
-    "At 3 dB the scale costs as much as all rounding does.",
-)
-MIN_ELEMENTS = RuleOption(
-    "min_elements",
-    512.0,
-    "elements",
-    "Smaller tensors are not judged.",
-    "Four tiles of 128.",
-    1.0,
-)
+FLUSHED_SHARE = RuleOption("flushed_share", 0.04, "fraction",
+                           "Finite non-zero elements that the cast rounds to zero, median over steps.",
+                           "Upper of the bands 0.5 / 2 / 4 % published with NVIDIA BioNeMo: a starting point.",
+                           maximum=1.0)  # fmt: skip
+LOST_DB = RuleOption("lost_db", 3.0, "dB",
+                     "Signal to noise lost beyond rounding to the format's mantissa (32.2 dB in E4M3, 26.2 in E5M2).",
+                     "At 3 dB the scale costs as much as all rounding does.")  # fmt: skip
+MIN_ELEMENTS = RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.",
+                          1.0)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,9 +40,9 @@ class Cure:
     """A change to one operand.
 
     Attributes:
-        words: what to do, an imperative.
+        words: the change, as an imperative.
         change: the same for machines.
-        damage: what the cast would cost then.
+        damage: cost of the cast after it.
     """
 
     words: str
@@ -65,17 +52,17 @@ class Cure:
 
 
 def works(damage: Damage, flushed_share: float, lost_db: float) -> bool:
-    """Whether a cast is within the limits: little flushed or nothing of weight, and the noise that of rounding."""
+    """Whether a cast is within both limits: little is flushed, and the noise is that of rounding."""
     return damage.flushed < flushed_share and damage.lost_db < lost_db
 
 
 def harmful(damage: Damage, fmt: Format, lost_db: float) -> bool:
-    """Whether the flushed elements are more of the tensor than rounding takes anyway, or the noise above it."""
+    """Whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
     return damage.lost_magnitude >= rounding_magnitude(fmt) or damage.lost_db >= lost_db
 
 
 def cures(view: RunView, operand: Operand) -> Iterator[Cure]:
-    """Changes from the smallest on; the last one, the tensor's own dtype, always works."""
+    """Yield changes from the smallest on; the last one, the tensor's own dtype, always works."""
     fmt = operand.fmt
     if padding(operand) > 1.0:
         yield rescaled(operand)
@@ -122,7 +109,7 @@ def in_e5m2(operand: Operand) -> Cure:
 
 
 def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
-    """A scale per 1x128 tile, or MX blocks of 32: what was recorded."""
+    """A scale per 1x128 tile, or MX blocks of 32, whichever was recorded."""
     for fmt in (TILE_1X128, MXFP8_E5M2 if operand.fmt.mantissa_bits == E5M2.mantissa_bits else MXFP8_E4M3):
         found = block_damage(view, operand, fmt)
         if found is not None:
@@ -136,7 +123,7 @@ def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
 
 
 def smoothed(view: RunView, operand: Operand) -> Iterator[Cure]:
-    """Loud channels of an input moved into the weight, where zeros of the weight gradient show that it is channels.
+    """Loud channels of an input moved into the weight, if zeros of the weight gradient show that channels are lost.
 
     Predicted from the exponents of the bulk at a scale of its own. Source: SmoothQuant, arXiv:2211.10438.
     """
@@ -146,7 +133,7 @@ def smoothed(view: RunView, operand: Operand) -> Iterator[Cure]:
     sqnr = bulk.sqnr_db + bulk.lost_db
     yield Cure(
         f"divide the loud channels by their amax before the cast, and multiply these columns of the weight by it "
-        f"(2^{bulk.distance:.0f} down), which leaves the rest {sqnr:.1f} dB in place of {bulk.sqnr_db:.1f}",
+        f"(2^{bulk.distance:.0f} down), which leaves the rest {sqnr:.1f} dB instead of {bulk.sqnr_db:.1f}",
         {"operand": operand.label, "smoothing": {"from": None, "to": "channel amax"}},
         Damage(bulk.flushed_alone, 0.0, 0.0, math.inf, max(0.0, rounding_db(operand.fmt) - sqnr)),
         "amax = x.abs().amax(0, keepdim=True).clamp_min(1e-12)  # per channel, over a few batches, then constant\n"
@@ -187,7 +174,7 @@ def prescription(cure: Cure, before: Damage) -> Prescription:
 
 
 def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
-    """Per operand a few rows with their block histograms, of the newest steps and some before."""
+    """Per operand a few rows with block histograms, spread over the steps."""
     return view.remember("fp8-blocks", lambda: _blocks(view))
 
 
@@ -199,13 +186,12 @@ def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
         ["root", "module", "kind", "name", "call", "phase", "amax", *columns], (KIND,), steps=chosen
     ):
         if r["phase"] != "recompute" and number(r["amax"]):
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            found.setdefault(key, []).append(r)
+            found.setdefault(key_of(r), []).append(r)
     return found
 
 
 def _block_steps(view: RunView) -> list[int]:
-    """The steps to read: blocks are recorded less often than the rest. The first one counts if there are no others."""
+    """The steps to read: those with block histograms, without the first one if there are others."""
     low = [f"block{size}_amax_lo" for size in _SIZES]
     recorded: set[int] = set()
     for frame in view.scan(low, (KIND,)):
@@ -222,7 +208,7 @@ def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHi
 
 
 def block_damage(view: RunView, operand: Operand, fmt: BlockFormat) -> Damage | None:
-    """What a block format would cost, in the median over a few steps; None where its blocks were not recorded."""
+    """Cost of the cast in a block format, median over a few steps; None where its blocks were not recorded."""
     each = [_block_damage(h, fmt, amax) for h, amax in histograms(view, operand, fmt.block[1])]
     if not each:
         return None
@@ -234,11 +220,11 @@ def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> D
     found = predict_blocks(histogram, fmt, amax=amax)
     sqnr, flushed = found.sqnr_db.estimate, found.flushed.estimate
     lost = max(0.0, rounding_db(fmt.element) - sqnr)
-    # What is flushed lies as far below its block's amax as the format reaches: it weighs nothing.
+    # Flushed elements lie below their block's amax by the whole range of the format: they weigh nothing.
     return Damage(flushed, found.saturated.estimate, 0.0, sqnr, lost)
 
 
-# -- how findings say it ----------------------------------------------------------------------------------------------
+# -- parts of findings ------------------------------------------------------------------------------------------------
 
 
 def location(operand: Operand, cast: Cast) -> Location:
@@ -249,7 +235,7 @@ def location(operand: Operand, cast: Cast) -> Location:
 
 
 def listed(guilty: Iterable[Operand], figures: Callable[[Operand], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The ``tensors`` entry of a finding's evidence: all of them, so that what explains a finding can be told."""
+    """The ``tensors`` entry of a finding's evidence, with all operands: relations between findings compare them."""
     names = ("root", "module", "kind", "name", "call")
     return [{**dict(zip(names, o.key, strict=True)), **figures(o)} for o in guilty]
 
@@ -261,14 +247,14 @@ def seen_words(found: Mapping[Key, Operand]) -> str:
 
 
 def scale_words(cast: Cast) -> str:
-    """What the tensor was before and after scaling."""
+    """Amax before and after scaling, in words."""
     if cast.scale is None:
-        return f"it reaches {cast.peak:.3g} before the cast, scale not known"
-    return f"it reaches {cast.amax or 0.0:.3g}, times the scale {cast.scale:.3g} that is {cast.peak:.3g}"
+        return f"the cast gets up to {cast.peak:.3g}, at an unknown scale"
+    return f"amax {cast.amax or 0.0:.3g} times the scale {cast.scale:.3g} is {cast.peak:.3g}"
 
 
 def confidence(operand: Operand) -> tuple[float, str]:
-    """How sure a finding about exact counts over steps is, and why."""
+    """Confidence of a finding about exact counts over steps, and its reason."""
     if len(operand.settled) < 4:
         return 0.7, "counted exactly, on fewer than four steps"
     return 0.9, "flushed and clipped elements were counted at the cast"

@@ -25,6 +25,7 @@ from precdoctor.diagnosis.survey.rows import (
     Key,
     TensorRow,
     integer,
+    key_of,
     known_format,
     path_evidence,
     path_to,
@@ -36,16 +37,16 @@ from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
-Tensors in a float8 dtype of which a large share sits exactly at the format's maximum (448 in E4M3FN, 57344 in E5M2).
-Where the log holds the exact count of clipped elements (`saturated`, from a cast that was observed), that count is
-judged instead, against its own, stricter limit; so it is for every cast to float8 that was seen (`fp8_operand`), where
-clipping must also cost `lost_db` of signal to noise on the step of median clipping: weights that grow a few percent a
-step are always clipped by as much under delayed scaling, and lose nothing. One element at the maximum per scaled block
-is healthy, amax scaling puts it there, which is why the default limit is above 1/128.
+Tensors in a float8 dtype with a large share of elements exactly at the format's maximum (448 in E4M3FN, 57344 in E5M2).
+Where the log holds the exact count of clipped elements (`saturated`, from a recorded cast), that count is judged
+instead, against its own, stricter limit. For FP8 operands (`fp8_operand`) clipping must also cost `lost_db` of signal
+to noise on the step of median clipping: under delayed scaling, weights that grow a few percent a step are always
+clipped by as much, and lose nothing. One element at the maximum per scaled block is healthy, because amax scaling puts
+it there; the default limit is therefore above 1/128.
 """,
     matters="""
 E4M3FN has no infinity: a cast of too large a value saturates silently, the largest activations all become equal, and
-nothing is ever NaN. The scale is too large for the data, usually because it is missing, or stale under delayed scaling.
+nothing is ever NaN. The scale is too large for the data, usually because it is missing, or stale (PD404).
 """,
     example="""
     x.to(torch.float8_e4m3fn)                 # no scale: everything above 464 becomes 448
@@ -54,7 +55,7 @@ nothing is ever NaN. The scale is too large for the data, usually because it is 
 """,
     remedy="""
 Compute the scale from the current amax (current scaling), or shorten the amax history and add a margin (delayed
-scaling). The finding says by how many binades the scale must come down.
+scaling). The finding states by how many binades the scale must come down.
 """,
     confidence="""
 0.95 from exact counts of clipped elements, 0.8 from elements at the maximum with a limit above one per 128-element
@@ -83,7 +84,7 @@ class _Tensor:
     shares: list[float] = field(default_factory=list)
     worst: tuple[Process, int] = (Process(0, 0), 0)
     worst_share: float = -1.0
-    #: Binades the scale must come down in the worst step, as far as the histogram tells.
+    #: Binades by which the scale must come down on the worst step, from the histogram.
     binades: int = 1
 
     @property
@@ -105,13 +106,13 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([_clipped(view, clipped, options)], reason, Status.FAILED)
     if not tensors:
         worst = max((o.saturated_share for o in casts.values()), default=0.0)
-        return Checked((), f"{seen_words(casts)}: {percent(worst)} clipped in the worst")
+        return Checked((), f"{seen_words(casts)}: at most {percent(worst)} clipped")
     seen = f"{plural(len(tensors), 'FP8 tensor')} on {plural(len(steps), 'step')}"
     limits = {True: options["saturated_share"], False: options["at_max_share"]}
     guilty = {k: t for k, t in tensors.items() if t.share > limits[t.exact]}
     if not guilty:
         worst = max(t.share for t in tensors.values())
-        return Checked((), f"{seen}: {percent(worst)} at the maximum in the worst")
+        return Checked((), f"{seen}: at most {percent(worst)} at the maximum")
     key, tensor = max(guilty.items(), key=lambda item: item[1].share)
     finding = _finding(view, key, tensor, limits[tensor.exact], options, len(guilty))
     return Checked([finding], f"{plural(len(guilty), 'tensor')} of {seen} above the limit", Status.FAILED)
@@ -126,7 +127,7 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
             continue
         clipped = integer(r.get("saturated"))
         share = (int(r["at_max"]) if clipped is None else clipped) / numel
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
+        key = key_of(r)
         tensor = tensors.setdefault(key, _Tensor(str(r["dtype"]), clipped is not None, numel))
         tensor.shares.append(share)
         steps.add(int(r["step"]))
@@ -139,10 +140,10 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
 
 
 def _binades_down(histogram: ExponentHistogram, at_max: int, allowed: float) -> int:
-    """By how many binades the scale must fall until fewer than ``allowed`` elements clip.
+    """Binades by which the scale must fall until fewer than ``allowed`` elements clip.
 
-    What was clipped is gone; the ratio of the two full binades below the top one says how fast the tail falls, and it
-    is continued geometrically. A tail that does not fall is taken to lose half per binade.
+    Clipped magnitudes are not recorded; the tail is continued geometrically by the ratio of the two full binades below
+    the top one, and by a half per binade where it does not fall.
     """
     counts = histogram.trimmed().counts
     ratio = 0.5
@@ -165,16 +166,14 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     if source is not None and source.amax:
         binades = max(1, math.ceil(math.log2(source.amax * (row.scale or 1.0) / largest)))
     confidence = 0.95 if tensor.exact else 0.8 if tensor.numel >= 4096 else 0.6
-    return Finding(
-        code="PD401",
-        name="fp8-saturation",
+    return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
         confidence=confidence,
         title=f"{percent(tensor.share)} of {row.label} is {what} the maximum of {tensor.dtype}, {largest:g}",
         message=f"{percent(tensor.share)} of the elements of {row.label} ({row.dtype}) are {what} {largest:g} in the "
         f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
         f"{percent(tensor.worst_share)} at step {step}. "
-        f"Larger values all became equal, silently. {plural(guilty, 'tensor')} above the limit.",
+        f"Larger values silently became equal. {plural(guilty, 'tensor')} above the limit.",
         location=Location(
             row.root,
             row.module,
@@ -200,22 +199,19 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
 
 
 def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Finding:
-    """From the casts themselves: what was clipped is still there to be counted."""
+    """The finding about recorded casts, which still hold the elements beyond the maximum."""
     operand = clipped[0]
     share, largest = operand.saturated_share, operand.fmt.max
     cast = max(operand.settled, key=lambda c: (c.saturated_share, -c.step))
     sure, why = confidence(operand)
-    return Finding(
-        code="PD401",
-        name="fp8-saturation",
+    return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
         confidence=0.95 if sure > 0.7 else sure,
         title=f"{percent(share)} of the {operand.label} is clipped at the maximum of {operand.fmt.dtype}, {largest:g}",
         message=f"{percent(share)} of the elements of the {operand.label} are beyond {largest:g} when they are cast to "
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
         f"{percent(options['saturated_share'])}); {percent(cast.saturated_share)} at step {cast.step}, where "
-        f"{scale_words(cast)}. Larger values all became equal, silently. {plural(len(clipped), 'operand')} above the "
-        f"limit.",
+        f"{scale_words(cast)}. Larger values silently became equal. {plural(len(clipped), 'operand')} above the limit.",
         location=location(operand, cast),
         evidence={
             "saturated_share": share,
@@ -232,7 +228,7 @@ def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Fin
 
 
 def _lower(operand: Operand, share: float) -> Prescription:
-    """The scale of the tensor's own amax, with what it clips and flushes."""
+    """The scale of the tensor's own amax, with the shares it clips and flushes."""
     cure = rescaled(operand)
     return Prescription(
         title=f"{cure.words}: clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed "
@@ -247,7 +243,7 @@ def _lower(operand: Operand, share: float) -> Prescription:
 
 
 def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | None:
-    """The tensor this one was cast from: the last wider one of as many elements before it."""
+    """The input of the cast: the last wider tensor of as many elements before it."""
     if row.order is None:
         return None
     earlier = [
@@ -291,33 +287,14 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption(
-            "at_max_share",
-            0.02,
-            "fraction",
-            "Elements exactly at the maximum, median over steps.",
-            "2.5 times the one element per 1x128 tile that amax scaling puts there (0.78 %).",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "saturated_share",
-            0.005,
-            "fraction",
-            "Elements clipped by a cast that was observed, median over steps.",
-            "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX).",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "error_share",
-            0.1,
-            "fraction",
-            "From this share on the finding is an error, below a warning.",
-            "Precdoctor's own.",
-            maximum=1.0,
-        ),
+        RuleOption("at_max_share", 0.02, "fraction", "Largest share exactly at the maximum, median over steps.",
+                   "2.5 times the one element per 1x128 tile that amax scaling puts there (0.78 %).", maximum=1.0),
+        RuleOption("saturated_share", 0.005, "fraction", "Largest share clipped by a recorded cast, median over steps.",
+                   "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX).", maximum=1.0),
+        RuleOption("error_share", 0.1, "fraction", "Share from which the finding is an error.", maximum=1.0),
         LOST_DB,
         RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
     ),
     explains={**when(same_module, "PD203"), **when(same_tensors, "PD407")},
     check=check,
-)
+)  # fmt: skip

@@ -35,20 +35,21 @@ from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-Tensors that a cast to a float8 dtype rounds to zero in part: the share of their finite non-zero elements that is zero
-afterwards, counted at the cast, in the median over the recorded steps. Softmax probabilities, GELU outputs and
-gradients have many elements that are too small to matter, so two limits must be passed: the share itself, and what it
-costs. That is either the sum of the magnitudes that went (against the 2.3 % that rounding to E4M3's mantissa takes on
-average), or the signal to quantisation noise, predicted from the exponents given to the cast, which is `lost_db` below
-what rounding alone would leave. Both are small where one loud channel holds all the magnitude and the others are gone.
-So the gradient of the layer's weight must agree before a loss is called harmless: rows and columns of flushed channels
-are exactly zero there, on every step, while scattered small elements leave no zeros. `flushed_share` of it lost that
-way is a finding, if neither the input nor the output gradient had those zeros before the cast. The first recorded step,
-at which a history may still be empty, does not count.
+Tensors that a cast to a float8 dtype rounds to zero in part. The measure is the share of finite non-zero elements that
+become zero, counted at the cast, in the median over the recorded steps. Softmax probabilities, GELU outputs and
+gradients have many elements that are too small to matter, so the loss must also cost something. Either the flushed
+elements hold more of the sum of magnitudes than rounding takes (2.3 % on average in E4M3). Or the signal to
+quantisation noise, predicted from the exponents before the cast, is `lost_db` below rounding alone.
+
+Both costs are small where one loud channel holds all the magnitude and the others are lost. A loss is therefore
+harmless only if the gradient of the layer's weight agrees: rows and columns of flushed channels are exactly zero there
+on every step, while scattered small elements leave no zeros. `flushed_share` of it lost that way is a finding, unless
+the input or the output gradient had those zeros before the cast. The first recorded step, whose history may be empty,
+does not count.
 """,
     matters="""
 A scale that is too small pushes the tensor into the subnormals of the format, where numbers have two, one and no
-significant bits, and then out of it. Nothing overflows, nothing is NaN; the layer simply learns less.
+significant bits, and then out of it. Nothing overflows and nothing is NaN; the layer simply learns less.
 """,
     example="""
 A gradient of 1e-5 cast without a scale; E4M3 flushes all up to 2^-10:
@@ -58,9 +59,9 @@ A gradient of 1e-5 cast without a scale; E4M3 flushes all up to 2^-10:
     (grad * scale).to(torch.float8_e4m3fn)          # none of it
 """,
     remedy="""
-Scale by the tensor's own amax. Where the amax scale flushes as much (one outlier sets it, or the tensor is wide), a
-gradient belongs into E5M2, anything else into a block format or left wide; the finding says which is the smallest
-change that is enough.
+Scale by the tensor's own amax. Where the amax scale flushes as much (one outlier sets it, or the tensor is wide), cast
+a gradient to E5M2, and anything else to a block format or not at all; the finding names the smallest change that is
+enough. `precdoctor whatif RUN --kind fp8_operand --format mxfp8` predicts block formats for all operands.
 """,
     confidence="""
 0.9: flushed elements are counted at the cast. 0.7 with fewer than four steps. The cost is predicted from the exponent
@@ -85,7 +86,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not guilty:
         worst = max((o.flushed_share for o in judged), default=0.0)
         weightless = ", less than rounding takes, and no recorded weight gradient misses a channel" if flushing else ""
-        return Checked((), f"{seen_words(found)}: {percent(worst)} flushed in the worst{weightless}")
+        return Checked((), f"{seen_words(found)}: at most {percent(worst)} flushed{weightless}")
     guilty.sort(key=lambda o: (-o.flushed_share, o.key))
     finding = _finding(view, guilty, options)
     return Checked([finding], f"{plural(len(guilty), 'operand')} of {seen_words(found)} above the limits",
@@ -112,9 +113,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
     )
     sure, why = confidence(operand)
     share = operand.flushed_share
-    return Finding(
-        code="PD402",
-        name="fp8-underflow",
+    return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,
         confidence=sure,
         title=f"{percent(share)} of the {operand.label} is flushed to zero in {operand.fmt.name}",
@@ -122,7 +121,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
         f"{percent(options['flushed_share'])}). Its non-zero elements keep {bulk.bits:.1f} of "
         f"{bulk.of_bits} significant bits on average. {proof}{_cost_words(cost, operand, options)} At step {cast.step} "
-        f"{scale_words(cast)}, {padding(operand):.1f} binades below {operand.fmt.max:g} in the median. "
+        f"{scale_words(cast)}; in the median {padding(operand):.1f} binades below {operand.fmt.max:g} are unused. "
         f"{plural(len(guilty), 'operand')} above the limits.",
         location=location(operand, cast),
         evidence={
@@ -147,7 +146,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
 def _cost_words(cost: Damage, operand: Operand, options: Options) -> str:
     fmt = operand.fmt
     return (
-        f"With them go {percent(cost.lost_magnitude)} of its magnitude (rounding takes "
+        f"Flushing takes {percent(cost.lost_magnitude)} of its magnitude (rounding takes "
         f"{percent(rounding_magnitude(fmt))}); the signal to noise is {cost.sqnr_db:.1f} dB, {cost.lost_db:.1f} dB "
         f"below the {rounding_db(fmt):.1f} dB of {fmt.name} at a fitting scale (limit {options['lost_db']:g})."
     )
@@ -162,16 +161,10 @@ RULE = Rule(
     options=(
         FLUSHED_SHARE,
         LOST_DB,
-        RuleOption(
-            "error_share",
-            0.5,
-            "fraction",
-            "From this flushed share on the finding is an error, below a warning.",
-            "Precdoctor's own: half of a tensor is no tail.",
-            maximum=1.0,
-        ),
+        RuleOption("error_share", 0.5, "fraction", "Flushed share from which the finding is an error.",
+                   "Chosen empirically: half of a tensor is no tail.", maximum=1.0),
         MIN_ELEMENTS,
     ),
-    explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407", "PD409")},
+    explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407")},
     check=check,
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""PD407: layers that recipes keep out of FP8, in FP8: how much it costs in this run."""
+"""PD407: layers in FP8 that recipes keep wide, with their cost in this run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-Casts to a float8 dtype in an embedding, a norm, a router or the layer of the final logits, told by the class of the
-module (or of one around it) and by its name. The role alone is information. It is a warning where this run shows
-damage: more than the limit flushed at a cost or clipped, or signal to noise below what rounding leaves (as in PD402
-and PD401); and for logits, where the noise of both operands times the spread of the recorded logits is predicted to
-raise the loss by `logit_nats`. Noise of standard deviation s on the logits raises a cross-entropy by at most s^2 / 2.
-Results of a whole model that are rounded to float8 are judged whatever the layer is called, by what the noise is beside
-their variance (`noise_share`): a mean that all samples share is no information, and the signal to noise counts it.
+Casts to a float8 dtype in an embedding, a norm, a router or the layer of the final logits. The class of the module (or
+of one around it) or its name gives the role. The role alone is information. The finding is a warning if this run shows
+damage: more than the limit clipped, or flushed at a cost, or signal to noise below that of rounding (as in PD401 and
+PD402). For logits it is also a warning if the noise of both operands times the spread of the recorded logits is
+predicted to raise the loss by `logit_nats`: noise of standard deviation s on the logits raises a cross-entropy by at
+most s^2 / 2. Results of a whole model that are rounded to float8 are judged whatever the name of the layer, by the
+noise over their variance (`noise_share`): a mean that all samples share is no information, but the signal to noise
+counts it.
 """,
     matters="""
 These layers are a small part of the work and carry more than others: embedding rows are read one by one and average
@@ -52,8 +53,8 @@ Leave the named module in its own dtype: recipes do (filters such as torchao's `
 `fp8_autocast` around the blocks only), and it costs little, the layer being a small part of the whole.
 """,
     confidence="""
-0.9 for damage that was counted or predicted from exponents on four steps and more, 0.7 with fewer; the role is told
-from a name, so 0.6 where nothing but the role speaks. The loss of the logits is an upper bound and assumes a softmax.
+0.9 for damage that was counted or predicted from exponents on four steps and more, 0.7 with fewer; 0.6 without damage,
+because a role is recognised by a name. The loss of the logits is an upper bound and assumes a softmax.
 """,
     references=(
         "DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3.1 (embedding, head, gating and norms stay wide)",
@@ -70,7 +71,7 @@ _NAMES = (
     ("router", re.compile(r"^router$")),
     ("logits", re.compile(r"^(lm_?head|head|logits|classifier|unembed(ding)?|output_projection)$")),
 )
-#: A router where experts stand beside it; else half of a gated product.
+#: A router if experts are its siblings; otherwise half of a gated product.
 _GATE = re.compile(r"^(gate|gating)$")
 
 
@@ -78,11 +79,11 @@ _GATE = re.compile(r"^(gate|gating)$")
 class _Sensitive:
     operand: Operand
     role: str
-    #: The module that has the role: the operand's own or one around it.
+    #: The module with the role: the operand's own or one around it.
     module: str
-    #: Upper bound of what the noise adds to the loss; None but for logits.
+    #: Upper bound of the noise's effect on the loss; None except for logits.
     nats: float | None
-    #: Variance of the noise over that of the model's results; None for what is no result.
+    #: Variance of the noise over that of the model's results; None for other tensors.
     noise: float | None
     damaged: bool
 
@@ -155,7 +156,7 @@ def _judged(
 
 
 def _result(view: RunView, operand: Operand, options: Options) -> _Sensitive | None:
-    """An operand that is what the model returns, if rounding it does damage; the name of the layer does not matter."""
+    """An operand that the model returns, if rounding it does damage, whatever the name of the layer."""
     noise = _noise(view, operand)
     if noise is None or noise < options["noise_share"]:
         return None
@@ -163,10 +164,10 @@ def _result(view: RunView, operand: Operand, options: Options) -> _Sensitive | N
 
 
 def _noise(view: RunView, operand: Operand) -> float | None:
-    """Variance of the cast's noise over that of the model's results; None where they are not what was cast.
+    """Variance of the cast's noise over that of the model's results; None if the operand is not these results.
 
-    They are where the root's output has as many elements and the same largest magnitude, but for the rounding. The
-    mean is that over all channels, so that results with several are taken to vary more than they do.
+    It is, if the root's output has as many elements and, up to rounding, the same largest magnitude. The mean is over
+    all channels, which overestimates the variance of results with several.
     """
     if operand.key[3].startswith("weight") or operand.gradient:
         return None
@@ -201,11 +202,11 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
     worst = judged[0]
     operand, cost = worst.operand, worst.operand.cost
     cast = operand.typical
-    sure, why = confidence(operand) if worst.damaged else (0.6, "told by class and name; no damage in this run")
+    sure, why = confidence(operand) if worst.damaged else (0.6, "recognised by class and name; no damage in this run")
     what = {"logits": "the final logits", "norm": "a norm", "router": "a router", "result": "the model's results"}.get(
         worst.role, "an embedding"
     )
-    told = [s for s in judged if s.damaged] or judged
+    shown = [s for s in judged if s.damaged] or judged
     harm = (
         f"{percent(operand.flushed_share)} flushed, {percent(operand.saturated_share)} clipped, signal to noise "
         f"{cost.sqnr_db:.1f} dB, {cost.lost_db:.1f} dB below rounding (limit {options['lost_db']:g})"
@@ -217,9 +218,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
         harm += f"(limit {percent(options['noise_share'])})"
     verdict = "" if worst.damaged else ", harmless so far"
     names = sorted({f"`{s.module}` ({s.role})" for s in judged})
-    return Finding(
-        code="PD407",
-        name="sensitive-layer-in-fp8",
+    return RULE.finding(
         severity=Severity.WARNING if worst.damaged else Severity.INFO,
         confidence=sure,
         title=f"FP8 in {what}: the {operand.label} is cast to {operand.fmt.name}{verdict}",
@@ -237,7 +236,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
             "noise_share": worst.noise,
             "damaged": sum(s.damaged for s in judged),
             "steps_examined": len(operand.settled),
-            "tensors": listed((s.operand for s in told), lambda o: {"flushed_share": o.flushed_share}),
+            "tensors": listed((s.operand for s in shown), lambda o: {"flushed_share": o.flushed_share}),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
@@ -274,20 +273,14 @@ RULE = Rule(
     options=(
         FLUSHED_SHARE,
         LOST_DB,
-        RuleOption(
-            "saturated_share", 0.005, "fraction", "Elements clipped by the cast, median over steps.",
-            "The limit of PD401.", maximum=1.0,
-        ),
-        RuleOption(
-            "logit_nats", 0.01, "nats", "What the noise on the final logits may add to the loss.",
-            "The difference in loss that PD804 and PD821 take as the least that matters.",
-        ),
-        RuleOption(
-            "noise_share", 0.02, "fraction",
-            "Variance of the noise over that of the model's results, median over steps.",
-            "Precdoctor's own: no fit then explains more than 98 % of them; rounding to E4M3 alone leaves 0.06 %.",
-            maximum=1.0,
-        ),
+        RuleOption("saturated_share", 0.005, "fraction", "Largest share clipped by the cast, median over steps.",
+                   "The limit of PD401.", maximum=1.0),
+        RuleOption("logit_nats", 0.01, "nats", "Largest effect of the noise on the final logits on the loss.",
+                   "The difference in loss that PD804 and PD821 take as the least that matters."),
+        RuleOption("noise_share", 0.02, "fraction",
+                   "Largest variance of the noise over that of the model's results, median over steps.",
+                   "Chosen empirically: no fit explains more than 98 % then; rounding to E4M3 alone leaves 0.06 %.",
+                   maximum=1.0),
     ),
     check=check,
 )  # fmt: skip

@@ -11,23 +11,33 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.optimizer_states import Owner, decay_of, second_moments
+from precdoctor.diagnosis.survey.optimizer_states import decay_of, second_moments
 from precdoctor.diagnosis.survey.parameters import adam_groups, parameter_label
-from precdoctor.diagnosis.survey.rows import Key, integer, number, path_evidence, range_evidence, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import (
+    Key,
+    Parameter,
+    integer,
+    key_of,
+    number,
+    path_evidence,
+    range_evidence,
+    text,
+)
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
-Weight matrices under Adam or AdamW of whose gradient, as the optimizer is given it, most elements are smaller than
-`eps / damping`: from the first recorded steps on and in the median of all. Adam divides by sqrt(v) + eps, and sqrt(v)
-is about the size of the gradient g, so the step is g / (g + eps) of the learning rate: a ninth of it or less where g
-is eps / 8 or less. Where the optimizer's state was recorded, sqrt(v) itself must be that small, too: one large
-gradient in a thousand steps keeps it up. Gradients that fall that low only as the loss approaches zero are convergence
-and do not count; nor do those that have doubled and more in the course of the run, as they do behind a gate that starts
-at zero (ReZero, adaLN-zero, a zero-initialised gain) while it opens; nor do zeros. Biases and gains are not judged: a
-bias before a normalisation, or of attention keys, has a gradient of zero by mathematics, and what is recorded of it is
-rounding.
+Weight matrices trained with Adam or AdamW where most gradient elements are below `eps / damping`, both in the first
+recorded steps and in the median over the run. The gradient is the one given to the optimizer. Adam divides by
+sqrt(v) + eps, and sqrt(v) is about the size of the gradient g, so the step is g / (g + eps) of the learning rate: a
+ninth of it or less where g is eps / 8 or less. Where the optimizer's state was recorded, sqrt(v) itself must also be
+that small, because one large gradient in a thousand steps keeps it up.
+
+Three kinds of gradient do not count. Gradients that fall that low only as the loss approaches zero are convergence.
+Gradients that grow `opening` times over the run may lie behind a gate that starts at zero (ReZero, adaLN-zero, a
+zero-initialised gain) and opens. Zeros are no small gradients. Biases and gains are not judged: a bias before a
+normalisation, or of attention keys, has a gradient of zero by mathematics, and its recorded gradient is rounding.
 """,
     matters="""
 Adam's promise is a step of about the learning rate for every element, whatever the size of its gradient. Where eps
@@ -47,8 +57,8 @@ lower eps to the value in the finding. In FP16 optimizer state eps must stay abo
 scaling helps.
 """,
     confidence="""
-0.95 where the state was recorded. Without it 0.85: the share is counted, that sqrt(v) is about the gradient's size is
-an approximation. 0.7 below eight steps.
+0.95 where the state was recorded. Without it 0.85: the share is counted, but that sqrt(v) is about the gradient's size
+is an approximation. 0.7 below eight steps.
 """,
     references=(
         "Kingma and Ba, Adam: A Method for Stochastic Optimization, arXiv:1412.6980, algorithm 1",
@@ -73,7 +83,7 @@ class _Gradient:
 
     @property
     def growth(self) -> float:
-        """How many times its size is in the last quarter of the steps what it was in the first."""
+        """Its size in the last quarter of the steps over that in the first."""
         ordered = [self.sizes[s] for s in sorted(self.sizes)]
         quarter = max(1, len(ordered) // 4)
         before = median(ordered[:quarter])
@@ -98,7 +108,7 @@ def check(view: RunView, options: Options) -> Checked:
     }
     if not guilty:
         worst = max(g.share for g in gradients.values())
-        return Checked((), f"{seen}: {percent(worst)} of the elements below it in the worst")
+        return Checked((), f"{seen}: at most {percent(worst)} of the elements of any below it")
     finding = _finding(view, guilty, roots, eps, options, len(gradients))
     return Checked([finding], f"{len(guilty):,} of {seen} are mostly below it", Status.FAILED)
 
@@ -112,30 +122,29 @@ def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]
         matrix = r["shape"] is not None and len(r["shape"]) >= 2
         if not matrix or int(r["numel"]) < options["min_elements"] or not histogram.total or r["nan"]:
             continue
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-        gradient = found.setdefault(key, _Gradient(text(r["module_class"])))
+        gradient = found.setdefault(key_of(r), _Gradient(text(r["module_class"])))
         small = histogram.at_most(eps / options["damping"] * (number(r["scale"]) or 1.0)).low
         gradient.shares[int(r["step"])] = small / histogram.total
         gradient.sizes[int(r["step"])] = math.sqrt(number(r["sum_sq"]) or 0.0) / (number(r["scale"]) or 1.0)
-        gradient.last = (Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
+        gradient.last = process_step(r)
         gradient.histogram = gradient.histogram.merge(histogram)
     return found
 
 
 @dataclass(frozen=True)
 class _Root:
-    """The recorded sqrt(v) of a weight, bias correction applied: medians over steps."""
+    """The recorded sqrt(v) of a weight after bias correction: share below eps / damping and RMS, medians over steps."""
 
     share: float
     rms: float
 
 
-def _owner(key: Key) -> Owner:
+def _owner(key: Key) -> Parameter:
     return key[0], key[1], key[3]
 
 
-def _measured(view: RunView, eps: float, options: Options) -> dict[Owner, _Root]:
-    """Of the weights whose second moment is on record."""
+def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
+    """The recorded sqrt(v) of the weights that have one."""
     found = {}
     for owner, moments in second_moments(view).items():
         decay, shares, sizes = decay_of(view, moments[-1].name), [], []
@@ -151,7 +160,7 @@ def _measured(view: RunView, eps: float, options: Options) -> dict[Owner, _Root]
 
 
 def _damped(gradient: _Gradient, options: Options) -> bool:
-    """Below eps from the start: what falls below it later has converged. And not on its way out of it."""
+    """Whether it is below eps from the start (later it has converged), and is not growing out of it."""
     ordered = [gradient.shares[s] for s in sorted(gradient.shares)]
     if len(ordered) < options["min_steps"] or gradient.growth >= options["opening"]:
         return False
@@ -160,7 +169,7 @@ def _damped(gradient: _Gradient, options: Options) -> bool:
 
 
 def _smaller(histogram: ExponentHistogram, eps: float) -> float:
-    """The power of ten below which at most a twentieth of the elements would be; never below 1e-30."""
+    """The largest power of ten with at most a twentieth of the elements below it; at least 1e-30."""
     counts = histogram.counts.cumsum()
     index = int((counts <= 0.05 * histogram.total).sum())
     edge = histogram.lo + index
@@ -170,7 +179,7 @@ def _smaller(histogram: ExponentHistogram, eps: float) -> float:
 def _finding(
     view: RunView,
     guilty: Mapping[Key, _Gradient],
-    roots: Mapping[Owner, _Root],
+    roots: Mapping[Parameter, _Root],
     eps: float,
     options: Options,
     total: int,
@@ -189,13 +198,10 @@ def _finding(
         f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are at most "
         f"1/{options['damping']:g} of Adam's eps, {eps:g}, in the median of {plural(len(gradient.shares), 'step')} "
         f"(limit {percent(options['below_share'])}); at step {step} its RMS is {rms:.2g}{measured}. Where sqrt(v) "
-        f"is that size, a step is {percent(factor)} of what Adam means it to be. "
+        f"is that size, a step is {percent(factor)} of the intended one. "
         f"{plural(len(guilty), 'weight')} of {total:,} affected."
     )
-    return Finding(
-        code="PD503",
-        name="adam-eps-dominates",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.95 if root is not None else 0.85 if len(gradient.shares) >= 8 else 0.7,
         title=f"Adam's eps {eps:g} swallows the gradient of `{parameter}` (RMS {rms:.1g})",
         message=message,
@@ -217,7 +223,7 @@ def _finding(
             "path": path_evidence([row]),
             "confidence_reason": "gradients and the recorded sqrt(v) were counted against eps"
             if root is not None
-            else "gradients were counted against eps; sqrt(v) is taken to be of their size",
+            else "gradients were counted against eps; sqrt(v) is assumed to be of their size",
         },
         prescriptions=(_prescribe(row.dtype, eps, better, gradient.share, after, factor, rms),),
     )
@@ -250,39 +256,19 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "below_share",
-            0.5,
-            "fraction",
-            "Non-zero gradient elements below eps / damping, in the median over steps and at the start.",
-            "Half: the typical element.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "damping",
-            8.0,
-            "times",
-            "How far below eps an element counts: its step is 1 / (damping + 1) of the learning rate.",
-            "Precdoctor's own: a step of a ninth is worth a change, one of a half is not; PPO runs well at eps 1e-5.",
-            1.0,
-        ),
-        RuleOption(
-            "opening",
-            2.0,
-            "times",
-            "A gradient that is that much larger in the last quarter of the steps than in the first is not judged.",
-            "Precdoctor's own: a gradient's size varies by less from batch to batch unless something makes it grow.",
-            1.0,
-        ),
-        RuleOption("min_steps", 4.0, "steps", "Recorded steps, at least.", "A median needs a few.", 2.0),
-        RuleOption(
-            "min_elements",
-            64.0,
-            "elements",
-            "Smaller weights are not judged.",
-            "Shares of a few elements are chance.",
-            1.0,
-        ),
+        RuleOption("below_share", 0.5, "fraction",
+                   "Least share of non-zero gradient elements below eps / damping, in the median and at the start.",
+                   "Half: the typical element.", maximum=1.0),
+        RuleOption("damping", 8.0, "times",
+                   "How far below eps an element counts: its step is 1 / (damping + 1) of the learning rate.",
+                   "Chosen empirically: a ninth of a step is worth a change, a half is not; PPO runs well at eps 1e-5.",
+                   1.0),
+        RuleOption("opening", 2.0, "times",
+                   "A gradient this much larger in the last quarter of the steps than in the first is not judged.",
+                   "Chosen empirically: from batch to batch a gradient's size varies by less.", 1.0),
+        RuleOption("min_steps", 4.0, "steps", "Least number of recorded steps.", "A median needs a few.", 2.0),
+        RuleOption("min_elements", 64.0, "elements", "Smaller weights are not judged.",
+                   "Shares of a few elements are chance.", 1.0),
     ),
     check=check,
-)
+)  # fmt: skip

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import integer
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import Parameter, integer, parameter_of
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 
 PAGE = RulePage(
     finds="""
 Training steps whose backward pass leaves non-zero weight gradients while the optimizer is given none, or zeros, and the
-weights keep their bits: on `share` of the sampled steps, and on `min_steps` of them at least. Steps that a loss scaler
-skips are left out, and so are steps at learning rate 0, runs of which `--include` or `--exclude` hides modules, and
-optimizers with fewer parameters than there are gradients (of an image, say, in front of a fixed network).
+weights keep their bits: on `share` of the sampled steps, and on at least `min_steps` of them. Left out are steps that a
+loss scaler skips, steps at learning rate 0, runs in which `--include` or `--exclude` hides modules, and optimizers with
+fewer parameters than there are gradients (one that optimizes an image in front of a fixed network).
 """,
     matters="""
-Nothing is trained. The loss stays where it is, within its noise, and nothing else shows it: gradients are there
-whenever somebody looks at them behind `backward`.
+Nothing is trained. The loss stays where it is, within its noise, and nothing else shows it: after `backward` the
+gradients are there.
 """,
     example="""
     loss.backward()
-    optimizer.zero_grad()   # belongs in front of backward, or behind step
+    optimizer.zero_grad()   # belongs before backward, or after step
     optimizer.step()
 """,
     remedy="""
@@ -32,13 +32,12 @@ Call `zero_grad`, `backward` and `step` in this order. Where gradients are copie
 buffers), copy them before `step`.
 """,
     confidence="""
-0.95: both gradients were recorded, and the weights are compared bit for bit.
+0.95: both gradients were recorded, and the weights were compared bit for bit.
 """,
     references=("PyTorch tutorial: Optimizing Model Parameters, the optimization loop",),
 )
 _COLUMNS = ("root", "module", "kind", "name", "numel", "zero", "nan", "pos_inf", "neg_inf", "fingerprint")
 _KINDS = ("weight", "weight_grad", "weight_grad_step", "update")
-_Key = tuple[str, str, str]
 
 
 @dataclass
@@ -47,13 +46,13 @@ class _Step:
 
     #: Parameters of its optimizer.
     held: int
-    made: set[_Key] = field(default_factory=set)
+    made: set[Parameter] = field(default_factory=set)
     fed: bool = False
-    weights: dict[_Key, int] = field(default_factory=dict)
+    weights: dict[Parameter, int] = field(default_factory=dict)
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding per run: its first process that trains nothing."""
+    """One finding: the first process that trains nothing."""
     if view.partial_modules:
         return Checked.not_applicable("modules were left out of the recording")
     seen = 0
@@ -70,9 +69,9 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView) -> Mapping[Process, Mapping[int, _Step]]:
-    """The sampled steps with weight gradients."""
+    """Sampled steps with weight gradients, by process and number."""
     sizes = {str(o.get("name")): _parameters(o) for o in view.optimizers}
-    taken = {
+    usable = {
         (p, s.step): sizes.get(s.optimizer, 0)
         for p, steps in view.timeline.items()
         for s in steps
@@ -80,11 +79,11 @@ def _survey(view: RunView) -> Mapping[Process, Mapping[int, _Step]]:
     }
     found: dict[Process, dict[int, _Step]] = {}
     for r in view.scan_records(_COLUMNS, _KINDS):
-        process, number = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
-        if (process, number) not in taken:
+        process, number = at = process_step(r)
+        if at not in usable:
             continue
-        step = found.setdefault(process, {}).setdefault(number, _Step(taken[process, number]))
-        key = (str(r["root"]), str(r["module"]), str(r["name"]))
+        step = found.setdefault(process, {}).setdefault(number, _Step(usable[at]))
+        key = parameter_of(r)
         if r["kind"] == "weight":
             mark = integer(r["fingerprint"])
             if mark is not None:
@@ -129,7 +128,7 @@ def _finding(process: Process, starved: Mapping[int, _Step], of: int, options: O
             "steps": len(starved),
             "weights": weights,
             "last_bad_step": max(starved),
-            "confidence_reason": "both gradients were recorded, and weights compared bit for bit",
+            "confidence_reason": "both gradients were recorded, and weights were compared bit for bit",
         },
         prescriptions=(
             Prescription(

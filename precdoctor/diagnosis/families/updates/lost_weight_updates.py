@@ -10,10 +10,9 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.large_weights import finding as large_finding
-from precdoctor.diagnosis.families.updates.large_weights import large_weights, lose_updates
-from precdoctor.diagnosis.families.updates.lost_update_counts import Counts, survey, usable_steps
-from precdoctor.diagnosis.families.updates.update_rounding import Moves, Proof, Rounding, rounding_of
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, survey, usable_steps, weight_row
+from precdoctor.diagnosis.families.updates.lost_weight_updates_large import large_finding, large_weights, lose_updates
+from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
 from precdoctor.diagnosis.survey.rows import Key, known_format, range_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -23,17 +22,22 @@ PAGE = RulePage(
     finds="""
 Weights kept in a 16-bit (or 8-bit) format whose optimizer updates do not stick: `round(w + dw) == w` for the *intended*
 non-zero update dw. The count is exact: elements whose bits are equal after the step although an update was intended.
-For other optimizers "gradient is not zero" stands in for the intention. Optimizers that torch does not ship may round
-stochastically or carry the rest along (Kahan), and then nothing is lost. Their largest weights tell: without bias they
-move, rarely, by a whole ulp, and the mean size of the stored changes says how often. If none of `min_moves` such moves
-is seen, they round to nearest; if they are seen, nothing is said; where the log cannot tell, it is information only.
+For SGD, Adam and AdamW the intended update is recomputed; for other optimizers "gradient is not zero" stands in for it.
+
+Optimizers that torch does not ship may round stochastically or carry the remainder (Kahan), and then nothing is lost.
+Their largest weights show which: rounded without bias they move, rarely, by a whole ulp, and the mean size of the
+stored changes predicts how often. If such moves are seen, the rule passes. If none of `min_moves` expected ones is
+seen, the optimizer rounds to nearest. Where the log cannot decide, the finding is information.
+
 Updates that FP32 weights would lose as well (the exponent of dw more than 24 binades below that of w, from the recorded
-histogram of exponent(dw) - exponent(w)) do not count, neither as lost nor as intended: they are decayed moments of
-embedding rows nobody used, not learning. Steps whose learning rate is below `lr_share` of the run's largest are left
-out: warm-up and the end of a decay lose updates everywhere.
-FP32 is judged where half of a parameter's elements are larger than `large_weight` (map coordinates, years, prices):
-numbers near 5e6 are 0.5 apart there. Of smaller weights only 2^-25 of their size is lost, which is a vanishing gradient
-and no rounding. `lost_share` must be lost in either half of the run: what has converged has nothing left to lose.
+histogram of exponent(dw) - exponent(w)) count neither as lost nor as intended: they are decayed moments of unused
+embedding rows. Steps whose learning rate is below `lr_share` of the run's largest are left out, because warm-up and the
+end of a decay lose updates everywhere.
+
+FP32 weights are judged if half of a parameter's elements are larger than `large_weight` (map coordinates, years,
+prices): numbers near 5e6 are 0.5 apart. Smaller weights lose only updates below 2^-25 of their size, which is a
+vanishing gradient, not rounding. `lost_share` must be lost in either half of the run, because what has converged has
+nothing left to lose.
 """,
     matters="""
 A lost update is lost for good, it does not add up over the steps. Training slows down, then stops at a loss that FP32
@@ -48,15 +52,15 @@ AdamW at learning rate 1e-4 on weights of 0.5 in BF16: half an ulp is 2^-9 = 0.0
     with torch.autocast("cuda", dtype=torch.bfloat16): ...     # BF16 arithmetic
 """,
     remedy="""
-Keep FP32 (master) weights and compute in BF16 under autocast; frozen weights, as of the base of an adapter (LoRA), stay
-in 16 bits. The finding states the memory it costs: weights, gradients and optimizer state of what is trained, and the
-16-bit copies that autocast makes of it. Where memory forbids it, round stochastically or sum with
+Keep FP32 (master) weights and compute in BF16 under autocast; frozen weights, such as the base of an adapter (LoRA),
+stay in 16 bits. The finding states the memory it costs: weights, gradients and optimizer state of the trained
+parameters, and the 16-bit copies that autocast makes of them. Where memory forbids it, round stochastically or sum with
 compensation (Kahan). A larger learning rate hides the symptom only for small weights. Large FP32 weights: learn the
 distance from a fixed offset, normalise the data, or keep that one parameter in FP64.
 """,
     confidence="""
 0.95 where the intended update was recomputed exactly (SGD, Adam, AdamW), 0.8 where "gradient is not zero" stood in for
-it and the weights' moves prove rounding to nearest, 0.7 where they do not. At most 0.8 below `error_share`: most
+it and the moves of the weights prove rounding to nearest, 0.7 where they do not. At most 0.8 below `error_share`: most
 updates stick, and another fault may weigh more. 0.1 less when fewer than four steps were usable.
 """,
     references=(
@@ -69,26 +73,26 @@ updates stick, and another fault may weigh more. 0.1 less when fewer than four s
 _NARROW = tuple(f.dtype for f in FORMATS.values() if f.mantissa_bits < FP32.mantissa_bits)
 
 
-#: Optimizers of torch.optim whose intended update is not recomputed; all of them round to nearest.
+#: Optimizers of torch.optim whose intended update is not recomputed; each of them rounds to nearest.
 _DETERMINISTIC = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "LBFGS", "Muon", "NAdam", "RAdam", "RMSprop",
                   "Rprop", "SparseAdam")  # fmt: skip
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding over all narrow weights, a note when only single tensors stand still; one over large FP32 weights."""
+    """One finding over all narrow weights (information if only some stand still), one over large FP32 ones."""
     usable = usable_steps(view, options["lr_share"])
     narrow = _narrow(view, usable, options)
     large = large_weights(view, usable, options["large_weight"])
     stuck = [p for p in large if lose_updates(p, options["lost_share"], options["large_steps"])]
     if not stuck:
         return narrow or _nothing(view, len(large), options)
-    wide = large_finding(view, stuck, options["lost_share"])
+    wide = large_finding(RULE, view, stuck, options["lost_share"])
     reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
     return Checked([*(narrow.findings if narrow else ()), wide], reason, Status.FAILED)
 
 
 def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -> Checked | None:
-    """Of weights in 16 bits and less; None without updates of any."""
+    """The check of weights in 16 bits and less; None without their updates."""
     narrow = survey(view, usable, _NARROW, int(options["fp32_binades"]))
     if not narrow:
         return None
@@ -159,10 +163,8 @@ def _finding(
     message = f"{_counted(narrow, share, stuck, (parameter, worst, name), over, options)} {_kept(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
-        confidence, why = min(confidence, 0.8), f"{why}; most updates stick, another fault may weigh more"
-    row = next(
-        (r for r in view.rows(process, step) if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None
-    )
+        confidence, why = min(confidence, 0.8), f"{why}; most updates stick, so another fault may weigh more"
+    row = weight_row(view, key, worst)
     evidence = {
         "lost_share": share,
         "limit": options["lost_share" if general else "stuck_share"],
@@ -179,9 +181,7 @@ def _finding(
         evidence["moves_of_largest_weights"] = {"expected": moves.expected, "seen": moves.seen, "steps": moves.steps}
     if row is not None:
         evidence["range"] = range_evidence(row)
-    return Finding(
-        code="PD501",
-        name="lost-weight-updates",
+    return RULE.finding(
         severity=severity,
         confidence=confidence,
         title=title,
@@ -200,7 +200,7 @@ def _counted(
     over: str,
     options: Options,
 ) -> str:
-    """What was lost, against the limit that it is above. ``shown``: a weight, its updates, and its format in words."""
+    """The lost share against its limit, in a sentence; ``shown`` is a weight, its updates, and its format in words."""
     parameter, worst, name = shown
     if share >= options["lost_share"]:
         return (
@@ -210,23 +210,23 @@ def _counted(
     return (
         f"{percent(worst.share)} of the intended updates of `{parameter}` in {name} left it unchanged (limit of a "
         f"single weight {percent(options['stuck_share'])}), {over}. {plural(len(stuck), 'weight')} of "
-        f"{len(narrow):,} above that limit; of the updates of all together {percent(share)} are lost, and from "
-        f"{percent(options['lost_share'])} on that is a finding of its own."
+        f"{len(narrow):,} above that limit. Over all weights {percent(share)} of the updates are lost; from "
+        f"{percent(options['lost_share'])} on that is a warning."
     )
 
 
 def _foreign(view: RunView) -> str:
-    """The optimizer whose rounding is not known; empty when all of them are torch's own."""
+    """The first optimizer whose rounding is not known; empty if all of them are torch's own."""
     classes = [text(o.get("class")) for o in view.optimizers if text(o.get("intended_update")) == "gradient"]
     return next((c for c in classes if c not in _DETERMINISTIC), "")
 
 
 def _kept(view: RunView, moves: Moves | None) -> str:
-    """What became of the updates, as far as it is known."""
+    """Whether FP32 weights would have kept the updates, in a sentence."""
     if moves is None:
         return "FP32 weights would have kept them."
     if moves.rounding is Rounding.UNKNOWN:
-        return f"Nothing is lost if {_foreign(view)} rounds stochastically or carries the rest along."
+        return f"Nothing is lost if {_foreign(view)} rounds stochastically or carries the remainder."
     if moves.still:
         return f"No element of any of them moved on {plural(moves.steps, 'step')}: FP32 weights would have."
     return (
@@ -241,7 +241,7 @@ def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[floa
     confidence = 0.95 if exact else 0.7
     why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
     if moves is not None and moves.rounding is Rounding.NEAREST:
-        confidence, why = 0.8, f"{why}; that the large weights never move was counted"
+        confidence, why = 0.8, f"{why}; the large weights were counted never to move"
     if worst.steps < 4:
         return round(confidence - 0.1, 2), f"{why}; fewer than four usable steps"
     return confidence, why
@@ -272,7 +272,7 @@ def _prescribe(view: RunView, narrow: Mapping[Key, Counts], share: float, dtype:
 
 
 def _lost_in_fp32(parameter: Counts) -> float:
-    """Of the counted updates those within FP32's last binade, where half of them round away; the rest is kept."""
+    """Counted updates that FP32 would lose: half of those in the binade below its last bit."""
     index = -(FP32.mantissa_bits + 1) - parameter.relative.lo
     inside = 0 <= index < parameter.relative.counts.size
     return math.floor(0.5 * float(parameter.relative.counts[index])) if inside else 0.0
@@ -285,81 +285,34 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "lost_share",
-            0.25,
-            "fraction",
-            "Lost among the intended updates of all narrow weights together.",
-            "Precdoctor's own: healthy FP32-master runs lose under 1 %, AdamW at 1e-4 on BF16 98 %.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "error_share",
-            0.5,
-            "fraction",
-            "From this share on the finding is an error, below a warning.",
-            "Half of all updates.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "stuck_share",
-            0.9,
-            "fraction",
-            "A tensor that loses this much stands still; alone it is information.",
-            "Norm gains of 1.0 in BF16 do at any usual learning rate.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "lr_share",
-            0.1,
-            "fraction",
-            "Steps below this share of the run's largest learning rate are left out.",
-            "Ends of warm-up and decay schedules, which commonly go to a tenth.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "fp32_binades",
-            24.0,
-            "binades",
-            "Updates this far below the weight are lost in FP32 too.",
-            "FP32 has 24 significant bits.",
-            1.0,
-        ),
-        RuleOption(
-            "large_weight",
-            1024.0,
-            "value",
-            "FP32 weights are judged from this size on.",
-            "FP32 numbers are 1.2e-4 apart there: Adam's steps at usual rates begin to round away.",
-            1.0,
-        ),
-        RuleOption("large_steps", 8.0, "steps", "Usable steps to judge an FP32 weight by.", "Precdoctor's own.", 2.0),
-        RuleOption(
-            "min_moves",
-            50.0,
-            "moves",
-            "Moves of the largest weights that unbiased rounding would have made, for their absence to prove anything.",
-            "None of 50 independent moves has a probability of e^-50.",
-            1.0,
-        ),
-        RuleOption(
-            "moved_share",
-            0.1,
-            "fraction",
-            "Moves seen, of those expected, up to which the optimizer rounds to nearest; from a half on it does not.",
-            "Precdoctor's own: unbiased rounding gives 1 and more, rounding to nearest next to nothing.",
-            maximum=0.4,
-        ),
-        RuleOption(
-            "still_steps",
-            32.0,
-            "steps",
-            "Where not one element moves, steps between the first and the last one looked at.",
-            "Precdoctor's own: a compensated sum of such updates would have moved the smallest weights by then.",
-            1.0,
-        ),
+        RuleOption("lost_share", 0.25, "fraction", "Least share of lost updates, over all narrow weights together.",
+                   "Chosen empirically: healthy FP32-master runs lose under 1 %, AdamW at 1e-4 on BF16 98 %.",
+                   maximum=1.0),
+        RuleOption("error_share", 0.5, "fraction", "Share of lost updates from which the finding is an error.",
+                   "Half of all updates.", maximum=1.0),
+        RuleOption("stuck_share", 0.9, "fraction",
+                   "A tensor that loses this share stands still; alone it is information.",
+                   "Norm gains of 1.0 in BF16 do at any usual learning rate.", maximum=1.0),
+        RuleOption("lr_share", 0.1, "fraction",
+                   "Steps below this share of the run's largest learning rate are left out.",
+                   "Ends of warm-up and decay schedules, which commonly go to a tenth.", maximum=1.0),
+        RuleOption("fp32_binades", 24.0, "binades", "Updates this far below the weight are lost in FP32 too.",
+                   "FP32 has 24 significant bits.", 1.0),
+        RuleOption("large_weight", 1024.0, "value", "FP32 weights are judged above this size.",
+                   "FP32 numbers are 1.2e-4 apart there: Adam's steps at usual rates begin to round away.", 1.0),
+        RuleOption("large_steps", 8.0, "steps", "Least number of usable steps to judge an FP32 weight.", minimum=2.0),
+        RuleOption("min_moves", 50.0, "moves",
+                   "Expected moves of the largest weights under unbiased rounding, for their absence to be a proof.",
+                   "None of 50 independent moves has a probability of e^-50.", 1.0),
+        RuleOption("moved_share", 0.1, "fraction",
+                   "Seen among expected moves up to which the optimizer rounds to nearest; from a half on it does not.",
+                   "Chosen empirically: unbiased rounding gives 1 and more, rounding to nearest next to nothing.",
+                   maximum=0.4),
+        RuleOption("still_steps", 32.0, "steps",
+                   "If no element moves, least distance between the first and the last examined step.",
+                   "Chosen empirically: compensated sums of such updates move the smallest weights by then.", 1.0),
     ),
     explains=when(anywhere, "PD502", "PD505"),
     check=check,
     step_columns=("lr",),
-)
+)  # fmt: skip

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import known_format, number, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, number, parameter_of, text
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 
 PAGE = RulePage(
     finds="""
-A 16-bit weight and its FP32 master copy, recorded at the same moment before the optimizer's step, whose sums, or sums
-of squares, differ by more than rounding every element by `ulps` ulps could explain, on each of the last `min_steps`
-recorded steps. Rounding to nearest moves an element by half an ulp, stochastic rounding by up to one; both stay below.
+16-bit weights that are not their FP32 master copies rounded. Both are recorded at the same moment before the
+optimizer's step. Their sums, or sums of squares, differ by more than rounding every element by `ulps` ulps could
+explain, on each of the last `min_steps` recorded steps. Rounding to nearest moves an element by half an ulp, stochastic
+rounding by up to one.
 """,
     matters="""
-The optimizer trains the master, the model computes with the weight. Where the copy back is missing for a parameter, or
-the weight was loaded or changed after the master was made, the gradient belongs to other numbers than those it is
-applied to: the layer is trained blindly, and its checkpoint is not the model that was evaluated.
+The optimizer trains the master, and the model computes with the weight. If a parameter is never copied back, or was
+loaded or changed after its master was made, the gradient is applied to other numbers than those it was computed from:
+the layer is trained blindly, and its checkpoint is not the model that was evaluated.
 """,
     example="""
     masters = [p.detach().float().clone() for p in model.parameters()]
@@ -33,7 +34,7 @@ applied to: the layer is trained blindly, and its checkpoint is not the model th
 Copy every master into its weight after each step, and make the masters after the checkpoint has been loaded.
 """,
     confidence="""
-0.95: that is more than rounding can do. Masters are told by their values at the first recorded step.
+0.95: rounding cannot do that. Masters are recognised by their values at the first recorded step.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1 (FP32 master copy of weights)",
@@ -41,7 +42,6 @@ Copy every master into its weight after each step, and make the masters after th
 )
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "dtype", "numel", "nan", "pos_inf", "neg_inf", "sum",
             "sum_sq")  # fmt: skip
-_Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class _Pair:
     module_class: str
     dtype: str
     process: Process
-    #: Per step how many times more they differ than by one ulp of every element.
+    #: Per step by how many ulps every element differs at least.
     ulps: dict[int, float] = field(default_factory=dict)
 
     def least(self, steps: int) -> float:
-        """The smallest of the last so many."""
+        """The smallest difference on the last ``steps`` steps."""
         newest = sorted(self.ulps)[-steps:]
         return min(self.ulps[s] for s in newest)
 
@@ -82,18 +82,17 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(apart, len(pairs), options)], f"{len(apart):,} of {seen} differ", Status.FAILED)
 
 
-def _survey(view: RunView) -> dict[_Place, _Pair]:
+def _survey(view: RunView) -> dict[Parameter, _Pair]:
     masters = view.places("master_weight")
-    sums: dict[tuple[_Place, Process, int], dict[str, _Sums]] = {}
+    sums: dict[tuple[Parameter, Process, int], dict[str, _Sums]] = {}
     for r in view.scan_records(_COLUMNS, ("weight", "master_weight")) if masters else ():
-        place = (text(r["root"]), text(r["module"]), text(r["name"]))
+        place = parameter_of(r)
         total, squares = number(r["sum"]), number(r["sum_sq"])
         if place not in masters or total is None or squares is None or r["nan"] or r["pos_inf"] or r["neg_inf"]:
             continue
-        key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
         found = _Sums(total, squares, int(r["numel"]), str(r["dtype"]), text(r["module_class"]))
-        sums.setdefault(key, {})[str(r["kind"])] = found
-    pairs: dict[_Place, _Pair] = {}
+        sums.setdefault((place, *process_step(r)), {})[str(r["kind"])] = found
+    pairs: dict[Parameter, _Pair] = {}
     for (place, process, step), both in sums.items():
         if len(both) < 2:
             continue
@@ -106,7 +105,7 @@ def _survey(view: RunView) -> dict[_Place, _Pair]:
 
 
 def _ulps(weight: _Sums, master: _Sums, ulp: float) -> float:
-    """How many ulps every element is off at least, for the sums to be as they are.
+    """Least number of ulps by which every element must differ for the sums to differ as they do.
 
     Elements off by at most ``e |x|`` change the sum by at most ``e sum|x| <= e sqrt(n sum(x^2))`` and the sum of
     squares by at most ``(2 e + e^2) sum(x^2)``.
@@ -119,23 +118,19 @@ def _ulps(weight: _Sums, master: _Sums, ulp: float) -> float:
     return max(of_sums, of_squares) / ulp
 
 
-def _finding(apart: Mapping[_Place, _Pair], total: int, options: Options) -> Finding:
+def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> Finding:
     steps = int(options["min_steps"])
     place = max(apart, key=lambda p: apart[p].least(steps))
     pair = apart[place]
     last = max(pair.ulps)
-    name = ".".join(p for p in place[1:] if p)
+    name = dotted(*place[1:])
     message = (
         f"At step {last} `{name}` ({pair.dtype}) and its FP32 master copy differ by {pair.ulps[last]:.3g} ulps of "
-        f"every element or more, as their sums tell, and on the last {plural(steps, 'recorded step')} by "
-        f"{pair.least(steps):.3g} or more (limit {options['ulps']:g}). The optimizer changes the master, the model "
-        f"computes with the other. "
-        f"{plural(len(apart), 'weight')} of {total:,} affected."
+        f"every element or more, as their sums show, and on the last {plural(steps, 'recorded step')} by "
+        f"{pair.least(steps):.3g} or more (limit {options['ulps']:g}). The optimizer changes the master, and the model "
+        f"computes with the other. {plural(len(apart), 'weight')} of {total:,} affected."
     )
-    return Finding(
-        code="PD508",
-        name="master-weights-apart",
-        severity=Severity.ERROR,
+    return RULE.finding(
         confidence=0.95,
         title=f"`{name}` is not its FP32 master copy rounded: {pair.ulps[last]:.2g} ulps apart",
         message=message,
@@ -149,8 +144,8 @@ def _finding(apart: Mapping[_Place, _Pair], total: int, options: Options) -> Fin
             "ulps_apart": pair.ulps[last],
             "limit": options["ulps"],
             "weights_apart_share": len(apart) / total,
-            "weights": [".".join(p for p in w[1:] if p) for w in list(apart)[:16]],
-            "confidence_reason": "the sums differ by more than rounding can do",
+            "weights": [dotted(*w[1:]) for w in list(apart)[:16]],
+            "confidence_reason": "the sums differ by more than rounding can explain",
         },
         prescriptions=(
             Prescription(
@@ -177,21 +172,10 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "ulps",
-            1.0,
-            "ulps",
-            "How far every element must be off at least, for the sums to differ as they do.",
-            "Rounding to nearest moves an element by half an ulp at most, stochastic rounding by one.",
-        ),
-        RuleOption(
-            "min_steps",
-            3.0,
-            "recorded steps",
-            "The newest ones, on all of which they must be apart.",
-            "Precdoctor's own: a weight may be set by hand once, and be overwritten at the next step.",
-            1.0,
-        ),
+        RuleOption("ulps", 1.0, "ulps", "Least number of ulps by which every element must differ.",
+                   "Rounding to nearest moves an element by half an ulp at most, stochastic rounding by one."),
+        RuleOption("min_steps", 3.0, "recorded steps", "Number of newest steps on all of which they must differ.",
+                   "Chosen empirically: a weight may be set by hand once, and be overwritten at the next step.", 1.0),
     ),
     check=check,
-)
+)  # fmt: skip

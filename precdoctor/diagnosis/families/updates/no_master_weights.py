@@ -16,13 +16,13 @@ from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
-Weights in BF16 or FP16 that an optimizer updates in place, with no wider copy, whose updates still stick today but will
-not once the learning rate has come down: the recorded histogram of exponent(dw) - exponent(w) is shifted by the
-factor `decay` (schedules commonly end at a tenth) and the share below half an ulp of the weight's format is read off.
-When more than `lost_now` is lost already, it is a warning. Beyond PD501's limit that rule takes over.
+Weights in BF16 or FP16 that an optimizer updates in place, with no wider copy. Their updates still stick but will not
+once the learning rate has come down: the recorded histogram of exponent(dw) - exponent(w), shifted by the factor
+`decay` (schedules commonly end at a tenth), gives the share below half an ulp of the weight's format. The finding is a
+warning when more than `lost_now` is lost already. Beyond PD501's limit that rule takes over.
 """,
     matters="""
-Training looks healthy at the peak learning rate and stops of its own accord as the schedule decays, which is taken for
+Training looks healthy at the peak learning rate and stops of its own accord as the schedule decays, which looks like
 convergence.
 """,
     example="""
@@ -35,7 +35,7 @@ Keep FP32 weights and compute in BF16 under autocast, or use an optimizer with F
 or Kahan summation. The finding states the memory it costs.
 """,
     confidence="""
-0.8: the histogram is exact, that the learning rate will fall is an assumption. 0.65 below four recorded steps.
+0.8: the histogram is exact, but that the learning rate will fall is an assumption. 0.65 below four recorded steps.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1",
@@ -43,7 +43,7 @@ or Kahan summation. The finding states the memory it costs.
     ),
 )
 _COLUMNS = ("root", "module", "name", "dtype", "numel", "zero", "unchanged", "rel_lo", "rel_hist")
-#: Updates this far below the weight are lost in FP32 too and carry nothing.
+#: FP32 has 24 significant bits: it also loses updates this far below the weight, and they carry nothing.
 _FP32_BINADES = -24
 
 
@@ -64,7 +64,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not weights[dtype]:
         return Checked.not_applicable("no weight that an optimizer changes is in BF16 or FP16")
     if any(text(o.get("intended_update")) == "gradient" for o in view.optimizers):
-        return Checked.not_applicable("what the optimizer means to do to a weight is not known")
+        return Checked.not_applicable("the optimizer's intended updates are not known")
     updates = _survey(view, dtype)
     seen = f"the updates of {plural(len(weights[dtype]), 'weight')} in {dtype}"
     if not updates.intended:
@@ -94,7 +94,7 @@ def _survey(view: RunView, dtype: str) -> _Updates:
 
 
 def _lost(updates: _Updates, dtype: str, factor: float) -> float:
-    """Share of the updates below half an ulp were all of them multiplied by ``factor``; the cut bin by proportion."""
+    """Share of the updates below half an ulp if all were multiplied by ``factor``; the cut bin counts in proportion."""
     fmt = known_format(dtype)
     if fmt is None or not updates.relative.total:
         return 0.0
@@ -118,9 +118,7 @@ def _finding(
     )
     extra = widened_bytes(view, elements)
     few = len(updates.steps) < 4
-    return Finding(
-        code="PD502",
-        name="no-master-weights",
+    return RULE.finding(
         severity=Severity.WARNING if now >= options["lost_now"] else Severity.INFO,
         confidence=0.65 if few else 0.8,
         title=f"{dtype} weights without a wider copy: {percent(later)} of updates lost once the rate has decayed",
@@ -157,27 +155,14 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "decay",
-            0.1,
-            "fraction",
-            "What the learning rate will come down to.",
-            "Cosine and linear schedules commonly end at a tenth or below (arXiv:2203.15556).",
-            2.0**-20,
-            1.0,
-        ),
-        RuleOption(
-            "lost_later", 0.25, "fraction", "Lost updates at that rate that are too many.", "As PD501.", maximum=1.0
-        ),
-        RuleOption(
-            "lost_now",
-            0.1,
-            "fraction",
-            "From this share lost already on it is a warning, before that information.",
-            "Precdoctor's own.",
-            maximum=1.0,
-        ),
+        RuleOption("decay", 0.1, "fraction", "Factor by which the learning rate is expected to come down.",
+                   "Cosine and linear schedules commonly end at a tenth or below (arXiv:2203.15556).", 2.0**-20,
+                   maximum=1.0),
+        RuleOption("lost_later", 0.25, "fraction", "Least share of lost updates at that rate.", "As PD501.",
+                   maximum=1.0),
+        RuleOption("lost_now", 0.1, "fraction", "Share of lost updates today from which the finding is a warning.",
+                   maximum=1.0),
     ),
     check=check,
     step_columns=("lr",),
-)
+)  # fmt: skip

@@ -13,35 +13,53 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.updates.decayed_weights import finding as decay_finding
-from precdoctor.diagnosis.families.updates.decayed_weights import strongest_decay
-from precdoctor.diagnosis.families.updates.penalised_weights import finding as penalty_finding
-from precdoctor.diagnosis.families.updates.penalised_weights import strongest_penalty
-from precdoctor.diagnosis.families.updates.rate_prescriptions import Rates, gentler_start, lower_rate, rates_of
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
+    Shrunk,
+    decay_finding,
+    penalty_finding,
+    strongest_decay,
+    strongest_penalty,
+)
+from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import (
+    Rates,
+    gentler_start,
+    lower_rate,
+    rates_of,
+)
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import TensorRow, number, path_evidence, range_evidence, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import (
+    Parameter,
+    TensorRow,
+    number,
+    parameter_of,
+    path_evidence,
+    range_evidence,
+    text,
+)
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 
 PAGE = RulePage(
     finds="""
-Weight matrices whose update is not small against the weight: RMS(dw) / RMS(w), both as stored, at `ratio` or more in
-the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is brisk. The first half of the run is
-left out, so zero-initialised weights, whose first updates are infinitely large, have found their size; biases and gains
-are not judged. The first `early_steps` steps count alone where they threw the run off: updates of `early_ratio` or more
-of what the weight was initialised to, in their median, and losses behind them more than twice the first one; or losses
-that did not fall (those of the older or the newer half of the run, its first eighth left out, less than `learnt` below
-the first ones) and a weight that has outgrown its initialisation `outgrown` times since, of which nothing is left then.
-Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`) have nothing to
-lose.
+Weight matrices whose update is not small against the weight: RMS(dw) / RMS(w), both as stored, is `ratio` or more in
+the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is brisk. The first half of the run does
+not count: by then zero-initialised weights, whose first updates are infinitely large, have found their size. Biases and
+gains are not judged.
 
-The same rule tells weight decay that outruns the gradient: the optimizer takes the share `decay` of every weight or
-more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices
-have shrunk to the fraction `shrunk` of their first size. Optimizers that add the decay to the gradient and divide by
-the size of the sum (Adam, RMSprop, Adagrad) take no fixed share; there the penalty, weight decay times the weight's
-RMS, must be `outweighs` times the gradient's RMS or more for half of the matrices, in the median of the newer half,
-and they must have shrunk as much.
+The first `early_steps` steps count alone if they threw the run off: the median of their updates is `early_ratio` or
+more of the weight's initial RMS, and the loss went wrong afterwards. Either it more than doubled, or it did not fall.
+It did not fall if the older or the newer half of the run, without its first eighth, is less than `learnt` below the
+first losses; then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its
+initialisation. Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`)
+have nothing to lose.
+
+The rule also reports weight decay that outruns the gradient. The optimizer takes the share `decay` of every weight or
+more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices have
+shrunk to the fraction `shrunk` of their first size. Optimizers that add the decay to the gradient and divide by the
+size of the sum (Adam, RMSprop, Adagrad) take no fixed share. There the penalty, weight decay times the weight's RMS,
+must be `outweighs` times the gradient's RMS or more for half of the matrices, in the median of the newer half, and
+these must have shrunk as much.
 """,
     matters="""
 A weight that is replaced by a third of itself on every step follows the newest batch, not the data. The loss stays on a
@@ -55,13 +73,13 @@ outright.
     torch.optim.Adam(model.parameters(), lr=1e-3)   # 0.02
 """,
     remedy="""
-Lower the learning rate by the factor in the finding, for the named weights at least. Under Adam the ratio is
-proportional to the learning rate, under SGD as well while the gradient stays what it is. Where SGD at one rate
-diverges, how fast its gradient grows from step to step tells the largest rate that is stable, and half of that is
-proposed. Where the first steps only were too large, a warm-up is enough; where there is one, a longer one or a lower
-peak. Where nothing was learnt, or the run never came back, at a rate that stayed what it was (half of the first or
-more), the rate itself is too large: a warm-up comes second, it would end at the same rate. Weights that decay want a
-smaller weight decay: a weight is an average over 1 / (learning rate x weight decay) steps, which should be thousands.
+Lower the learning rate by the factor in the finding, at least for the named weights. The ratio is proportional to the
+learning rate under Adam, and under SGD while the gradient stays what it is. Where SGD at one rate diverges, the growth
+of its gradient from step to step gives the largest stable rate, and half of that is proposed. Where only the first
+steps were too large, a warm-up is enough; where there already is one, a longer one or a lower peak. Where nothing was
+learnt, or the run never came back, at a rate that stayed at half of the first or more, the rate itself is too large: a
+warm-up would end at the same rate and comes second. Weights that decay want a smaller weight decay: a weight is an
+average over 1 / (learning rate x weight decay) steps, which should be thousands.
 """,
     confidence="""
 0.85; 0.7 when fewer than eight steps of the newer half were recorded.
@@ -75,7 +93,6 @@ smaller weight decay: a weight is an average over 1 / (learning rate x weight de
     ),
 )
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
-_Place = tuple[str, str, str]
 
 
 @dataclass
@@ -83,23 +100,24 @@ class _Weight:
     module_class: str
     fan_in: float
     ratios: dict[tuple[Process, int], float] = field(default_factory=dict)
-    #: RMS before the first of the steps looked at.
+    #: RMS before the first examined step.
     first: float = 0.0
     #: RMS before the last of the run's recorded steps.
     final: float = 0.0
 
     @property
     def ratio(self) -> float:
-        return median_low(self.ratios.values())  # where a run explodes, the mean of two is the explosion
+        """The median; of two middle ones the lower, because in a run that explodes their mean is the explosion."""
+        return median_low(self.ratios.values())
 
     @property
     def middle(self) -> tuple[Process, int]:
-        """The step that the ratio is of."""
+        """Process and step of the median ratio."""
         return sorted(self.ratios, key=self.ratios.__getitem__)[(len(self.ratios) - 1) // 2]
 
     @property
     def unit_gain(self) -> float:
-        """By how much it multiplies unit noise at first: of order 1 with any usual initialisation."""
+        """Gain for unit noise at the first step: of order 1 with any usual initialisation."""
         return self.first * math.sqrt(self.fan_in)
 
 
@@ -117,30 +135,34 @@ def check(view: RunView, options: Options) -> Checked:
     if not guilty and not early:
         few = steps < options["min_steps"]
         worst = max(w.ratio for w in weights.values())
-        return Checked((), f"{seen}, too few to tell" if few else f"{seen}: at most {worst:.2g} of the weight")
+        return Checked((), f"{seen}, too few for a median" if few else f"{seen}: at most {worst:.2g} of the weight")
     finding = _finding(view, guilty or early, len(weights), options, early=bool(early))
     limit = options["early_ratio" if early else "ratio"]
     return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}", Status.FAILED)
 
 
 def _decayed(view: RunView, options: Options) -> Finding | None:
-    """Matrices at a fraction of their first size, if that is most of them and weight decay can have done it."""
+    """The finding about weight decay, if most matrices are at a fraction of their first size and decay explains it."""
     decay, penalty = strongest_decay(view), strongest_penalty(view)
     decay = decay if decay is not None and decay.share >= options["decay"] else None
     if decay is None and penalty is None:
         return None
     sizes = {p: w for p, w in _survey(view, first=int(options["min_steps"])).items() if w.first > 0.0}
-    shrunk = {p: (w.module_class, w.first, w.final) for p, w in sizes.items() if w.final <= options["shrunk"] * w.first}
+    shrunk = {
+        p: Shrunk(w.module_class, w.first, w.final) for p, w in sizes.items() if w.final <= options["shrunk"] * w.first
+    }
     if not shrunk or 2 * len(shrunk) < len(sizes):
         return None
     if decay is not None:
-        return decay_finding(view, decay, shrunk, options["decay"])
+        return decay_finding(RULE, view, decay, shrunk, options["decay"])
     least = (len(sizes) + 1) // 2
-    return penalty_finding(view, penalty, shrunk, least, options["outweighs"]) if penalty is not None else None
+    if penalty is None:
+        return None
+    return penalty_finding(RULE, view, penalty, shrunk, least, options["outweighs"])
 
 
-def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
-    """Weights replaced in the first steps of a run whose loss went up with that."""
+def _thrown_off(view: RunView, options: Options) -> Mapping[Parameter, _Weight]:
+    """Weights replaced in the first steps of a run whose loss went wrong after that."""
     count = int(options["early_steps"])
     worse = False
     for (process, _), steps in by_optimizer(view).items():
@@ -158,13 +180,13 @@ def _thrown_off(view: RunView, options: Options) -> Mapping[_Place, _Weight]:
 
 def _harm(view: RunView, weight: _Weight, options: Options) -> str:
     if not _nothing_learnt(view, options) or weight.final < options["outgrown"] * weight.first:
-        return "The loss more than doubled behind these steps."
+        return "The loss more than doubled after these steps."
     grown = f"{weight.final / weight.first:.2g} times its initial RMS"
     return f"For half of the run the loss did not fall, and the weight has grown to {grown}: nothing is left of it."
 
 
 def _nothing_learnt(view: RunView, options: Options) -> bool:
-    """Whether a loss above zero is in half of the run, the older or the newer, where it was in the first steps."""
+    """Whether a positive loss did not fall in the older or in the newer half of the run."""
     count = int(options["min_steps"])
     for (process, _), steps in by_optimizer(view).items():
         losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
@@ -177,22 +199,21 @@ def _nothing_learnt(view: RunView, options: Options) -> bool:
     return False
 
 
-def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]:
-    """Ratios on the newer half of the recorded steps; or on the ``first`` ones, against the weight before them all."""
+def _survey(view: RunView, first: int | None = None) -> Mapping[Parameter, _Weight]:
+    """Ratios on the newer half of the recorded steps; or on the ``first`` ones, against the initial weight."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
     looked_at = steps[len(steps) // 2 :] if first is None else [*steps[:first], *steps[first:][-1:]]
-    rms: dict[tuple[_Place, Process, int], dict[str, float]] = {}
-    found: dict[_Place, _Weight] = {}
+    rms: dict[tuple[Parameter, Process, int], dict[str, float]] = {}
+    found: dict[Parameter, _Weight] = {}
     for r in view.scan_records(_COLUMNS, ("weight", "update"), steps=looked_at):
         energy, shape = number(r["sum_sq"]), r["shape"]
         if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or shape is None or len(shape) < 2:
             continue
-        place = (str(r["root"]), str(r["module"]), str(r["name"]))
+        place = parameter_of(r)
         numel = max(1, int(r["numel"]))
         found.setdefault(place, _Weight(text(r["module_class"]), numel / max(1, int(shape[0]))))
-        key = (place, Process(int(r["rank"]), int(r["attempt"])), int(r["step"]))
-        rms.setdefault(key, {})[str(r["kind"])] = math.sqrt(energy / numel)
+        rms.setdefault((place, *process_step(r)), {})[str(r["kind"])] = math.sqrt(energy / numel)
     for (place, process, step), sizes in sorted(rms.items(), key=lambda item: item[0][2]):
         weight, size = found[place], sizes.get("weight", 0.0)
         weight.first = weight.first or size
@@ -205,10 +226,12 @@ def _survey(view: RunView, first: int | None = None) -> Mapping[_Place, _Weight]
 
 def _which(weight: _Weight, *, early: bool) -> str:
     steps = plural(len(weight.ratios), "step")
-    return f"the first {steps}" if early else f"{steps} of the newer half"
+    return f"the first {steps}" if early else f"{steps} in the newer half"
 
 
-def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, options: Options, *, early: bool) -> Finding:
+def _finding(
+    view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, *, early: bool
+) -> Finding:
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = max(weight.ratios, key=lambda k: k[1])
     row = _row(view, process, step, place)
@@ -217,8 +240,8 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
     rates = rates_of(view, *weight.middle)
     diverging = _stable(view, process)
     message = (
-        f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of "
-        + ("the RMS it was initialised to" if early else "its own RMS")
+        f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
+        + ("initial RMS" if early else "own RMS")
         + f" (limit {limit:g}; about 1e-3 is usual)"
         + (f"{rates.words}. " if rates is not None else ". ")
         + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
@@ -240,10 +263,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
         evidence |= diverging.evidence
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
-    return Finding(
-        code="PD504",
-        name="oversized-weight-updates",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.85 if len(weight.ratios) >= 8 else 0.7,
         title=f"the first steps change `{parameter}` by {weight.ratio:.2g} times its initial size each"
         if early
@@ -262,7 +282,7 @@ def _finding(view: RunView, guilty: Mapping[_Place, _Weight], total: int, option
 def _prescribe(
     view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, *, early: bool
 ) -> tuple[Prescription, ...]:
-    """A smaller rate first wherever the rate itself is too large; a warm-up where the first steps were too large."""
+    """A smaller rate first where the rate itself is too large; a warm-up where only the first steps were."""
     what = "first updates / initial weight" if early else "update / weight"
     lower = lower_rate(view, rates, weight.ratio, options["target"], what)
     if not early:
@@ -275,7 +295,7 @@ def _prescribe(
 
 
 def _stable(view: RunView, process: Process) -> StableRate | None:
-    """The rate at which the run would not have diverged, of the optimizer of whose steps that can be told."""
+    """The largest stable rate, of the first optimizer whose steps show one."""
     for (own, _), steps in by_optimizer(view).items():
         well = [s for s in steps if is_well(view, process, s) and not s.skipped]
         if own == process and (found := stable_rate(view, well)) is not None:
@@ -284,7 +304,7 @@ def _stable(view: RunView, process: Process) -> StableRate | None:
 
 
 def _never_came_back(view: RunView, process: Process) -> bool:
-    """Whether the run ended in what is not finite, or at twice the loss that it began with."""
+    """Whether the run ended non-finite, or at twice its first loss."""
     steps = [s for s in view.timeline.get(process, ()) if s.complete]
     if not steps or not is_well(view, process, steps[-1]):
         return bool(steps)
@@ -292,7 +312,7 @@ def _never_came_back(view: RunView, process: Process) -> bool:
     return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
 
 
-def _row(view: RunView, process: Process, step: int, place: _Place) -> TensorRow | None:
+def _row(view: RunView, process: Process, step: int, place: Parameter) -> TensorRow | None:
     rows = view.rows(process, step)
     return next((r for r in rows if r.kind == "update" and (r.root, r.module, r.name) == place), None)
 
@@ -304,79 +324,36 @@ RULE = Rule(
     triage=Triage.LEARNING_RATE,
     page=PAGE,
     options=(
-        RuleOption(
-            "ratio",
-            0.3,
-            "RMS of update / RMS of weight",
-            "Median over the newer half of the recorded steps.",
-            "Precdoctor's own: small healthy networks at brisk rates reach 0.1.",
-        ),
-        RuleOption(
-            "target",
-            0.02,
-            "RMS of update / RMS of weight",
-            "What the proposed learning rate aims below.",
-            "Precdoctor's own: brisk, but a usual ratio.",
-            1e-6,
-            0.1,
-        ),
-        RuleOption(
-            "early_ratio",
-            0.5,
-            "RMS of update / RMS of initial weight",
-            "Median over the first steps, where the loss more than doubled behind them.",
-            "Precdoctor's own: first updates may be large; half a weight, with harm done, is too much.",
-        ),
-        RuleOption(
-            "learnt",
-            0.05,
-            "fraction",
-            "A loss of which one half is less than this below its first steps has not fallen there.",
-            "Precdoctor's own: losses of one class in four begin at 1.39, and chance moves them by a few hundredths.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "outgrown",
-            3.0,
-            "times the initial RMS",
-            "Weights of a run that learnt nothing; below it the initialisation is still there.",
-            "Precdoctor's own: nine tenths of the energy are new.",
-            1.0,
-        ),
-        RuleOption(
-            "sized",
-            0.2,
-            "RMS x sqrt(fan-in)",
-            "Weights below it were initialised to almost nothing.",
-            "Usual initialisations keep a signal's size and give about 1, PyTorch's 0.6, N(0, 0.02) at width 256 0.3.",
-        ),
-        RuleOption(
-            "decay",
-            0.005,
-            "fraction per step",
-            "Learning rate times weight decay from which weights that shrink are told with it.",
-            "Fifty times the strongest usual in pre-training, 1e-4 (Wang and Aitchison, arXiv:2405.13698).",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "shrunk",
-            0.5,
-            "fraction",
-            "Of its first RMS, which half of the weight matrices are down to by then.",
-            "Precdoctor's own: sizes that training finds by itself stay within a factor of two.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "outweighs",
-            3.0,
-            "RMS of weight_decay x weight / RMS of gradient",
-            "From which an L2 penalty under Adam and its like is told with weights that shrink.",
-            "Precdoctor's own: weights come to rest where both are equal.",
-        ),
-        RuleOption("early_steps", 3.0, "steps", "Recorded steps that are the first ones.", "Precdoctor's own.", 1.0),
-        RuleOption("min_steps", 6.0, "steps", "Recorded steps in the newer half, at least.", "Precdoctor's own.", 2.0),
+        RuleOption("ratio", 0.3, "RMS of update / RMS of weight", "Median over the newer half of the recorded steps.",
+                   "Chosen empirically: small healthy networks at brisk rates reach 0.1."),
+        RuleOption("target", 0.02, "RMS of update / RMS of weight", "Ratio that the proposed learning rate is to give.",
+                   "Chosen empirically: brisk, but a usual ratio.", 1e-6, maximum=0.1),
+        RuleOption("early_ratio", 0.5, "RMS of update / RMS of initial weight",
+                   "Median over the first steps, if the loss went wrong after them.",
+                   "Chosen empirically: first updates may be large; half a weight, with harm done, is too much."),
+        RuleOption("learnt", 0.05, "fraction",
+                   "The loss has not fallen if a half of the run is less than this below the first steps.",
+                   "Chosen empirically: a loss over four classes begins at 1.39, and chance moves it by hundredths.",
+                   maximum=1.0),
+        RuleOption("outgrown", 3.0, "times the initial RMS",
+                   "Growth of a weight in a run that learnt nothing; below it some of the initialisation is left.",
+                   "Chosen empirically: nine tenths of the energy are new.", 1.0),
+        RuleOption("sized", 0.2, "RMS x sqrt(fan-in)", "Weights below it were initialised to almost nothing.",
+                   "Usual initialisations keep a signal's size: about 1; PyTorch's 0.6; N(0, 0.02) at width 256 0.3."),
+        RuleOption("decay", 0.005, "fraction per step",
+                   "Least product of learning rate and weight decay to explain weights that shrink.",
+                   "Fifty times the strongest usual in pre-training, 1e-4 (Wang and Aitchison, arXiv:2405.13698).",
+                   maximum=1.0),
+        RuleOption("shrunk", 0.5, "fraction",
+                   "Half of the weight matrices must be down to this share of their first RMS.",
+                   "Chosen empirically: sizes that training finds by itself stay within a factor of two.", maximum=1.0),
+        RuleOption("outweighs", 3.0, "RMS of weight_decay x weight / RMS of gradient",
+                   "Least size of an L2 penalty under Adam and its like to explain weights that shrink.",
+                   "Chosen empirically: weights come to rest where both are equal."),
+        RuleOption("early_steps", 3.0, "steps", "Number of recorded steps that count as the first ones.", minimum=1.0),
+        RuleOption("min_steps", 6.0, "steps", "Least number of recorded steps in the newer half.", minimum=2.0),
     ),
     explains=when(anywhere, "PD203", "PD204"),
     check=check,
     step_columns=("skipped", "loss"),
-)
+)  # fmt: skip

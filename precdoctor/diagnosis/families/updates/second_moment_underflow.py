@@ -11,52 +11,57 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.rounded_moments import finding as unpaired_finding
-from precdoctor.diagnosis.families.updates.rounded_moments import leaps, orphaned
+from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded import leaps, orphaned, rounded_finding
 from precdoctor.diagnosis.survey.optimizer_states import (
     Moment,
-    Owner,
     adds_eps_to_root,
     decay_of,
     label,
     second_moments,
 )
-from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import TensorRow, known_format, number, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.parameters import HALF, parameter_groups
+from precdoctor.diagnosis.survey.rows import (
+    Parameter,
+    TensorRow,
+    known_format,
+    number,
+    path_evidence,
+    range_evidence,
+    text,
+)
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
 PAGE = RulePage(
     finds="""
-Second moments that hold exact zeros for elements whose gradient, in that very step, is larger than eps: its square was
-rounded to zero in the format the state is kept in. They are those of Adam, AdamW, RMSprop and Adagrad, and what other
-optimizers keep under such a name (one element per element of the weight, none negative). Counted from the recorded
-state: zeros of the moment, less the elements whose gradient is zero or at most eps (there the zero does no harm,
-whatever it stems from). Embedding rows that were never looked up, frozen or unused weights and gradients far below eps
-do not count.
+Second moments that are exactly zero for elements whose gradient on the same step is larger than eps: its square was
+rounded to zero in the format of the state. The rule covers Adam, AdamW, RMSprop and Adagrad, and state of other
+optimizers under such a name (one element per element of the weight, none negative). The count is zeros of the moment
+less the elements whose gradient is zero or at most eps, where a zero does no harm. Embedding rows that were never
+looked up, frozen or unused weights and gradients far below eps therefore do not count.
 
-The same rule tells FP32 state that was rounded between two steps, as by a checkpoint saved in FP16: `share` of a
-parameter's elements or more have a second moment of zero under a first moment above eps, or an element moved by
-`beyond` times as many learning rates as Adam can make of moments of the same gradients,
-(1 - beta1) / sqrt((1 - beta2) (1 - beta1^2 / beta2)) by the Cauchy-Schwarz inequality: 7.27 with the usual betas.
+The rule also reports FP32 state that was rounded between two steps, as by a checkpoint saved in FP16. Either `share` of
+a parameter's elements or more have a second moment of zero under a first moment above eps. Or an element moved by
+`beyond` times as many learning rates as Adam can move it with moments of the same gradients:
+(1 - beta1) / sqrt((1 - beta2) (1 - beta1^2 / beta2)) by the Cauchy-Schwarz inequality, 7.27 with the usual betas.
 """,
     matters="""
 Adam divides by sqrt(v) + eps. Where v is zero, only eps is left, and the step is |m| / eps of the learning rate instead
-of about one: hundreds of times too long with an eps of 1e-5. Where eps is zero in the state's format, too (FP16 rounds
-everything below 3e-8 to zero, and with it torch's default of 1e-8), the division gives an infinity or NaN.
+of about one: hundreds of times too long with an eps of 1e-5. Where eps is also zero in the state's format (FP16
+rounds everything below 3e-8 to zero, torch's default of 1e-8 included), the division gives an infinity or NaN.
 """,
     example="""
     model = model.half()
     torch.optim.Adam(model.parameters(), eps=1e-4)  # moments in FP16: a gradient of 1e-3 adds 1e-9 to v, which is zero
 """,
     remedy="""
-Keep the state in FP32: FP32 weights under autocast, or FP32 master weights. A larger eps only hides it: every element
-below it is then damped. Save checkpoints of the optimizer as they are: only weights bear 16 bits.
+Keep the state in FP32: FP32 weights under autocast, or FP32 master weights. A larger eps only hides the loss, because
+it damps every element below it. Save optimizer checkpoints in their own format: only weights tolerate 16 bits.
 """,
     confidence="""
-0.95: zeros of the moment and of the gradient are exact counts of the same step. 0.8 with fewer than four such steps,
-and where an optimizer that torch does not ship may do something else with it than to divide by its root. 0.9 for state
-that was rounded between steps: no gradients make such moments, but what changed them is not on record.
+0.95: zeros of the moment and of the gradient are exact counts on the same step. 0.8 with fewer than four such steps,
+and where an optimizer that torch does not ship may do something else with the moment than divide by its root. 0.9 for
+state that was rounded between steps: no gradients make such moments, but what changed them is not on record.
 """,
     references=(
         "Kingma and Ba, Adam, arXiv:1412.6980, algorithm 1 and section 2.1",
@@ -72,7 +77,7 @@ _USUAL_EPS = 1e-8
 
 @dataclass(frozen=True)
 class _Lost:
-    """What one parameter's second moment has lost, over its recorded steps."""
+    """Per recorded step the share of a parameter's second moment that was lost."""
 
     moments: Sequence[Moment]
     shares: Sequence[float]
@@ -101,10 +106,10 @@ def check(view: RunView, options: Options) -> Checked:
         orphans = orphaned(view, eps, options["share"], options["min_elements"])
         long = leaps(view, options["beyond"])
         if orphans or long:
-            found = unpaired_finding(view, orphans, long, eps)
-            return Checked([found], f"{seen}: moments that no gradients make", Status.FAILED)
+            found = rounded_finding(RULE, view, orphans, long, eps)
+            return Checked([found], f"{seen}: moments that no gradients can make", Status.FAILED)
         worst = max((v.share for v in lost.values() if v.shares), default=0.0)
-        return Checked((), f"{seen}: {percent(worst)} of the elements with a gradient above eps are zero in the worst")
+        return Checked((), f"{seen}: at most {percent(worst)} of the elements with a gradient above eps are zero")
     return Checked([_finding(view, guilty, len(moments), eps, options)], f"{len(guilty):,} of {seen} have zeros",
                    Status.FAILED)  # fmt: skip
 
@@ -114,9 +119,8 @@ def _limit(view: RunView, options: Options) -> float:
 
 
 def _eps(view: RunView) -> float:
-    """The largest: below it zeros do no harm. An optimizer that does not say is taken to have torch's."""
-    groups = [g for o in view.optimizers for g in o.get("groups") or ()]
-    return max((e for g in groups if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
+    """The largest eps, below which zeros do no harm; torch's default for an optimizer without one."""
+    return max((e for g in parameter_groups(view) if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
 
 
 def _judge(moments: Sequence[Moment], eps: float, options: Options) -> _Lost:
@@ -131,7 +135,7 @@ def _judge(moments: Sequence[Moment], eps: float, options: Options) -> _Lost:
     return _Lost(kept, shares)
 
 
-def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: float, options: Options) -> Finding:
+def _finding(view: RunView, guilty: Mapping[Parameter, _Lost], total: int, eps: float, options: Options) -> Finding:
     owner, lost = max(guilty.items(), key=lambda item: item[1].share)
     last = lost.moments[-1]
     row = _row(view, owner, last)
@@ -146,7 +150,7 @@ def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: floa
     step = (
         f"the step is up to {limit / stored_eps:.3g} times the learning rate"
         if stored_eps
-        else f"and eps, {eps:g}, is zero in {last.held.dtype}, too: a division by zero"
+        else f"and eps, {eps:g}, is also zero in {last.held.dtype}: a division by zero"
     )
     message = (
         f"{percent(lost.share)} of the elements of `{label(owner)}` with a gradient above eps ({eps:g}) have a second "
@@ -156,10 +160,7 @@ def _finding(view: RunView, guilty: Mapping[Owner, _Lost], total: int, eps: floa
         + (f"There only eps divides, {step}. " if known else f"Where {_foreign(view)} divides by its root, {step}. ")
         + f"{plural(len(guilty), 'parameter')} of {total:,} affected."
     )
-    return Finding(
-        code="PD506",
-        name="second-moment-underflow",
-        severity=Severity.WARNING,
+    return RULE.finding(
         confidence=0.95 if known and len(lost.shares) >= 4 else 0.8,
         title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient ({row.dtype})",
         message=message,
@@ -193,7 +194,7 @@ def _foreign(view: RunView) -> str:
     return next((text(o.get("class")) for o in view.optimizers if text(o.get("class"))), "the optimizer")
 
 
-def _row(view: RunView, owner: Owner, moment: Moment) -> TensorRow:
+def _row(view: RunView, owner: Parameter, moment: Moment) -> TensorRow:
     key = (owner[0], owner[1], "opt_state", moment.name)
     return next(r for r in view.rows(moment.process, moment.step) if r.key[:4] == key)
 
@@ -239,40 +240,19 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "share",
-            0.01,
-            "fraction",
-            "Elements with a second moment of zero, of those whose gradient is above eps, in the median over steps.",
-            "Precdoctor's own: each of them takes steps that are too long by orders of magnitude.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "others_share",
-            0.05,
-            "fraction",
-            "The same where the optimizer is not one of torch's.",
-            "Precdoctor's own: it may bound its steps, and a few long ones do less harm then.",
-            maximum=1.0,
-        ),
-        RuleOption(
-            "beyond",
-            10.0,
-            "times Adam's longest step",
-            "A step longer than that was not made of moments of the same gradients.",
-            "Precdoctor's own: the bound holds for any gradients; schedules that change the betas move it a few times.",
-            1.0,
-        ),
-        RuleOption("min_steps", 2.0, "steps", "Steps with recorded state, at least.", "Precdoctor's own.", 1.0),
-        RuleOption(
-            "min_elements",
-            16.0,
-            "elements",
-            "Elements with a gradient above eps, at least.",
-            "Shares of a few elements are chance.",
-            1.0,
-        ),
+        RuleOption("share", 0.01, "fraction",
+                   "Elements with a second moment of zero among those with a gradient above eps, median over steps.",
+                   "Chosen empirically: the steps of each are too long by orders of magnitude.", maximum=1.0),
+        RuleOption("others_share", 0.05, "fraction", "The same where the optimizer is not one of torch's.",
+                   "Chosen empirically: it may bound its steps, and a few long ones do less harm then.", maximum=1.0),
+        RuleOption("beyond", 10.0, "times Adam's longest step",
+                   "A longer step was not made from moments of the same gradients.",
+                   "Chosen empirically: the bound holds for any gradients; a schedule of betas moves it a few times.",
+                   1.0),
+        RuleOption("min_steps", 2.0, "steps", "Least number of steps with recorded state.", minimum=1.0),
+        RuleOption("min_elements", 16.0, "elements", "Least number of elements with a gradient above eps.",
+                   "Shares of a few elements are chance.", 1.0),
     ),
     explains={**when(same_module, "PD504"), **when(lost_moments, "PD603", "PD605", "PD509")},
     check=check,
-)
+)  # fmt: skip

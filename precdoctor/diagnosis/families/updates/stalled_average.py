@@ -1,4 +1,4 @@
-"""PD507: a running average of weights, or the count of one, kept in 16 bits, that is written to and does not move."""
+"""PD507: a running average or statistic, or its count, that is written to in 16 bits and does not move."""
 
 from __future__ import annotations
 
@@ -12,35 +12,33 @@ from precdoctor.diagnosis.claims.relations import same_module, when, while_it_la
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.stalled_sums import Buffer, running_statistics, stalled_counts
+from precdoctor.diagnosis.families.updates.stalled_average_buffers import Buffer, running_statistics, stalled_counts
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import known_format, number, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, number, parameter_of, text
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 
 PAGE = RulePage(
     finds="""
-Weights in BF16 or FP16 that no gradient reaches and that are written to in step after step (a teacher, a target
-network, an exponential moving average), every bit of which is the same after `min_writes` writes, while the trained
-weight of the same name and shape went on changing. Weights without gradients are recorded only when somebody has
-written to them, so a frozen layer does not count, and neither does a copy that is made now and then.
+Averages of weights: weights in BF16 or FP16 that no gradient reaches and that the script writes to step after step (a
+teacher, a target network, an exponential moving average). Not a bit of them changed in `min_writes` writes, while the
+trained weight of the same name and shape went on changing. Weights without gradients are recorded only after a write,
+so a frozen layer does not count, and neither does a copy that is made now and then.
 
-Of running statistics those of a norm are told in the same way (`running_mean`, `running_var` in 16 bits): one of the
-two never changed a bit in `min_writes` writes or more, while the other one did, so that averaging is switched on.
+Running statistics of a norm (`running_mean`, `running_var` in 16 bits): one of the two never changed a bit in
+`min_writes` writes or more. The other one did, so averaging is switched on.
 
-Of other statistics the count is told as well: a 16-bit buffer of whole numbers that rose from write to write up to
-the value at which a sum of like terms stalls (256 in BF16, 2048 in FP16, times the term), and has stayed there for
-`min_writes` writes.
+Counts: a 16-bit buffer of whole numbers that rose from write to write up to the value at which a sum of like terms
+stalls (256 in BF16, 2048 in FP16, times the term), and has stayed there for `min_writes` writes.
 
 All of it is one finding, which names one tensor and counts the others.
 """,
     matters="""
 An average moves by (1 - decay) of the distance to the weight. With a decay of 0.999 that is below half an ulp of BF16
 unless the weight is three times as large as its average: the teacher stays what it was initialised to, and evaluation
-on averaged weights is evaluation of the first step. Tensors whose elements differ in size move in their smallest
-elements only, and are not even found here: one tensor that stands still speaks for the others. Sums beside a count
-that has stopped go on for a while, or in some elements: mean and variance, the sums divided by the count, drift away
-from the data. A batch norm trains by the statistics of each batch, so that nothing shows there; evaluation uses the
-running ones.
+on averaged weights is evaluation of the first step. Tensors whose elements differ in size still move in their smallest
+elements and are not found here: one tensor that stands still speaks for the others. Sums beside a count that has
+stopped go on for a while, or in some elements, so mean and variance, the sums divided by the count, drift away from the
+data. A batch norm trains on the statistics of each batch and shows nothing; evaluation uses the running ones.
 """,
     example="""
     teacher = copy.deepcopy(student).bfloat16()
@@ -51,8 +49,8 @@ running ones.
 Keep the average in FP32 and cast it where it is used; it costs two more bytes per weight.
 """,
     confidence="""
-0.9: fingerprints tell bit for bit that nothing changed, and that somebody wrote to it. 0.75 when the average is of one
-tensor only; 0.85 for a count, which could also have been told to stop there.
+0.9: fingerprints show bit for bit that nothing changed, and that the script wrote to it. 0.75 when the average is of
+one tensor only; 0.85 for a count, which the script could also have stopped there.
 """,
     references=(
         "Tarvainen and Valpola, Mean teachers are better role models, arXiv:1703.01780",
@@ -62,7 +60,6 @@ tensor only; 0.85 for a count, which could also have been told to stop there.
 _COLUMNS = ("root", "module", "module_class", "name", "dtype", "shape", "numel", "fingerprint")
 #: Trailing parts of a dotted name that an average shares with its weight: the parameter's and one of the module's.
 _SHARED = 2
-_Place = tuple[str, str, str]
 
 
 @dataclass
@@ -81,32 +78,32 @@ class _Weight:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding over all that stands still: averages of weights, running statistics, counts, in this order."""
+    """One finding over all tensors that stand still: averages of weights, running statistics, counts, in this order."""
     averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
     statistics = running_statistics(view, options["min_writes"])
     still = {p: b for p, b in statistics.items() if not b.changes}
-    told: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
+    found: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
     if still:
         seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
-        told.append((seen, _statistics_finding(still, options)))
+        found.append((seen, _statistics_finding(still, options)))
     if counts:
         seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
-        told.append((seen, _count_finding(counts, options)))
-    if told:
-        return Checked([_together([f for _, f in told])], "; ".join(seen for seen, _ in told), Status.FAILED)
+        found.append((seen, _count_finding(counts, options)))
+    if found:
+        return Checked([_together([f for _, f in found])], "; ".join(seen for seen, _ in found), Status.FAILED)
     if statistics and averages.status is Status.NOT_APPLICABLE:
-        return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, all of which move")
+        return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, and all of them move")
     return averages
 
 
 def _together(findings: Sequence[Finding]) -> Finding:
-    """The first, with what is wrong of other kinds in its message, and their changes behind its own."""
+    """The first finding, with the titles of the others in its message and their prescriptions behind its own."""
     first, *others = findings
     if not others:
         return first
     return replace(
         first,
-        message=f"{first.message} Beside it, {'; '.join(f.title for f in others)}.",
+        message=f"{first.message} In addition, {'; '.join(f.title for f in others)}.",
         evidence={**first.evidence, "also": [f.title for f in others]},
         prescriptions=[p for f in findings for p in f.prescriptions],
     )
@@ -122,34 +119,33 @@ def _averages(view: RunView, options: Options) -> Checked:
         if (twin := _twin(place, w, {p: t for p, t in weights.items() if p in trained})) is not None
     }
     if not averages:
-        return Checked.not_applicable("no average of weights in BF16 or FP16 was seen to be written to")
+        return Checked.not_applicable("no write to an average of weights in BF16 or FP16 was recorded")
     seen = plural(len(averages), "16-bit average")
     stalled = {p: t for p, t in averages.items() if not weights[p].moves and weights[t].moves}
     if not stalled:
-        return Checked((), f"{seen} of weights, all of which move")
+        return Checked((), f"{seen} of weights, and all of them move")
     finding = _finding(stalled, averages, weights, options)
     return Checked([finding], f"{len(stalled):,} of {seen} do not move", Status.FAILED)
 
 
-def _survey(view: RunView) -> dict[_Place, _Weight]:
-    """All weights, with their fingerprints by step, of the first process that has them."""
-    found: dict[_Place, _Weight] = {}
+def _survey(view: RunView) -> dict[Parameter, _Weight]:
+    """Fingerprints by step of all weights, from the first process that has them."""
+    found: dict[Parameter, _Weight] = {}
     for r in view.scan_records(_COLUMNS, ("weight",)):
-        seen = number(r["fingerprint"])  # as a float, which a column with nulls is
+        seen = number(r["fingerprint"])  # a float, because the column has nulls
         if r["shape"] is None or seen is None:
             continue
-        place = (text(r["root"]), text(r["module"]), text(r["name"]))
-        process = Process(int(r["rank"]), int(r["attempt"]))
+        place, (process, step) = parameter_of(r), process_step(r)
         shape = tuple(int(n) for n in r["shape"])
         new = _Weight(str(r["dtype"]), text(r["module_class"]), shape, int(r["numel"]), process)
         weight = found.setdefault(place, new)
         if weight.process == process:
-            weight.prints[int(r["step"])] = seen
+            weight.prints[step] = seen
     return found
 
 
-def _twin(place: _Place, weight: _Weight, trained: Mapping[_Place, _Weight]) -> _Place | None:
-    """The trained weight it follows: the same shape, and the most of its name."""
+def _twin(place: Parameter, weight: _Weight, trained: Mapping[Parameter, _Weight]) -> Parameter | None:
+    """The trained weight that an average follows: of the same shape, with the longest common end of the name."""
     own = _parts(place)
     best, most = None, _SHARED - 1
     for other, candidate in trained.items():
@@ -162,45 +158,20 @@ def _twin(place: _Place, weight: _Weight, trained: Mapping[_Place, _Weight]) -> 
     return best
 
 
-def _parts(place: _Place) -> list[str]:
-    """Of the full name, last part first."""
+def _parts(place: Parameter) -> list[str]:
+    """The parts of the full name, last part first."""
     return [p for p in ".".join(place[1:]).split(".") if p][::-1]
 
 
 def _and_more(places: Sized) -> str:
-    """For a title that names one of several tensors."""
+    """`` (and 3 more)``, for a title that names one of several tensors."""
     return f" (and {len(places) - 1:,} more)" if len(places) > 1 else ""
 
 
-def _label(place: _Place) -> str:
-    return ".".join(p for p in place[1:] if p)
-
-
-def _tell(
-    confidence: float,
-    title: str,
-    message: str,
-    location: Location,
-    evidence: Mapping[str, object],
-    prescriptions: Sequence[Prescription],
-) -> Finding:
-    return Finding(
-        "PD507",
-        "stalled-average",
-        Severity.WARNING,
-        confidence,
-        title,
-        message,
-        location,
-        evidence=evidence,
-        prescriptions=prescriptions,
-    )
-
-
 def _finding(
-    stalled: Mapping[_Place, _Place],
-    averages: Mapping[_Place, _Place],
-    weights: Mapping[_Place, _Weight],
+    stalled: Mapping[Parameter, Parameter],
+    averages: Mapping[Parameter, Parameter],
+    weights: Mapping[Parameter, _Weight],
     options: Options,
 ) -> Finding:
     place = max(stalled, key=lambda p: len(weights[p].prints))
@@ -211,14 +182,14 @@ def _finding(
     elements = sum(weights[p].numel for p in averages)
     share = len(stalled) / len(averages)
     message = (
-        f"`{_label(place)}` is {weight.dtype} and was written to on {plural(writes, 'recorded step')} (limit "
-        f"{options['min_writes']:g}) without a bit of it changing, while `{_label(twin)}`, of the same shape, changed "
-        f"{plural(weights[twin].moves, 'time')}: what is added is below half an ulp, {half_ulp:.2g} of an element. "
+        f"`{dotted(*place[1:])}` is {weight.dtype} and was written to on {plural(writes, 'recorded step')} (limit "
+        f"{options['min_writes']:g}) without changing a bit, while `{dotted(*twin[1:])}`, of the same shape, changed "
+        f"{plural(weights[twin].moves, 'time')}: each addend is below half an ulp, {half_ulp:.2g} of an element. "
         f"{len(stalled):,} of {plural(len(averages), 'averaged tensor')} stand still."
     )
-    return _tell(
+    return RULE.finding(
         confidence=0.9 if len(averages) > 1 else 0.75,
-        title=f"the average `{_label(place)}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
+        title=f"the average `{dotted(*place[1:])}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
         message=message,
         location=Location(
             *(place[0], place[1], weight.module_class or None, "weight"),
@@ -231,7 +202,7 @@ def _finding(
             "limit": options["min_writes"],
             "stalled_share": share,
             "half_ulp": half_ulp,
-            "averages": [{"average": _label(p), "follows": _label(t)} for p, t in _first(stalled)],
+            "averages": [{"average": dotted(*p[1:]), "follows": dotted(*t[1:])} for p, t in list(stalled.items())[:16]],
             "confidence_reason": "fingerprints are equal bit for bit, and the weights were written to",
         },
         prescriptions=(
@@ -250,20 +221,20 @@ def _finding(
     )
 
 
-def _statistics_finding(stalled: Mapping[tuple[str, str, str], Buffer], options: Options) -> Finding:
+def _statistics_finding(stalled: Mapping[Parameter, Buffer], options: Options) -> Finding:
     place, buffer = max(stalled.items(), key=lambda item: (len(item[1].seen), item[0]))
-    label, extra = _label(place), 2 * sum(b.numel for b in stalled.values())
+    label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in stalled.values())
     fmt = known_format(buffer.dtype)
     half_ulp = 2.0 ** -(fmt.mantissa_bits + 1) if fmt is not None else 0.0
     writes = len(buffer.seen) - 1
     message = (
         f"`{label}` is {buffer.dtype}, at most {buffer.value:.3g}, and was written to on "
-        f"{plural(writes, 'recorded step')} (limit {options['min_writes']:g}) without a bit of it changing, while its "
+        f"{plural(writes, 'recorded step')} (limit {options['min_writes']:g}) without changing a bit, while its "
         "partner in the same norm moved: momentum times the distance from the batch's statistic is below half an ulp, "
-        f"{half_ulp:.2g} of an element. Evaluation will use what it was at the start. "
+        f"{half_ulp:.2g} of an element. Evaluation will use its first value. "
         f"{plural(len(stalled), 'running statistic')} in all."
     )
-    return _tell(
+    return RULE.finding(
         confidence=0.9,
         title=f"the running statistic `{label}`{_and_more(stalled)} is written to and never moves in {buffer.dtype}",
         message=message,
@@ -277,7 +248,7 @@ def _statistics_finding(stalled: Mapping[tuple[str, str, str], Buffer], options:
             "writes": writes,
             "limit": options["min_writes"],
             "half_ulp": half_ulp,
-            "statistics": [_label(p) for p in stalled][:16],
+            "statistics": [dotted(*p[1:]) for p in stalled][:16],
             "confidence_reason": "fingerprints are equal bit for bit, and the partner in the same norm changed",
         },
         prescriptions=(
@@ -291,18 +262,18 @@ def _statistics_finding(stalled: Mapping[tuple[str, str, str], Buffer], options:
     )
 
 
-def _count_finding(counts: Mapping[tuple[str, str, str], Buffer], options: Options) -> Finding:
+def _count_finding(counts: Mapping[Parameter, Buffer], options: Options) -> Finding:
     place, count = max(counts.items(), key=lambda item: item[1].idle)
-    label, extra = _label(place), 2 * sum(b.numel for b in counts.values())
+    label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in counts.values())
     fmt = known_format(count.dtype)
     ulp = 2.0 ** (math.floor(math.log2(count.value)) - fmt.mantissa_bits) if fmt is not None else 0.0
     message = (
         f"`{label}` is {count.dtype}, rose from write to write up to {count.value:,g} at step {count.last_change}, and "
         f"has been written to on {plural(count.idle, 'recorded step')} since (limit {options['min_writes']:g}) without "
-        f"a bit of it changing: neighbours in {count.dtype} are {ulp:g} apart there, and half of that is rounded away. "
-        f"What is divided by it is wrong from step {count.last_change} on, and sums kept beside it stall later."
+        f"changing a bit: neighbours in {count.dtype} are {ulp:g} apart there, and half of that is rounded away. "
+        f"Quotients of this count are wrong from step {count.last_change} on, and sums beside it stall later."
     )
-    return _tell(
+    return RULE.finding(
         confidence=0.85,
         title=f"the count `{label}`{_and_more(counts)} stops at {count.value:,g}, where adding one is lost in "
         f"{count.dtype}",
@@ -319,8 +290,8 @@ def _count_finding(counts: Mapping[tuple[str, str, str], Buffer], options: Optio
             "stalls_at": count.value,
             "ulp": ulp,
             "last_bad_step": max(count.seen),
-            "counts": [_label(p) for p in counts][:16],
-            "confidence_reason": "it stays, bit for bit, where a sum of ones stalls; it could have been told to stop",
+            "counts": [dotted(*p[1:]) for p in counts][:16],
+            "confidence_reason": "it stays, bit for bit, where a sum of ones stalls; the script could have stopped it",
         },
         prescriptions=(
             Prescription(
@@ -337,10 +308,6 @@ def _count_finding(counts: Mapping[tuple[str, str, str], Buffer], options: Optio
     )
 
 
-def _first(stalled: Mapping[_Place, _Place]) -> Sequence[tuple[_Place, _Place]]:
-    return list(stalled.items())[:16]
-
-
 RULE = Rule(
     code="PD507",
     name="stalled-average",
@@ -348,15 +315,9 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "min_writes",
-            6.0,
-            "recorded steps",
-            "Writes to an average before it is expected to have moved.",
-            "Precdoctor's own: a weight that is at rest for one step is not at rest for six.",
-            1.0,
-        ),
+        RuleOption("min_writes", 6.0, "recorded steps", "Least number of writes by which an average must have moved.",
+                   "Chosen empirically: a weight that is at rest for one step is not at rest for six.", 1.0),
     ),
     explains={**when(while_it_lasts, "PD605"), **when(same_module, "PD701")},
     check=check,
-)
+)  # fmt: skip

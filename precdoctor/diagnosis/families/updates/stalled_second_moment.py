@@ -14,7 +14,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.optimizer_states import excess, second_moments
-from precdoctor.diagnosis.survey.parameters import HALF, adam_groups, beta2_of, stepped
+from precdoctor.diagnosis.survey.parameters import HALF, adam_groups, beta2_of, parameter_groups, stepped
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -23,9 +23,9 @@ PAGE = RulePage(
 A second moment kept in BF16 or FP16 with 1 - beta2 below half an ulp of that format: 0.001 against 2^-9 = 0.002 in
 BF16. Then `v * beta2` rounds back to `v`, and a new squared gradient is added only when it is at least twice `v`: the
 second moment goes up and never comes down. Its format is that of the recorded state; without such rows, that of the
-weights under torch's Adam and AdamW. What it costs is measured: the mean of `v` against what FP32 would have left of
-the recorded gradients. It is a warning when sqrt(v) is `fallen` times too large, so that steps are too small by that
-factor; information before. Without recorded state the fall of the gradient norm since its peak stands for it.
+weights under torch's Adam and AdamW. The cost is measured: the mean of `v` over its mean in exact arithmetic on the
+recorded gradients. The finding is a warning when sqrt(v) is `fallen` times too large, so that steps are too small by
+that factor, and information below. Without recorded state the fall of the gradient norm since its peak stands in.
 """,
     matters="""
 Adam's step is the gradient over sqrt(v). With `v` stuck at the largest gradient ever seen, usually that of the first
@@ -52,8 +52,8 @@ state only torch's own Adam and AdamW are judged; others may keep it wider.
 )
 
 
-#: Steps that are smaller by less than this nobody would notice.
-_WORTH_TELLING = 1.5
+#: Factor on sqrt(v) below which the message states no cost; chosen empirically.
+_NOTICEABLE = 1.5
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Narrow:
     dtype: str
     #: Element count by full name of the parameter.
     weights: Mapping[str, int]
-    #: How many times too large sqrt(v) was seen to be; None when the state is not on record.
+    #: Measured sqrt(v) over the exact one; None when the state is not on record.
     measured: float | None = None
 
 
@@ -86,14 +86,12 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _groups(view: RunView) -> list[Mapping[str, Any]]:
-    """Of all optimizers where the state tells its format, else of torch's own."""
-    if second_moments(view):
-        return [g for o in view.optimizers for g in o.get("groups") or ()]
-    return adam_groups(view)
+    """The groups of all optimizers if state was recorded, else those of torch's own Adam."""
+    return parameter_groups(view) if second_moments(view) else adam_groups(view)
 
 
 def _recorded(view: RunView, beta2: float) -> _Narrow | None:
-    """The formats as the recorded state has them; None when none is on record."""
+    """The 16-bit moments of the recorded state; None when none is on record."""
     moments = {o: kept for o, kept in second_moments(view).items() if kept[-1].name.endswith("exp_avg_sq")}
     if not moments:
         return None
@@ -108,7 +106,7 @@ def _recorded(view: RunView, beta2: float) -> _Narrow | None:
 
 
 def _by_weights(view: RunView) -> _Narrow:
-    """Moments are in the format of the weight, as torch's Adam has it."""
+    """The 16-bit moments of torch's Adam, which keeps them in the format of the weight."""
     weights = {d: stepped(view, (d,)) for d in HALF}
     dtype = max(HALF, key=lambda d: sum(weights[d].values()))
     return _Narrow(dtype, weights[dtype])
@@ -121,7 +119,7 @@ def _half_ulp(dtype: str) -> float:
 
 
 def _fall(view: RunView) -> tuple[float, float, float]:
-    """Peak and present gradient norm of the optimizer whose norm fell furthest, and their ratio; 1 when unknown."""
+    """Peak and present gradient norm of the optimizer whose norm fell furthest, and their ratio (1 when unknown)."""
     best = (0.0, 0.0, 1.0)
     for steps in by_optimizer(view).values():
         norms = [s.grad_norm for s in steps if s.grad_norm and not s.skipped]
@@ -144,21 +142,19 @@ def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options
         f"= {1.0 - beta2:.3g} is below half an ulp of it (limit {limit:.3g}): v * beta2 rounds back to v, which grows "
         "and never decays. "
     )
-    if ratio < _WORTH_TELLING:
-        message += "What that costs depends on how far the gradients fall from here."
+    if ratio < _NOTICEABLE:
+        message += "The cost depends on how far the gradients fall from here."
     elif narrow.measured is None:
         message += (
             f"The gradient norm has come down from {peak:.3g} to {present:.3g}; steps are up to {ratio:.3g} times "
-            "smaller than Adam means them to be."
+            "smaller than Adam intends."
         )
     else:
         message += (
-            f"Held against the recorded gradients, sqrt(v) is {ratio:.3g} times too large in the median weight: steps "
-            "are that much smaller than Adam means them to be."
+            f"Against the recorded gradients, sqrt(v) is {ratio:.3g} times too large in the median weight: steps are "
+            "that much smaller than Adam intends."
         )
-    return Finding(
-        code="PD505",
-        name="stalled-second-moment",
+    return RULE.finding(
         severity=Severity.WARNING if ratio >= options["fallen"] else Severity.INFO,
         confidence=0.9 if narrow.measured is None else 0.95,
         title=f"Adam's second moment cannot decay in {dtype}: beta2 {beta2:g} is within half an ulp of 1",
@@ -174,7 +170,7 @@ def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options
             "step_too_small_by": ratio,
             "confidence_reason": "format, beta2 and optimizer class are facts of the run"
             if narrow.measured is None
-            else "the state was recorded, and held against the gradients that went into it",
+            else "the state was recorded and compared with the gradients that went into it",
         },
         prescriptions=(
             Prescription(
@@ -197,17 +193,12 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "fallen",
-            4.0,
-            "times",
-            "How much too large sqrt(v) must be for a warning; without recorded state, the fall of the gradient norm.",
-            "Precdoctor's own: steps a quarter of their size are worth a change.",
-            1.0,
-        ),
-        RuleOption("min_steps", 8.0, "steps", "Shorter runs have nothing to decay.", "Precdoctor's own.", 1.0),
+        RuleOption("fallen", 4.0, "times",
+                   "Factor on sqrt(v) from which the finding is a warning; without state, fall of the gradient norm.",
+                   "Chosen empirically: steps a quarter of their size are worth a change.", 1.0),
+        RuleOption("min_steps", 8.0, "steps", "Shorter runs have nothing to decay.", minimum=1.0),
     ),
     sampled_steps=False,
     check=check,
     step_columns=("grad_norm",),
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""PD509: a tensor that is written to step after step, in a format in which what it is given changes no bit."""
+"""PD509: a tensor that outlives the step and is written to in a format in which the writes change no bit."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from precdoctor.diagnosis.survey.scans import (
     Group,
     check_facts,
     elsewhere_words,
-    evidence_of,
-    locate,
-    place_words,
+    op_words,
+    place_finding,
     scans,
 )
 from precdoctor.diagnosis.survey.view import RunView
@@ -22,14 +21,14 @@ from precdoctor.numerics.formats import FP32
 PAGE = RulePage(
     finds="""
 A tensor that outlives the step (a moment of a hand-written optimizer, an average of weights, a gradient buffer, a
-counter, a factor that is multiplied down) is written to in BF16 or FP16, and keeps its bits, although the same
-arithmetic in FP64 moves it. FP32 counts only where whole numbers beyond 2^24 stand still. The arithmetic is measured,
-on steps that were scanned op by op (`record --deep-scan`): `add_`, `mul_`, `lerp_`, `addcmul_`, `copy_` of a rounded
-result, their `_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the elements that FP64 moves
-must stay, on two scanned steps or more, the last one or most of all among them.
+counter, a factor that is multiplied down) is written to in BF16 or FP16 and keeps its bits, although the same
+arithmetic in FP64 moves it. FP32 counts only where whole numbers beyond 2^24 stand still. Deep scans (`record
+--deep-scan`) measure the arithmetic: `add_`, `mul_`, `lerp_`, `addcmul_`, `copy_` of a rounded result, their
+`_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the elements that FP64 moves must stay, on
+two scanned steps or more; these must include the last one, or be most of all.
 
-Weights count only if no optimizer of torch's steps in the run; PD501 covers the others. States of torch's own
-optimizers are PD505's. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are no finding.
+Weights count only if no torch optimizer steps in the run; PD501 covers the others. PD505 covers the states of torch's
+own optimizers. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are not reported.
 """,
     matters="""
 An update below half a unit in the last place is dropped, and so is the next one: an average stays what it was
@@ -66,16 +65,15 @@ def check(view: RunView, options: Options) -> Checked:
         share = _share(fact)
         return share if share >= options["share"] else 0.0
 
-    def tell(group: Group) -> Finding:
-        return _finding(view, group, options)
-
     def lasts(group: Group) -> bool:
-        """A teacher stands still as long as its student does; later it moves."""
+        """Whether it still stands on later scans: a teacher begins to move when its student has."""
         done = [s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank]
         still = [s for s in group.steps if s in done]
         return len(still) > 1 and (max(done) in still or 2 * len(still) > len(done))
 
-    return check_facts(view, ("stalled",), guilty, tell, seen="no state that stays as it is", keep=lasts)
+    return check_facts(
+        view, ("stalled",), guilty, lambda g: _finding(view, g, options), seen="no state that stands still", keep=lasts
+    )
 
 
 def _target(fact: Fact) -> str:
@@ -87,7 +85,7 @@ def _share(fact: Fact) -> float:
 
 
 def _is_torchs(fact: Fact) -> bool:
-    """Whether the line calls an optimizer, whose own code did it."""
+    """Whether the line calls an optimizer, so that torch's own code made the write."""
     return fact.source is not None and ".step(" in (fact.source.code or "")
 
 
@@ -100,30 +98,26 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     gained = FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0)
     left, short = max(0.0, missing - gained), fact.short.removeprefix("foreach_")
     message = (
-        f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} left {percent(share)} of the elements of "
-        f"{what} in {dtype} as they were (limit {percent(options['share'])}), though FP64 moves them: "
+        f"{op_words(fact)} left {percent(share)} of the elements of "
+        f"{what} in {dtype} unchanged (limit {percent(options['share'])}), though FP64 moves them: "
         f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
         f"the last place (medians). {plural(fact.count('tensors'), 'tensor')} on this line."
         f"{elsewhere_words(group)}"
     )
     wide = "float64" if dtype == "float32" else "float32"
-    return Finding(
-        code="PD509",
-        name="stalled-state",
-        severity=Severity.WARNING,
-        confidence=0.9,
-        title=f"{short} changes nothing: {percent(share)} of the elements of {what} stay as they are in {dtype}"
-        f"{fact.line}",
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"{short} changes nothing: {percent(share)} of the elements of {what} stand still in {dtype}{fact.line}",
         message=message,
-        location=locate(view, group),
-        evidence=evidence_of(group, {"share": options["share"]}, _REASON),
-        prescriptions=(
-            Prescription(
-                title=f"keep it in {wide}{fact.line}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
-                change={"state_dtype": {"from": dtype, "to": wide}, "op": fact.op},
-                predicted={"bits_missing": {"from": max(missing, 0.0), "to": left}},
-                snippet=f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n",
-            ),
+        certain=(0.9, _REASON),
+        limits={"share": options["share"]},
+        prescription=Prescription(
+            title=f"keep it in {wide}{fact.line}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
+            change={"state_dtype": {"from": dtype, "to": wide}, "op": fact.op},
+            predicted={"bits_missing": {"from": max(missing, 0.0), "to": left}},
+            snippet=f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n",
         ),
     )
 
@@ -135,15 +129,9 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption(
-            "share",
-            0.75,
-            "fraction",
-            "Least share of the elements that FP64 moves that must keep their bits.",
-            "Chosen empirically; no published source.",
-            maximum=1.0,
-        ),
+        RuleOption("share", 0.75, "fraction", "Least share of unchanged elements among those that FP64 moves.",
+                   maximum=1.0),
     ),
     sampled_steps=False,
     check=check,
-)
+)  # fmt: skip

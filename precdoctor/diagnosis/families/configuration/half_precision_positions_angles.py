@@ -1,7 +1,7 @@
-"""Sines and cosines of angles that their format holds too coarsely: seen op by op, in deep scans.
+"""PD703, angles: sines and cosines in deep scans of angles that their format holds too coarsely.
 
-An angle of 980 in BF16 stands for all from 978 to 982. It does not help to widen it before the sine is taken. In FP32
-it takes angles of millions: those of Unix times.
+An angle of 980 in BF16 stands for all from 978 to 982, and widening it before the sine does not help. In FP32 only
+angles of millions are as coarse: Unix times.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import integer, known_format, text
@@ -25,7 +26,7 @@ _WIDE = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Angles:
-    """The operand of a sine or cosine in the forward pass, and the format it is in, or was before it was widened."""
+    """The operand of a sine or cosine in the forward pass, and its format before it was widened, if it was."""
 
     root: str
     module: str
@@ -36,7 +37,7 @@ class Angles:
     dtype: str
     fmt: Format
     amax: float
-    #: The sine is taken in a wider format, of what half precision has left.
+    #: The sine is taken in a wider format, of numbers that had been rounded to ``fmt``.
     widened: bool
 
     @property
@@ -46,12 +47,12 @@ class Angles:
 
     @property
     def error(self) -> float:
-        """Half of it: by so much rounding to the nearest moves that angle at most (IEEE 754-2019, section 4.3)."""
+        """Largest error of rounding it to nearest: half the spacing (IEEE 754-2019, section 4.3), in radians."""
         return self.spacing / 2.0
 
 
 def angles_of(view: RunView) -> list[Angles]:
-    """All that scans saw, the coarsest first."""
+    """The coarsest angles of each module in all scans, the coarsest first."""
     found: dict[tuple[str, str], Angles] = {}
     for event in scan_events(view):
         ops = event["data"].get("ops")
@@ -73,10 +74,10 @@ def angles_of(view: RunView) -> list[Angles]:
 
 
 def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
-    """Each sine or cosine of one module with the dtype and the amax of its operand.
+    """Yield each sine or cosine of one module with the dtype and the amax of its operand.
 
     The operand is the last result before it of the same dtype and number of elements. One in a wide dtype came from
-    half precision if a tensor that was widened before it holds the same largest number: the first frequency is 1.
+    half precision if a tensor widened before it has the same largest number: the first frequency is 1.
     """
     before: list[Mapping[str, Any]] = []
     for entry in ops:
@@ -96,7 +97,7 @@ def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any
 
 
 def _elements(entry: Mapping[str, Any]) -> int:
-    """Of one result."""
+    """Number of elements of one result."""
     return (integer(entry.get("numel")) or 0) // max(1, integer(entry.get("calls")) or 1)
 
 
@@ -108,8 +109,8 @@ def _widens(entry: Mapping[str, Any]) -> bool:
     )
 
 
-def finding(view: RunView, angles: Angles, limit: float) -> Finding:
-    """What they mean."""
+def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> Finding:
+    """The finding about angles above ``limit`` radians."""
     where = f"`{angles.module or angles.root}`" if angles.root else "the training loop"
     line = f" at {angles.source.file}:{angles.source.line}" if angles.source is not None else ""
     effect = f"angles up to {angles.amax:.4g} are {angles.spacing:g} radians apart"
@@ -120,17 +121,14 @@ def finding(view: RunView, angles: Angles, limit: float) -> Finding:
         else f"The {what} is taken of angles in {angles.dtype}"
     )
     wide = angles.fmt.mantissa_bits >= FP32.mantissa_bits
-    return Finding(
-        code="PD703",
-        name="half-precision-positions",
-        severity=Severity.WARNING,
+    return rule.finding(
         confidence=0.75 if angles.widened else 0.85,
         title=f"{what} of {angles.dtype} positions in {where}: {effect}{line}",
         message=(
             f"{how}{line} in {where}. It has {angles.fmt.mantissa_bits + 1} significant bits: near {angles.amax:.4g}, "
             f"the largest at step {angles.step}, numbers are {angles.spacing:g} apart, so that the angle is off by up "
             f"to {angles.error:.2g} radians (limit {limit:g}). Positions and time steps there are mistaken for their "
-            "neighbours; widening them afterwards brings nothing back."
+            "neighbours, and widening them afterwards brings nothing back."
         ),
         location=Location(
             root=angles.root or None,
@@ -151,7 +149,7 @@ def finding(view: RunView, angles: Angles, limit: float) -> Finding:
             "dtype": angles.dtype,
             "widened": angles.widened,
             "confidence_reason": "dtype and largest angle are recorded"
-            + ("; that they are those that were widened is told by their size" if angles.widened else ""),
+            + ("; their size alone identifies them as the ones that were widened" if angles.widened else ""),
         },
         prescriptions=((_reduced if wide else _in_fp32)(angles, line),),
     )
@@ -173,10 +171,10 @@ def _in_fp32(angles: Angles, line: str) -> Prescription:
 
 
 def _reduced(angles: Angles, line: str) -> Prescription:
-    """A whole number of turns makes no difference, and takes all the digits."""
+    """Subtract whole turns: they make no difference and take all the digits."""
     fine = math.pi * 2.0 ** -(angles.fmt.mantissa_bits + 1)
     return Prescription(
-        title=f"take whole turns out first{line}, in integers or FP64: off by {angles.error:.2g} -> {fine:.1g} radians",
+        title=f"subtract whole turns first{line}, in integers or FP64: off by {angles.error:.2g} -> {fine:.1g} radians",
         change={"angles": {"from": angles.amax, "to": 2.0 * math.pi}},
         predicted={"radians_off": {"from": angles.error, "to": fine}},
         snippet=(

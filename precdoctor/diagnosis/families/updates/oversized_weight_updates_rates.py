@@ -1,4 +1,4 @@
-"""Smaller updates: a lower learning rate, or a warm-up; a longer one where there is one already."""
+"""PD504, smaller updates: a lower learning rate, a warm-up, or a longer warm-up where there is one already."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Steps of the proposed warm-up: as torch's examples and most recipes have it, at least.
+#: Least number of steps of a proposed warm-up, as in torch's examples and most recipes.
 _WARM_UP = 1000
-#: A rate that begins below this part of its peak is warmed up; one that differs by less from it is at its peak.
+#: Shares of the peak rate: a rate that begins below the first is warmed up, one above the second is at its peak (rates
+#: of a schedule are rounded).
 _BELOW, _AT_PEAK = 0.5, 0.999
 
 
@@ -24,11 +25,11 @@ class Rates:
     """Learning rates of a process.
 
     Attributes:
-        measured: of the step in question.
-        first: of the first step.
+        measured: on the examined step.
+        first: on the first step.
         peak: the largest of the run.
-        last: of the last step.
-        warm_up: steps in which it rose from its first value to its peak; 0 where it began there, or fell in between.
+        last: on the last step.
+        warm_up: steps of the rise from the first value to the peak; 0 if it began there or fell in between.
     """
 
     measured: float
@@ -39,7 +40,7 @@ class Rates:
 
     @property
     def words(self) -> str:
-        """``, at a learning rate of 0.1, behind a warm-up of 5 steps from 1e-06``."""
+        """``, at a learning rate of 0.1; there is a warm-up of 5 steps from 1e-06 to 0.1``."""
         if not self.warm_up:
             return f", at a learning rate of {self.measured:.3g}"
         warmed = f"a warm-up of {plural(self.warm_up, 'step')} from {self.first:.3g} to {self.peak:.3g}"
@@ -47,7 +48,7 @@ class Rates:
 
 
 def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
-    """The rates of a process, ``step`` being the measured one; None where none is on record."""
+    """The rates of a process, measured on ``step``; None if none is on record."""
     known = [(s.step, s.lr) for s in view.timeline.get(process, ()) if s.lr is not None and math.isfinite(s.lr)]
     peak = max((rate for _, rate in known), default=0.0)
     if not peak:
@@ -60,20 +61,15 @@ def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
 
 
 def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, what: str) -> Prescription:
-    """The learning rate that brings an update of ``ratio`` times its weight below ``target``.
-
-    Args:
-        rates: null where none is on record.
-        what: the ratio, in words.
-    """
+    """The learning rate that brings updates from ``ratio`` to ``target`` times the weight; ``what`` names the ratio."""
     factor = rounded_down(target / ratio)
     groups = sum(len(o.get("groups") or ()) for o in view.optimizers)
     varies = rates is not None and min(rates.first, rates.last) < _AT_PEAK * rates.peak
-    told = ""
+    shown = ""
     if rates is not None and groups == 1:
-        told = f" ({'peak ' if varies else ''}{rates.peak:.3g} -> {rates.peak * factor:.3g})"
+        shown = f" ({'peak ' if varies else ''}{rates.peak:.3g} -> {rates.peak * factor:.3g})"
     return Prescription(
-        title=f"learning rate x {factor:g}{told}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
+        title=f"learning rate x {factor:g}{shown}: {what} {ratio:.2g} -> {ratio * factor:.1g}",
         change={"lr_factor": factor},
         predicted=_predicted(ratio, ratio * factor),
         snippet=snippets.lower_rate(factor),
@@ -81,7 +77,7 @@ def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, 
 
 
 def gentler_start(rates: Rates | None, ratio: float, target: float) -> Prescription:
-    """A warm-up that begins where first updates are small enough; where there is one, a longer one."""
+    """A warm-up that begins with small enough updates; a longer one if there is one."""
     factor = rounded_down(target / ratio)
     what = "first updates / weight"
     if rates is None or not rates.warm_up:

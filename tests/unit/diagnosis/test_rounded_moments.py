@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.diagnosis.families.updates.rounded_moments import adam_bound
+from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded import adam_bound
 
 _GRADIENTS = st.lists(st.sampled_from([0.0, 1e-6, 1e-3, 1.0, 1e3, -1.0, -1e3]), min_size=1, max_size=60)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from precdoctor.diagnosis.families.configuration.coarse_values import rounded_to
+from precdoctor.diagnosis.families.configuration.half_precision_positions import rounded_to
 from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import BF16, FP16, FP32

@@ -1,7 +1,7 @@
-"""Weights so large that FP32 itself is too coarse for their updates: coordinates, years, amounts of money.
+"""PD501, large FP32 weights: coordinates, years, amounts of money, for whose updates FP32 itself is too coarse.
 
 FP32 has 24 significant bits: numbers near 5e6 are 0.5 apart, and a step of 0.1 leaves them where they are. A network's
-own weights are of the order of one; what is lost there is 2^-25 of them, which is a vanishing gradient and no rounding
+own weights are of the order of one; a lost update is 2^-25 of them there, which is a vanishing gradient, not rounding
 (Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991: the spacing grows with the
 number).
 """
@@ -12,21 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.lost_update_counts import Counts, guessed, survey
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, guessed, survey, weight_row
 from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
-from precdoctor.diagnosis.survey.rows import Key, integer, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, integer, key_of, range_evidence
 from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.numerics.formats import FP32
+from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
-
-#: Significant bits of FP64; torch's formats of interest end at FP32.
-_FP64_BITS = 53
 
 
 @dataclass(frozen=True)
 class Large:
-    """A parameter whose elements are mostly large, and what becomes of its updates."""
+    """A parameter whose elements are mostly large, with the counts of its updates."""
 
     key: Key
     counts: Counts
@@ -35,7 +33,7 @@ class Large:
 
     @property
     def name(self) -> str:
-        """As ``named_parameters`` has it."""
+        """The name in ``named_parameters``."""
         return parameter_label(self.key[0], self.key[1], self.key[3])
 
 
@@ -46,7 +44,7 @@ def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float)
     columns = ("root", "module", "kind", "name", "call", "exp_lo", "exp_hist")
     for r in view.scan_records(columns, ("weight",), where=[("dtype", "in", ("float32",))]):
         histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
-        key = (str(r["root"]), str(r["module"]), "update", str(r["name"]), int(r["call"]))
+        key = key_of({**r, "kind": "update"})
         if histogram[edge:].total:
             values[key] = values[key].merge(histogram) if key in values else histogram
     values = {k: h for k, h in values.items() if 2 * h[edge:].total >= h.total}
@@ -57,7 +55,7 @@ def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float)
 
 
 def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
-    """Whether it loses too much, from the first half of the run on: what has converged has nothing more to lose."""
+    """Whether it loses too much in either half of the run: what has converged has nothing left to lose."""
     steps = parameter.counts.by_step
     if len(steps) < least_steps:
         return False
@@ -65,8 +63,8 @@ def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
     return all(_share(half) >= limit for half in (steps[:middle], steps[middle:]))
 
 
-def finding(view: RunView, stuck: list[Large], limit: float) -> Finding:
-    """One for all of them, at the one that loses most."""
+def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -> Finding:
+    """One finding for all of them, at the one that loses most."""
     worst = max(stuck, key=lambda p: (p.counts.share, p.counts.lost))
     counts, (process, step) = worst.counts, worst.counts.worst
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
@@ -79,14 +77,7 @@ def finding(view: RunView, stuck: list[Large], limit: float) -> Finding:
         "Lost updates do not add up."
     )
     exact = not guessed(view)
-    row = next(
-        (
-            r
-            for r in view.rows(process, step)
-            if r.kind == "weight" and r.key[:2] == worst.key[:2] and r.name == worst.key[3]
-        ),
-        None,
-    )
+    row = weight_row(view, worst.key, counts)
     evidence: dict[str, object] = {
         "lost_share": counts.share,
         "limit": limit,
@@ -99,9 +90,7 @@ def finding(view: RunView, stuck: list[Large], limit: float) -> Finding:
     }
     if row is not None:
         evidence["range"] = range_evidence(row)
-    return Finding(
-        code="PD501",
-        name="lost-weight-updates",
+    return rule.finding(
         severity=Severity.WARNING,
         confidence=0.9 if exact else 0.7,
         title=f"{percent(counts.share)} of the updates of `{worst.name}` are lost in FP32: "
@@ -126,14 +115,14 @@ def _ulp(values: ExponentHistogram) -> float:
 
 
 def _offset(parameter: Large) -> Prescription:
-    """A residual that begins at zero is the sum of its updates, and no float is too coarse for those."""
+    """Learn a residual from zero: it is the sum of its updates, and no float is too coarse for those."""
     leaf = parameter.key[3]
     return Prescription(
         title=f"learn the distance from a fixed offset: lost {percent(parameter.counts.share)} -> 0 %",
         change={"parametrisation": {"module": parameter.key[1], "from": leaf, "to": f"{leaf}_offset + residual"}},
         predicted={"lost_share": {"from": parameter.counts.share, "to": 0.0}},
         snippet=(
-            "# in __init__: the large part stays as it is, the small part is learnt\n"
+            "# in __init__: the large part is fixed, the small part is learnt\n"
             f'self.register_buffer("{leaf}_offset", initial)\n'
             f"self.{leaf} = torch.nn.Parameter(torch.zeros_like(initial))\n\n"
             "# in forward: subtract the offset from the data first, then the residual, so that nothing cancels\n"
@@ -145,7 +134,7 @@ def _offset(parameter: Large) -> Prescription:
 def _float64(view: RunView, parameter: Large) -> Prescription:
     counts = parameter.counts
     total = counts.relative.total
-    after = counts.relative[: -_FP64_BITS - 1].total / total if total else 0.0
+    after = counts.relative[: -FP64.mantissa_bits - 2].total / total if total else 0.0
     extra = 4 * counts.numel * (2 + states_per_parameter(view))  # weight, gradient and state follow the weight's format
     change: Mapping[str, object] = {"weight_dtype": {"parameter": parameter.name, "from": "float32", "to": "float64"}}
     return Prescription(

@@ -1,4 +1,4 @@
-"""Scales that follow from the amax of earlier steps: by which recipe, where they lag, what another would have done."""
+"""PD404, recipes: which one made the recorded scales, where they lag, and what another would have done."""
 
 from __future__ import annotations
 
@@ -14,49 +14,43 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, Replayed, damage
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
-#: Lengths that are recognised and proposed; Transformer Engine's default is the last one, its tests use 16.
+#: Histories that are recognised and proposed; the last is Transformer Engine's default, its tests use 16.
 LENGTHS = tuple(1 << k for k in range(11))
+#: Margins that are recognised, in binades; chosen empirically.
 _MARGINS = (0, 1, 2, 3)
-#: A scale is that of a recipe within so many binades; rounded down to a power of two, within one more.
+#: Binades within which a scale is that of a recipe, chosen empirically (rounding amax to BF16 moves it by 0.006); one
+#: rounded down to a power of two may lie a binade lower.
 _SAME = 0.02
-#: Share of the steps on which it must be.
+#: Least share of the steps on which it must be; chosen empirically.
 _AGREES = 0.8
-#: Casts per recipe whose noise is predicted.
+#: Casts per recipe whose noise is predicted, to bound the time of a replay.
 _PREDICTED = 24
-#: Peaks over the maximum below this cost nothing that a limit would notice.
+#: Peaks up to this factor over the maximum clip too little for any limit.
 _SLIGHT = 1.1
-#: An amax that belongs to a scale is not above the maximum by more than a rounded scale makes it.
+#: An amax that belongs to a scale exceeds the maximum by at most this factor, because of a rounded scale.
 _FITTED = 1.05
 
 
-def scaled(operand: Operand) -> list[Cast]:
-    """The settled casts of known scale."""
-    return [c for c in operand.settled if c.amax is not None]
-
-
 def moves(operand: Operand) -> bool:
-    """Whether the scale changes over the steps: a constant one is no history."""
-    scales = [c.scale or 1.0 for c in scaled(operand)]
+    """Whether the scale changes over the steps: a constant one has no history."""
+    scales = [c.scale or 1.0 for c in operand.scaled]
     return bool(scales) and max(scales) > 1.01 * min(scales)
 
 
 def lags(operand: Operand) -> bool:
-    """Whether the scale moves, but not with the tensor's own amax: their product would be the same on every step."""
-    peaks = [c.peak for c in scaled(operand)]
+    """Whether the scale moves, but not with the tensor's own amax: then their product would be constant."""
+    peaks = [c.peak for c in operand.scaled]
     return moves(operand) and max(peaks) > 1.1 * min(peaks)
 
 
 def every_step(operand: Operand) -> bool:
-    """Whether no step lies between the recorded ones, so that histories hold what the log holds."""
+    """Whether most steps are recorded, so that the log holds the amax history."""
     gaps = np.diff([c.step for c in operand.casts])
     return bool(gaps.size) and float(np.median(gaps)) <= 1.0
 
 
 def recipe_of(operand: Operand) -> DelayedScaling | None:
-    """The delayed recipe whose scales are those in the log; None when none is, or the log has gaps.
-
-    Of several that agree as well, the shortest history.
-    """
+    """The delayed recipe with the scales in the log, of several the shortest; None without one or with gaps."""
     casts = [c for c in operand.casts if c.amax is not None]
     if len(casts) < 4 or not every_step(operand):
         return None
@@ -83,12 +77,12 @@ class Course:
     """An operand under a recipe.
 
     Attributes:
-        recipe: None: as it was recorded.
+        recipe: None for the recorded scales.
         stale: settled steps on which clipping costs more than the limit.
         clipped: largest share of elements clipped on a step.
         flushed: median share of the non-zero elements flushed.
         flushing: settled steps that flush more than the limit.
-        steps: settled ones.
+        steps: number of settled ones.
     """
 
     recipe: Recipe | None
@@ -100,8 +94,8 @@ class Course:
 
 
 def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
-    """As it was; what clips at a scale that was too large for the steps before as well has not jumped past it."""
-    casts = scaled(operand)
+    """The recorded course; a cast at a scale that was already too large before has not jumped past it."""
+    casts = operand.scaled
     peaks = [c.peak / operand.fmt.max if _jumped(operand, c) else 0.0 for c in casts]
     return _course(
         operand, None, casts, peaks, [1.0] * len(casts), [c.flushed_share for c in casts],
@@ -110,13 +104,13 @@ def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
 
 
 def _jumped(operand: Operand, cast: Cast) -> bool:
-    """Whether the scale was right for one of the two recorded steps before."""
+    """Whether the scale fitted one of the two recorded steps before."""
     earlier = [c.amax for c in operand.casts if c.step < cast.step and c.amax][-2:]
     return any(amax * (cast.scale or 1.0) <= _FITTED * operand.fmt.max for amax in earlier)
 
 
 def under(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> Course:
-    """As it would have been; the first recorded step, where a history is empty, is left out on both sides."""
+    """The course under ``recipe``, without the first recorded step, whose history is empty."""
     every = [c for c in operand.casts if c.amax is not None]
     replayed: Replayed = operand.replay(recipe)
     mine = [i for i, c in enumerate(every) if any(c is s for s in operand.settled)]
@@ -143,7 +137,7 @@ def _course(
     over = [i for i, peak in enumerate(peaks) if peak > _SLIGHT and clipped[i] > 0.0]
     chosen = over[:: max(1, math.ceil(len(over) / _PREDICTED))]
     bad = {i for i in chosen if damage(casts[i].statistics, operand.fmt, factors[i]).lost_db >= lost_db}
-    # what was not predicted goes as the predicted ones before it in order of their peaks
+    # casts that were not predicted count as stale from the smallest peak that was found stale
     least = min((peaks[i] for i in bad), default=math.inf)
     stale = [casts[i].step for i in over if i in bad or (i not in chosen and peaks[i] >= least)]
     flushing = [c.step for c, share in zip(casts, flushed, strict=True) if share >= flushed_share]
@@ -158,11 +152,11 @@ def _course(
 
 
 def longer(present: DelayedScaling | None, span: int) -> Iterator[Recipe]:
-    """Recipes that lag less often, the smallest change first: longer histories, then margins, then both.
+    """Yield recipes that lag less often, the smallest change first: longer histories, then margins, then both.
 
     Args:
-        present: the recipe there is.
-        span: steps in the log; a history that is longer tells no more than this.
+        present: the recognised recipe.
+        span: steps in the log; a longer history cannot be told from one of this length.
     """
     start = present or DelayedScaling(1, Amax.MAX)
     lengths = [k for k in LENGTHS if k > start.history and k <= 2 * span]
@@ -175,7 +169,7 @@ def longer(present: DelayedScaling | None, span: int) -> Iterator[Recipe]:
 
 
 def shorter(held: int) -> Iterator[Recipe]:
-    """Recipes that forget a spike sooner than after ``held`` steps, the smallest change first."""
+    """Yield recipes that forget a spike sooner than after ``held`` steps, the smallest change first."""
     yield from (DelayedScaling(k, Amax.MAX) for k in reversed(LENGTHS) if k < held)
     yield CurrentScaling()
 
@@ -183,7 +177,7 @@ def shorter(held: int) -> Iterator[Recipe]:
 def first_that(
     operand: Operand, recipes: Iterable[Recipe], accept: Any, lost_db: float, flushed_share: float
 ) -> Course:
-    """The course under the first recipe that is accepted; else under the last one."""
+    """The course under the first accepted recipe, else under the last one."""
     course = None
     for recipe in recipes:
         course = under(operand, recipe, lost_db, flushed_share)
@@ -201,7 +195,7 @@ def words(recipe: Recipe | None) -> str:
 
 
 def snippet(recipe: Recipe | None, largest: float, dtype: str) -> str:
-    """Delayed or current scaling by hand, right at a zero and a non-finite amax."""
+    """Delayed or current scaling by hand, correct at a zero and a non-finite amax."""
     history = recipe.history if isinstance(recipe, DelayedScaling) else 1
     margin = f" / 2**{recipe.margin}" if recipe is not None and recipe.margin else ""
     before = "" if isinstance(recipe, DelayedScaling) else "amaxes.append(x.abs().amax())  # of this very tensor\n"
@@ -212,7 +206,7 @@ def snippet(recipe: Recipe | None, largest: float, dtype: str) -> str:
         f"scale = torch.ones(())\n\n"
         f"{before}"
         f"usable = [a for a in amaxes if a > 0 and a.isfinite()]\n"
-        f"if usable:  # else the scale stays what it was\n"
+        f"if usable:  # else keep the previous scale\n"
         f"    scale = {largest!r} / max(usable){margin}\n"
         f"y = (x * scale).clamp(-{largest!r}, {largest!r}).to(torch.{dtype})\n"
         f"{after}"

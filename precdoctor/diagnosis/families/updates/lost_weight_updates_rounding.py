@@ -1,9 +1,9 @@
-"""How an optimizer rounds 16-bit weights, read from which of them move.
+"""PD501, rounding: how an optimizer rounds 16-bit weights, read from which weights move.
 
-What torch does not ship may round stochastically, carry the remainder along (Kahan) or keep wider weights elsewhere.
-Then small updates do not get lost: a weight whose ulp is many times the update moves by one ulp now and then, and on
-average as far as was meant. Rounded to nearest it never moves. So the large weights of a tensor tell: from the mean
-size of the stored changes follows how many of them should have moved.
+Optimizers that torch does not ship may round stochastically, carry the remainder (Kahan) or keep wider weights
+elsewhere. Then small updates are not lost: a weight whose ulp is many times the update moves by one ulp now and then,
+and on average as far as intended. Rounded to nearest it never moves. The mean size of the stored changes predicts how
+many of a tensor's large weights should have moved.
 
 Sources: Gupta et al., arXiv:1502.02551, section 3 (stochastic rounding is unbiased); Zamirai et al., arXiv:2010.06192,
 algorithm 1 (Kahan: the remainder is carried until it is an ulp).
@@ -19,23 +19,23 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.diagnosis.survey.rows import integer, known_format, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import integer, known_format, parameter_of
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
 
 _COLUMNS = ("root", "module", "kind", "name", "dtype", "numel", "zero", "unchanged", "exp_lo", "exp_hist")
-#: State that carries what rounding left over, as such optimizers call it.
+#: Usual names of optimizer state that carries the remainders of rounding.
 _REMAINDER = re.compile(r"comp|kahan|remainder|residual|shift|carry|error|low_?bits|lsb|trunc")
-#: The share of a tensor's elements, the largest ones, that are watched.
+#: Share of a tensor's elements, the largest, whose moves are counted; chosen empirically.
 _LARGEST = 0.25
-#: Mean change in ulps of the largest weights from which the format resolves updates: half an ulp is kept, some of them
-#: are several times the mean.
+#: Mean change in ulps of the largest weights from which the format resolves updates: half an ulp sticks, and some
+#: updates are several times the mean.
 _RESOLVED = 0.1
 
 
 class Rounding(enum.Enum):
-    """What the moves of the large weights say."""
+    """How 16-bit weights are rounded, as far as the moves of the large ones show."""
 
     NEAREST = "to nearest"
     #: Stochastic, compensated, or from wider weights kept elsewhere.
@@ -45,19 +45,19 @@ class Rounding(enum.Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """What counts as one."""
+    """Thresholds of a proof."""
 
-    #: Moves to be expected before their absence proves anything.
+    #: Expected moves from which their absence proves anything.
     min_moves: float
-    #: Seen among the expected, up to which the weights are rounded to nearest.
+    #: Seen among expected moves up to which the weights are rounded to nearest.
     moved_share: float
-    #: Between the first and the last step looked at, where nothing moved on any.
+    #: Steps between the first and the last examined one, if nothing moved on any.
     still_steps: float
 
 
 @dataclass(frozen=True)
 class Moves:
-    """Moves of the largest quarter of each narrow weight, summed over the later half of the steps given."""
+    """Moves of the largest quarter of each narrow weight, summed over the later half of the examined steps."""
 
     rounding: Rounding
     expected: float = 0.0
@@ -77,14 +77,14 @@ class _Step:
 
 @dataclass
 class _Weights:
-    """Bins of the weights whose update is still to come."""
+    """The exponents of a weight before its update."""
 
     histogram: ExponentHistogram
     format: Format = field(repr=False)
 
 
 def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...], proof: Proof) -> Moves:
-    """How the weights in these dtypes, narrower than FP32, are rounded on these steps."""
+    """How weights in these dtypes, narrower than FP32, are rounded on these steps."""
     by_step = _by_step(view, steps, dtypes)
     if not by_step or carries_remainder(view):
         return Moves(Rounding.UNKNOWN)
@@ -105,22 +105,22 @@ def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[st
 
 
 def carries_remainder(view: RunView) -> bool:
-    """Whether the optimizer keeps state that is called like a remainder, or wider copies of the weights."""
+    """Whether the optimizer keeps state named like a remainder, or wider copies of the weights."""
     names = {str(name).rpartition(".")[2].lower() for *_, name in view.places("opt_state")}
     return any(_REMAINDER.search(n) for n in names) or bool(view.places("master_weight"))
 
 
 def _piles_up(view: RunView, by_step: Mapping[tuple[Process, int], _Step], ordered: list[tuple[Process, int]]) -> bool:
-    """Whether the weights move further with every step, as long as remainders grow towards an ulp of larger ones.
+    """Whether the weights move further from step to step, as compensated sums do while remainders grow to an ulp.
 
-    That is how compensated sums begin; rounded to nearest, as much sticks of one step as of another.
+    Rounded to nearest, as much sticks of one step as of another.
     """
     quarter = max(1, len(ordered) // 4)
     return _pace(view, by_step, ordered[-quarter:]) >= 1.5 * _pace(view, by_step, ordered[:quarter])
 
 
 def _pace(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: list[tuple[Process, int]]) -> float:
-    """Mean change on these steps, counted in moves of the large weights, per unit of learning rate if it is known."""
+    """Mean number of moves of the large weights on these steps, per unit of learning rate if it is known."""
     facts = {key: view.step_facts(*key) for key in keys}
     rates = {key: (f.lr if f is not None and f.lr else None) or 1.0 for key, f in facts.items()}
     return sum(by_step[k].expected / rate for k, rate in rates.items()) / len(keys)
@@ -144,11 +144,11 @@ def _by_step(
 
 
 def _moves(weights: _Weights, changes: ExponentHistogram, numel: int, intended: int) -> tuple[float, int]:
-    """Moves of the largest quarter of a weight that unbiased rounding would make, and changes as large as those are.
+    """Expected moves of the largest quarter of a weight under unbiased rounding, and seen changes of that size.
 
     Bin k of a weight has the ulp 2^(k - p), p the mantissa bits (its closed upper end included, going down). The mean
     intended update is at least the mean stored change, each taken at the lower end of its bin: the expectation is low.
-    A weight whose updates its format resolves says nothing: it moves however it is rounded.
+    A weight whose updates its format resolves proves nothing: it moves however it is rounded.
     """
     bins, counts = weights.histogram.lo + np.arange(weights.histogram.counts.size), weights.histogram.counts
     if not counts.sum() or not intended:
@@ -170,15 +170,15 @@ def _moves(weights: _Weights, changes: ExponentHistogram, numel: int, intended: 
 def _pairs(
     view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...]
 ) -> Iterator[tuple[tuple[Process, int], _Weights, Mapping[str, Any]]]:
-    """Every update with the bins of its weight as it was before."""
+    """Pair every update with the exponents of its weight before it."""
     weights: dict[tuple[Any, ...], _Weights] = {}
     updates: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for r in view.scan_records(_COLUMNS, ("weight", "update"), where=[("dtype", "in", dtypes)]):
-        at = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+        at = process_step(r)
         fmt = known_format(str(r["dtype"]))
         if at not in steps or fmt is None:
             continue
-        key = (at, text(r["root"]), text(r["module"]), text(r["name"]))
+        key = (at, parameter_of(r))
         if r["kind"] == "update":
             updates[key] = r
         else:

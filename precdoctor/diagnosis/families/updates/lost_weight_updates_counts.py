@@ -1,4 +1,4 @@
-"""Updates that leave a weight as it was: counts per parameter over the steps worth judging."""
+"""PD501, counts of lost updates: per parameter, over the steps whose learning rate is not small."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.diagnosis.survey.rows import Key, integer, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, integer, key_of, text
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 from precdoctor.numerics.histogram import ExponentHistogram
 
 _COLUMNS = (
@@ -18,7 +18,7 @@ _COLUMNS = (
 
 @dataclass
 class Counts:
-    """Of one parameter, elements summed over the usable steps."""
+    """Elements of one parameter, summed over the usable steps."""
 
     dtype: str
     module_class: str
@@ -27,19 +27,19 @@ class Counts:
     lost: float = 0.0
     steps: int = 0
     worst: tuple[Process, int] = (Process(0, 0), 0)
-    #: exponent(dw) - exponent(w); empty where a gradient stands for the update.
+    #: exponent(dw) - exponent(w); empty where the gradient stands in for the update.
     relative: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
-    #: (lost, intended) of each usable step, in order.
+    #: (lost, intended) on each usable step, in order.
     by_step: list[tuple[float, float]] = field(default_factory=list)
 
     @property
     def share(self) -> float:
-        """Lost among the intended."""
+        """Lost updates among the intended ones."""
         return self.lost / self.intended if self.intended else 0.0
 
 
 def guessed(view: RunView) -> bool:
-    """Whether a gradient stood for every intended update."""
+    """Whether the gradient stands in for the intended update of every optimizer."""
     return bool(view.optimizers) and all(text(o.get("intended_update")) == "gradient" for o in view.optimizers)
 
 
@@ -58,27 +58,30 @@ def survey(
     """Counts of every parameter in one of ``dtypes``.
 
     Args:
-        view: of the run.
         usable: the steps that count.
         dtypes: names as torch has them.
-        beyond: updates more than so many binades below their weight do not count, neither as lost nor as intended.
+        beyond: updates more than this many binades below their weight count neither as lost nor as intended.
     """
     found: dict[Key, Counts] = {}
     no_sizes = guessed(view)
     for r in view.scan_records(_COLUMNS, ("update",), where=[("dtype", "in", dtypes)]):
-        process = Process(int(r["rank"]), int(r["attempt"]))
-        unchanged = integer(r["unchanged"])
-        if unchanged is None or (process, int(r["step"])) not in usable:
+        at, unchanged = process_step(r), integer(r["unchanged"])
+        if unchanged is None or at not in usable:
             continue
-        # a gradient that stands for the update says nothing of the update's size
+        # a gradient that stands in for the update does not show the update's size
         relative = ExponentHistogram.of(*((None, None) if no_sizes else (integer(r["rel_lo"]), r["rel_hist"])))
         below = 0 if beyond is None else max(0, min(relative.counts.size, -beyond - relative.lo))
         trivial = float(relative.counts[:below].sum())
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-        counts = found.setdefault(key, Counts(str(r["dtype"]), text(r["module_class"])))
+        counts = found.setdefault(key_of(r), Counts(str(r["dtype"]), text(r["module_class"])))
         _add(counts, r, (unchanged, trivial), relative)
-        counts.worst = (process, int(r["step"]))
+        counts.worst = at
     return found
+
+
+def weight_row(view: RunView, key: Key, counts: Counts) -> TensorRow | None:
+    """The row of the weight itself on the worst step of its updates."""
+    rows = view.rows(*counts.worst)
+    return next((r for r in rows if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None)
 
 
 def _add(counts: Counts, r: Mapping[str, Any], unchanged: tuple[int, float], relative: ExponentHistogram) -> None:

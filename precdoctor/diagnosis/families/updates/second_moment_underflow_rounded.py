@@ -1,8 +1,8 @@
-"""Adam's two moments, of which one has lost what the other still holds: optimizer state that was rounded between steps.
+"""PD506, rounded state: the second of Adam's moments is zero where the first is not, because state was rounded.
 
 Both moments are averages over the same gradients, so that the second one bounds the first. State that goes through a
-narrower format (a checkpoint saved in FP16) keeps the first moment, of the gradient's size, and loses the second, of
-its square.
+narrower format between steps (a checkpoint saved in FP16) keeps the first moment, of the gradient's size, and loses the
+second, of its square.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
+from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.optimizer_states import MOMENT_COLUMNS, Held, Owner, adds_eps_to_root, held_in, label
-from precdoctor.diagnosis.survey.parameters import ADAM
-from precdoctor.diagnosis.survey.rows import number, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.optimizer_states import MOMENT_COLUMNS, Held, adds_eps_to_root, held_in, label
+from precdoctor.diagnosis.survey.parameters import ADAM, parameter_groups
+from precdoctor.diagnosis.survey.rows import Parameter, number, parameter_of, text
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
-_At = tuple[Owner, Process, int]
+_At = tuple[Parameter, Process, int]
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,11 @@ class Orphaned:
     """First moments whose second is exactly zero, after a step.
 
     Attributes:
-        owner: the parameter.
-        process, step: where and when.
-        module_class: of its module.
-        elements: fewest whose first moment is above eps and whose second is zero.
-        share: of the parameter's elements.
+        elements: least number with a first moment above eps and a second moment of zero.
+        share: the same over the parameter's elements.
     """
 
-    owner: Owner
+    owner: Parameter
     process: Process
     step: int
     module_class: str
@@ -47,7 +45,7 @@ class Orphaned:
 class Leap:
     """The longest step of a parameter, in learning rates: ``|dw| / lr``."""
 
-    owner: Owner
+    owner: Parameter
     process: Process
     step: int
     module_class: str
@@ -55,10 +53,10 @@ class Leap:
 
 
 def adam_bound(beta1: float, beta2: float) -> float | None:
-    """How many learning rates a step of Adam can be long at most, whatever its gradients; None: there is no bound.
+    """Length of Adam's longest possible step in learning rates, whatever its gradients; None if there is no bound.
 
     By Cauchy and Schwarz ``m^2 <= v * sum over k of (1 - beta1)^2 beta1^2k / ((1 - beta2) beta2^k)``, a geometric
-    series. Correction of the bias makes it less with the usual settings. For 0.9 and 0.999 it is 7.27; Kingma and Ba
+    series. Bias correction shortens it with the usual settings. For 0.9 and 0.999 it is 7.27; Kingma and Ba
     (arXiv:1412.6980, section 2.1) give 3.16 for a single gradient.
     """
     if not 0.0 <= beta1 < 1.0 or not beta1**2 < beta2 < 1.0:
@@ -66,8 +64,8 @@ def adam_bound(beta1: float, beta2: float) -> float | None:
     return max(1.0, (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2)))
 
 
-def orphaned(view: RunView, eps: float, share: float, least: float) -> Mapping[Owner, Orphaned]:
-    """Per parameter with FP32 moments the first recorded step after which this share of them, and so many, are so."""
+def orphaned(view: RunView, eps: float, share: float, least: float) -> Mapping[Parameter, Orphaned]:
+    """FP32 moments of which ``share``, and ``least`` elements, are orphaned: the first such step of each parameter."""
     if not adds_eps_to_root(view):
         return {}
     fp32 = ("dtype", "==", "float32")
@@ -76,7 +74,7 @@ def orphaned(view: RunView, eps: float, share: float, least: float) -> Mapping[O
         name, _, key = str(r["name"]).rpartition(".")
         if key == _SECOND:
             second[_at(r, name)] = held_in(r)
-    found: dict[Owner, Orphaned] = {}
+    found: dict[Parameter, Orphaned] = {}
     steps = sorted({step for *_, step in second})
     for r in view.scan_records(MOMENT_COLUMNS, ("opt_state",), steps=steps, where=(fp32,)) if steps else ():
         name, _, key = str(r["name"]).rpartition(".")
@@ -90,12 +88,12 @@ def orphaned(view: RunView, eps: float, share: float, least: float) -> Mapping[O
     return found
 
 
-def leaps(view: RunView, times: float) -> Mapping[Owner, Leap]:
-    """Per FP32 weight the longest of its steps that are so many times longer than Adam can make them."""
+def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
+    """Steps of FP32 weights ``times`` longer than Adam can make them: the longest of each weight."""
     bound = _bound(view)
     if bound is None:
         return {}
-    decay = max(number(g.get("weight_decay")) or 0.0 for o in view.optimizers for g in o.get("groups") or ())
+    decay = max(number(g.get("weight_decay")) or 0.0 for g in parameter_groups(view))
     rates: dict[tuple[Process, int], float] = {}
     for process, steps in view.timeline.items():
         for s in steps:
@@ -103,7 +101,7 @@ def leaps(view: RunView, times: float) -> Mapping[Owner, Leap]:
                 rates[process, s.step] = max(s.lr, rates.get((process, s.step), 0.0))
     columns = ("root", "module", "module_class", "kind", "name", "dtype", "amax")
     sizes: dict[_At, float] = {}
-    found: dict[Owner, Leap] = {}
+    found: dict[Parameter, Leap] = {}
     for kind in ("weight", "update"):
         for r in view.scan_records(columns, (kind,)):
             at, amax = _at(r, str(r["name"])), number(r["amax"])
@@ -121,8 +119,8 @@ def leaps(view: RunView, times: float) -> Mapping[Owner, Leap]:
 
 
 def _bound(view: RunView) -> float | None:
-    """The largest over the groups; None unless every optimizer is Adam as torch has it."""
-    groups = [g for o in view.optimizers for g in o.get("groups") or ()]
+    """The largest bound over the groups; None unless every optimizer is torch's own Adam."""
+    groups = parameter_groups(view)
     if not groups or not all(text(o.get("class")) in ADAM for o in view.optimizers):
         return None
     bounds = []
@@ -135,19 +133,18 @@ def _bound(view: RunView) -> float | None:
 
 
 def _at(r: Mapping[str, Any], name: str) -> _At:
-    return (text(r["root"]), text(r["module"]), name), Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
+    return parameter_of({**r, "name": name}), *process_step(r)
 
 
-def finding(view: RunView, lost: Mapping[Owner, Orphaned], long: Mapping[Owner, Leap], eps: float) -> Finding:
-    """What is told of them; at least one of both is not empty."""
+def rounded_finding(
+    rule: Rule, view: RunView, lost: Mapping[Parameter, Orphaned], long: Mapping[Parameter, Leap], eps: float
+) -> Finding:
+    """The finding about both; at least one is not empty."""
     worst = max(lost.values(), key=lambda o: o.share, default=None)
     leap = max(long.values(), key=lambda o: o.rates, default=None)
     kind, shown = ("opt_state", worst) if worst is not None else ("update", leap)
     assert shown is not None
-    return Finding(
-        code="PD506",
-        name="second-moment-underflow",
-        severity=Severity.WARNING,
+    return rule.finding(
         confidence=0.9,
         title=_title(worst, leap),
         message=f"{_words(view, worst, leap, eps)}{plural(len(lost.keys() | long.keys()), 'parameter')} affected.",
@@ -202,14 +199,14 @@ def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float)
             f"rate; from moments of the same gradients Adam makes {_bound(view):.3g} times at most. "
         )
     return words + (
-        "Both moments are averages over the same gradients, and in float32 one does not vanish without the other: the "
-        "state was changed between steps, as by a checkpoint saved in FP16, where every second moment below 3e-8 is "
-        "zero: that of gradients below 1.7e-4. "
+        "Both moments are averages over the same gradients, and in float32 one does not vanish without the other. The "
+        "state was changed between steps, as by a checkpoint saved in FP16: there second moments below 3e-8, those of "
+        "gradients below 1.7e-4, are zero. "
     )
 
 
 def _prescribe(view: RunView, worst: Orphaned | None, leap: Leap | None) -> Prescription:
-    """What changed them is not on record; a checkpoint is where it happens."""
+    """Prescribe FP32 checkpoints: what changed the state is not on record, and checkpoints are where it happens."""
     predicted: dict[str, Any] = {}
     if worst is not None:
         predicted["zero_under_first_moment"] = {"from": worst.share, "to": 0.0}

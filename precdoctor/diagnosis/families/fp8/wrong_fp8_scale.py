@@ -1,0 +1,163 @@
+"""PD404: a cast to FP8 with a wrong scale: stale, held down by an old spike, or made of an amax that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.relations import same_tensors, when, while_it_lasts, worst_tensor
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.families.fp8.fp8_casts import operands
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, MIN_ELEMENTS, seen_words
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_held_down import held_down
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_invalid import invalid_amax
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_stale import stale
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+Casts to a float8 dtype whose scale does not fit the tensor, for one of three causes. Each cause is a finding of its
+own; `stale` and `held-down` are folded into `invalid-amax` where it has the same operands.
+
+`stale`: the scale follows from the amax of earlier steps and is too large on the step that uses it. Amax has jumped
+past what the scale allows, and clipping costs `stale_db` of signal to noise beyond rounding. That must happen on
+`stale_share` of the recorded steps, because amax of data that do not change exceeds a history of 16 steps on one step
+in 17 under any recipe. It must also happen on that share of the newer half: weights that begin at zero outrun every
+history in their first steps. A scale that never moves has no history (see PD401). The first recorded step, whose
+history is empty, does not count.
+
+`held-down`: the scale still belongs to an earlier spike. The log holds a step whose amax was at least `spike` binades
+larger than now, and the scale in force brings that amax to the format's maximum. Meanwhile the cast flushes more than
+the limit, elements of weight among them (as PD402 measures it), on `held_share` of the recorded steps, and the scale of
+the tensor's own amax would not. A spike that the format has room for is not reported: Gaussian data lose nothing until
+amax is about ten binades below the maximum.
+
+`invalid-amax`: the scale is infinite (448 / 0), zero (448 / inf), NaN or negative; or it comes from an epsilon
+(448 / 1e-12), is finite, and puts the next tensor that is not all zero `absurd` binades above the format's maximum. A
+tensor of zeros under a huge finite scale stays zero and is not reported: frozen layers and unused branches have zero
+gradients. Steps on which the tensor itself was already non-finite do not count.
+""",
+    matters="""
+E4M3 saturates silently: on a stale step the largest activations, or the gradients of the hardest batch, all become
+equal, and that is the step with most to learn from. A scale that one bad batch holds down for the next 1024 steps keeps
+the tensor in the subnormals of the format all that time. Zero times an infinite scale is NaN, and NaN in a float8
+operand is NaN in everything behind it. A scale from an epsilon turns the whole next tensor into +-448. A scale of zero
+turns it into zeros while the infinite amax stays in the history. An output layer that starts at zero is enough: the
+gradients above it are zero at step 0.
+""",
+    example="""
+Every fourth batch is sixteen times as large, and the scale knows only the last step:
+
+    scale = 448.0 / self.amax                 # of the step before
+    self.amax = x.abs().amax()
+    y = (x * scale).to(torch.float8_e4m3fn)   # one batch in four is clipped by four binades
+
+A loss spike makes one gradient 2^12 times as large; with `amax_history_len=1024` its scale is 2^12 times too small for
+the next 1024 steps, and E5M2 or E4M3 flush what was normal before.
+
+    scale = 448.0 / history.amax()                       # history: [0.0], the gradient was zero
+    scale = 448.0 / history.amax().clamp_min(1e-12)      # 4.5e14: finite, and as wrong
+    amax = history[history.isfinite() & (history > 0)]
+    scale = 448.0 / amax.max() if amax.numel() else scale    # the scale before, 1 at the start
+""",
+    remedy="""
+Stale: a longer history (the largest amax of the last 16 or 1024 steps) costs nothing, a margin of a binade or two helps
+where amax grows steadily, and the scale of the tensor's own amax is always right but costs a pass over it. Held down: a
+shorter history. The log is replayed with each, and the smallest change that is enough without making the other fault is
+prescribed; `precdoctor whatif RUN --recipe best` compares recipes over all operands. Invalid: leave zero and non-finite
+amax out of the history; with nothing left keep the previous scale, 1 at the start.
+""",
+    confidence="""
+Stale: 0.9 when the recorded scales are those of a delayed recipe, step by step; 0.8 when they only lag; 0.6 when steps
+lie between the recorded ones, so that the history is unknown. Held down: 0.9, because spike, scale and flushed elements
+are all in the log; 0.7 when steps lie between the recorded ones. Invalid: 0.95 when the log shows the zero or
+non-finite amax at or before the step; 0.8 when it shows only the scale.
+""",
+    references=(
+        "Transformer Engine documentation: DelayedScaling, amax_history_len, amax_compute_algo, margin",
+        "Transformer Engine: the scale is kept where amax is 0 or not finite",
+        "pytorch/ao issue 3356: zero amax gives an infinite scale, fixed by an epsilon",
+        "Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433",
+    ),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """Up to one finding per cause: the operand that it hurts most."""
+    found = operands(view)
+    if not found:
+        return Checked.not_applicable("no tensor is cast to a float8 dtype")
+    checked = (invalid_amax(RULE, view, found, options), stale(RULE, view, found, options),
+               held_down(RULE, view, found, options))  # fmt: skip
+    findings = [f for c in checked for f in c.findings]
+    if not findings:
+        return Checked((), f"{seen_words(found)}: {'; '.join(c.reason for c in checked)}")
+    reason = "; ".join(c.reason for c in checked if c.findings)
+    return Checked(_folded(findings), f"{reason} of {seen_words(found)}", Status.FAILED)
+
+
+def _folded(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """Make what an invalid amax did to the same operands a consequence of it."""
+    first, *others = findings
+    effects = [f for f in others if first.cause == "invalid-amax" and same_tensors(first, f)]
+    shown = [{"code": f.code, "name": f.name, "message": f.title} for f in effects]
+    first = replace(first, evidence={**first.evidence, "consequences": shown}) if shown else first
+    return [first, *(f for f in others if f not in effects)]
+
+
+def _makes_nonfinite(cause: Finding, effect: Finding) -> bool:
+    """Whether the scale was infinite, zero or NaN while ``effect`` began."""
+    return cause.cause == "invalid-amax" and while_it_lasts(cause, effect)
+
+
+def _clips(cause: Finding, effect: Finding) -> bool:
+    """Whether the scale was too large for the operands that ``effect`` finds clipped."""
+    if cause.cause == "stale":
+        return worst_tensor(cause, effect)
+    return cause.cause == "invalid-amax" and same_tensors(cause, effect)
+
+
+def _flushes(cause: Finding, effect: Finding) -> bool:
+    """Whether the scale was too small for the operands that ``effect`` finds flushed."""
+    return cause.cause != "stale" and same_tensors(cause, effect)
+
+
+RULE = Rule(
+    code="PD404",
+    name="wrong-fp8-scale",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption("stale_share", 0.1, "fraction",
+                   "Least share of stale steps among the recorded ones, and among the newer half of them.",
+                   "Data that do not change exceed a history of K on 1 step in K + 1: 6 % at K = 16.", maximum=1.0),
+        RuleOption("min_stale", 2.0, "steps", "Least number of stale steps.", "One large batch is no condition.", 1.0),
+        RuleOption("stale_db", 10.0, "dB",
+                   "Signal to noise that clipping must cost on a stale step, beyond rounding to the format's mantissa.",
+                   "Nine times the energy of all rounding errors; Gaussian data at a history of 1 stay below it."),
+        RuleOption("error_share", 0.5, "fraction", "Share of stale steps from which the finding is an error.",
+                   "Chosen empirically: most steps.", maximum=1.0),
+        RuleOption("held_share", 0.25, "fraction", "Least share of steps on which a spike holds the scale down.",
+                   "Chosen empirically: a quarter of the training.", maximum=1.0),
+        RuleOption("spike", 3.0, "binades", "How far the amax of the spike must lie above the present one.",
+                   "Amax of training data commonly varies by a factor of 2 to 4 between steps."),
+        FLUSHED_SHARE,
+        LOST_DB,
+        RuleOption("absurd", 16.0, "binades",
+                   "A finite scale that takes amax this far above the format's maximum is invalid.",
+                   "Chosen empirically: no amax of data jumps by 65,536 from one step to the next.", 1.0),
+        RuleOption("recovers_in", 2.0, "steps",
+                   "With no more invalid scales than this, and no NaN, the finding is a warning, else an error.",
+                   "Chosen empirically: at the first step of a training there is nothing yet to lose."),
+        MIN_ELEMENTS,
+    ),
+    explains={
+        **when(_makes_nonfinite, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
+        **when(_clips, "PD401"),
+        **when(_flushes, "PD402"),
+        **when(same_tensors, "PD407"),
+    },
+    check=check,
+)  # fmt: skip

@@ -1,0 +1,149 @@
+"""PD404, cause ``invalid-amax``: a scale made of an amax that was zero or not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Operand
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import snippet
+from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.fp8_scaling import DelayedScaling
+
+
+@dataclass(frozen=True, eq=False)
+class _Invalid:
+    operand: Operand
+    #: Its casts with an invalid scale.
+    casts: tuple[Cast, ...]
+
+    @property
+    def harm(self) -> tuple[int, float]:
+        """Number of casts with non-finite results, and share of the casts with an invalid scale."""
+        return sum(c.non_finite > 0 for c in self.casts), len(self.casts) / len(self.operand.casts)
+
+
+def invalid_amax(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
+    """Report the operand whose scale did most harm."""
+    guilty = [b for o in found.values() if (b := _invalid(view, o, options["absurd"])).casts]
+    if not guilty:
+        known = sum(c.scale is not None for o in found.values() for c in o.casts)
+        return Checked((), f"{plural(known, 'scale')}, all finite, positive and of a plausible size")
+    guilty.sort(key=lambda b: (-b.harm[0], -b.harm[1], b.operand.key))
+    return Checked([_finding(rule, view, guilty, options)], f"{plural(len(guilty), 'operand')} with an invalid scale")
+
+
+def _invalid(view: RunView, operand: Operand, absurd: float) -> _Invalid:
+    scales = [c.scale for c in operand.casts if c.scale is not None and c.scale_is_sound and c.alive]
+    usual = median(scales) if scales else None
+    pairs = zip((None, *operand.casts), operand.casts, strict=False)
+    bad = (cast for before, cast in pairs if _suspicious(cast, before, operand, usual, absurd))
+    return _Invalid(operand, tuple(c for c in bad if not _came_in(view, operand, c)))
+
+
+def _suspicious(cast: Cast, before: Cast | None, operand: Operand, usual: float | None, absurd: float) -> bool:
+    if not cast.scale_is_sound:
+        return True
+    if cast.scale is None:  # unknown, or NaN, which the log cannot tell from it
+        return usual is not None and cast.non_finite == cast.numel > 0
+    if cast.peak < 2.0**absurd * operand.fmt.max:
+        return False
+    empty = before is None or not before.alive or before.non_finite > 0
+    return empty or (usual is not None and cast.scale >= 2.0**absurd * usual)
+
+
+def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
+    """Whether an earlier tensor of the same step was already non-finite, so that no scale is to blame."""
+    if not cast.non_finite:
+        return False
+    rows = view.rows(cast.process, cast.step)
+    mine = next((r.order for r in rows if r.key == operand.key and r.order is not None), None)
+    if mine is None:
+        return False
+    return any(
+        r.bad and not r.mask_like and r.kind != KIND and r.position < mine
+        for r in rows
+        if r.kind not in ("weight", "update")
+    )
+
+
+def _reason(operand: Operand, cast: Cast) -> tuple[str, bool]:
+    """The origin of the scale in words, and whether the log shows it."""
+    earlier = [c for c in operand.casts if c.step < cast.step]
+    if cast.scale is not None and math.isinf(cast.scale) and cast.non_finite == cast.numel:
+        return f"amax was 0 at step {cast.step} itself, or at the step before", True
+    if earlier and earlier[-1].non_finite and earlier[-1].scale_is_sound:
+        return f"amax was not finite at step {earlier[-1].step}", True
+    if earlier and not earlier[-1].alive and earlier[-1].scale_is_sound:
+        return f"amax was 0 at step {earlier[-1].step}", True
+    if not earlier:
+        return "the history was empty", False
+    kind = "zero" if cast.scale is None or cast.scale > 1.0 else "infinite"
+    return f"an amax before it must have been {kind}", False
+
+
+def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Options) -> Finding:
+    worst = guilty[0]
+    operand, cast = worst.operand, worst.casts[0]
+    reason, shown = _reason(operand, cast)
+    lasting = len(worst.casts) > options["recovers_in"] or any(c.non_finite for c in worst.casts)
+    limits = f"limit: finite, above 0, and less than {options['absurd']:g} binades over the maximum"
+    scale = "NaN" if cast.scale is None else f"{cast.scale:.3g}"
+    return rule.finding(
+        severity=Severity.ERROR if lasting else Severity.WARNING,
+        confidence=0.95 if shown else 0.8,
+        cause="invalid-amax",
+        title=f"the FP8 scale of the {operand.label} is {scale} at step {cast.step}: {reason}",
+        message=f"At step {cast.step} the {operand.label} was cast to {operand.fmt.dtype} with the scale {scale} "
+        f"({limits}): {reason}. {_effect(cast)} {plural(len(worst.casts), 'step')} of {len(operand.casts)} had such a "
+        f"scale. Affected: {plural(len(guilty), 'operand')}.",
+        location=location(operand, cast),
+        evidence={
+            "scale": cast.scale if cast.scale is not None else math.nan,
+            "limit": options["absurd"],
+            "bad_steps": [c.step for c in worst.casts][:64],
+            "last_bad_step": worst.casts[-1].step,
+            "non_finite": cast.non_finite,
+            "numel": cast.numel,
+            "reason": reason,
+            "steps_examined": len(operand.casts),
+            "tensors": listed((b.operand for b in guilty), lambda o: {"saturated_share": o.saturated_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": "the amax behind the scale is recorded" if shown else "the scale is recorded",
+        },
+        prescriptions=(_prescribe(worst, cast),),
+    )
+
+
+def _effect(cast: Cast) -> str:
+    if cast.non_finite:
+        return f"{cast.non_finite:,} of {cast.numel:,} elements became NaN or infinite."
+    if not cast.alive:
+        return f"All {cast.numel:,} elements became zero."
+    return f"{percent(cast.saturated_share)} of the elements were clipped to the maximum."
+
+
+def _prescribe(worst: _Invalid, cast: Cast) -> Prescription:
+    """Keep the previous scale, with the share that the operand's sound scales clip."""
+    operand = worst.operand
+    sized = [c for c in operand.casts if c.amax and not any(c is b for b in worst.casts)]
+    before = next((c.scale for c in reversed(sized) if c.step < cast.step), None)
+    kept = before if before is not None else 1.0
+    clipped = [c.saturated_share for c in sized]
+    return Prescription(
+        title=f"leave zero and non-finite amax out and keep the previous scale, {kept:.3g}: invalid scales "
+        f"{len(worst.casts)} -> 0",
+        change={"operand": operand.label, "scale": {"from": cast.scale, "to": kept}},
+        predicted={
+            "bad_scale_steps": {"from": len(worst.casts), "to": 0},
+            "saturated_share": {"from": cast.saturated_share, "to": median(clipped) if clipped else 0.0},
+        },
+        snippet=snippet(DelayedScaling(16), operand.fmt.max, operand.fmt.dtype),
+    )

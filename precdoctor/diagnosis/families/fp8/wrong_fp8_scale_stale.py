@@ -1,0 +1,139 @@
+"""PD404, cause ``stale``: the scale follows the amax of earlier steps, and amax has jumped past it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
+    Course,
+    every_step,
+    first_that,
+    lags,
+    longer,
+    recipe_of,
+    recorded,
+    snippet,
+    words,
+)
+from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.fp8_scaling import DelayedScaling
+
+#: Points of the amax history in the evidence; a plot needs no more.
+_SHOWN = 64
+
+
+@dataclass(frozen=True, eq=False)
+class _Stale:
+    operand: Operand
+    course: Course
+
+    @property
+    def share(self) -> float:
+        """Stale steps among the settled ones."""
+        return len(self.course.stale) / self.course.steps
+
+    @property
+    def lasting(self) -> float:
+        """Stale steps among the newer half of the settled ones."""
+        newer = {c.step for c in self.operand.settled[len(self.operand.settled) // 2 :]}
+        return len(newer & set(self.course.stale)) / len(newer)
+
+
+def stale(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
+    """Report the operand that is stale most often."""
+    moving = [o for o in found.values() if lags(o) and o.settled[0].numel >= options["min_elements"]]
+    if not moving:
+        return Checked((), "no scale follows from the amax of earlier steps")
+    courses = [_Stale(o, recorded(o, options["stale_db"], options["flushed_share"])) for o in moving]
+    limit, fewest = options["stale_share"], options["min_stale"]
+    guilty = [s for s in courses if min(s.share, s.lasting) >= limit and len(s.course.stale) >= fewest]
+    if not guilty:
+        worst = max(s.share for s in courses)
+        return Checked((), f"{len(moving)} with delayed scaling, stale on at most {percent(worst)} of the steps")
+    guilty.sort(key=lambda s: (-s.share, s.operand.key))
+    return Checked([_finding(rule, view, guilty, options)], f"the scales of {plural(len(guilty), 'operand')} are stale")
+
+
+def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Options) -> Finding:
+    worst = guilty[0]
+    operand, course = worst.operand, worst.course
+    cast = max((c for c in operand.settled if c.step in course.stale), key=lambda c: c.peak)
+    present = recipe_of(operand)
+    better = _better(operand, present, course, options)
+    binades = -operand.fmt.headroom(cast.peak)
+    if present is not None:
+        sure, why, how = 0.9, "the scales in the log are those of the recipe", words(present)
+    elif every_step(operand):
+        sure, why, how = 0.8, "the scale lags behind amax", "the amax of earlier steps"
+    else:
+        sure, why, how = 0.6, "steps lie between the recorded ones", "the amax of earlier steps"
+    return rule.finding(
+        severity=Severity.ERROR if worst.share >= options["error_share"] else Severity.WARNING,
+        confidence=sure,
+        cause="stale",
+        title=f"the FP8 scale of the {operand.label} is stale on {percent(worst.share)} of the steps",
+        message=f"The scale of the {operand.label} ({operand.fmt.dtype}) follows from {how}. On {len(course.stale)} of "
+        f"{plural(course.steps, 'step')} (limit {percent(options['stale_share'])}) amax had jumped past it and "
+        f"clipping cost more than {options['stale_db']:g} dB. At step {cast.step} amax {cast.amax or 0.0:.3g} times "
+        f"the scale {cast.scale or 0.0:.3g} was {binades:.1f} binades above {operand.fmt.max:g}, and "
+        f"{percent(cast.saturated_share)} of the elements were clipped. Affected: {plural(len(guilty), 'operand')}.",
+        location=location(operand, cast),
+        evidence={
+            "stale_share": worst.share,
+            "limit": options["stale_share"],
+            "stale_steps": list(course.stale[:64]),
+            "steps_examined": course.steps,
+            "binades": binades,
+            "scale": cast.scale,
+            "amax": cast.amax,
+            "recipe": None if present is None else str(present),
+            "history": _series(operand),
+            "tensors": listed((s.operand for s in guilty), lambda o: {"saturated_share": o.saturated_share}),
+            **operand.evidence(view, cast),
+            "confidence_reason": why,
+        },
+        prescriptions=(_prescribe(operand, present, course, better),),
+    )
+
+
+def _series(operand: Operand) -> list[dict[str, Any]]:
+    """The fixed-shape ``history``: amax before scaling, headroom after it."""
+    casts = [c for c in operand.casts if c.amax]
+    kept = casts[:: -max(1, -(-len(casts) // _SHOWN))][::-1] if casts else []
+    return [{"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)} for c in kept]
+
+
+def _better(operand: Operand, present: DelayedScaling | None, course: Course, options: Options) -> Course:
+    """The smallest change that stays below the limit of stale steps and flushes no more than the limit, or than now."""
+    span = operand.casts[-1].step - operand.casts[0].step + 1
+    room = max(options["flushed_share"], course.flushed)
+
+    def accept(other: Course) -> bool:
+        return len(other.stale) < options["stale_share"] * other.steps and other.flushed <= room
+
+    return first_that(operand, longer(present, span), accept, options["stale_db"], options["flushed_share"])
+
+
+def _prescribe(operand: Operand, present: DelayedScaling | None, course: Course, better: Course) -> Prescription:
+    return Prescription(
+        title=f"scale by {words(better.recipe)}: stale steps {len(course.stale)} -> {len(better.stale)}, flushed "
+        f"{percent(course.flushed)} -> {percent(better.flushed)}",
+        change={
+            "operand": operand.label,
+            "fp8_recipe": {"from": None if present is None else str(present), "to": str(better.recipe)},
+        },
+        predicted={
+            "stale_steps": {"from": len(course.stale), "to": len(better.stale)},
+            "largest_saturated_share": {"from": course.clipped, "to": better.clipped},
+            "flushed_share": {"from": course.flushed, "to": better.flushed},
+        },
+        snippet=snippet(better.recipe, operand.fmt.max, operand.fmt.dtype),
+    )

@@ -1,0 +1,259 @@
+"""PD504, weight decay: decay or an L2 penalty so strong that it, and not the data, decides the weights.
+
+Decoupled decay takes the share ``lr * weight_decay`` of a weight away on every step, and SGD with L2 regularisation
+that share over ``1 - momentum``: the weight is an average over about the inverse of it in steps. Optimizers that divide
+by the gradient's size add ``weight_decay * w`` to the gradient first. Where this penalty is the larger part, every
+element moves towards zero by about the learning rate per step, however small gradient and penalty are (Loshchilov and
+Hutter, arXiv:1711.05101, section 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
+from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE
+from precdoctor.diagnosis.survey.parameters import parameter_label
+from precdoctor.diagnosis.survey.rows import Parameter, number, parameter_of, text
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+
+#: Optimizers whose decay does not pass through the moments, whatever their options say.
+_DECOUPLED = ("AdamW", "Lion", "SGDW", "Muon")
+#: Share of a weight that the proposed decay takes away per step: an average over 10,000 steps, at the strong end of
+#: what is usual in pre-training (Wang and Aitchison, arXiv:2405.13698, figure 2: 10,000 to 100,000).
+_USUAL = 1e-4
+#: Largest proposed ratio of penalty to gradient: a hundredth leaves the direction to the data.
+_SMALL = 0.01
+_COLUMNS = ("root", "module", "name", "kind", "numel", "nan", "pos_inf", "neg_inf", "sum_sq", "scale")
+
+
+@dataclass(frozen=True)
+class Decay:
+    """The parameter group that decays most.
+
+    Attributes:
+        optimizer: its name.
+        rate: learning rate, in the median of the newer half.
+        share: of a weight that a step takes away.
+    """
+
+    optimizer: str
+    weight_decay: float
+    rate: float
+    share: float
+
+    @property
+    def steps(self) -> float:
+        """After so many, a weight without a gradient is down to 1/e."""
+        return 1.0 / self.share
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The parameter group with the strongest L2 penalty, and the name of its optimizer."""
+
+    optimizer: str
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A weight matrix: RMS on the first and on the last recorded step."""
+
+    module_class: str
+    first: float
+    last: float
+
+    @property
+    def left(self) -> float:
+        """Share of the first size."""
+        return self.last / self.first
+
+
+def strongest_decay(view: RunView) -> Decay | None:
+    """The strongest decay of an optimizer whose settings give its share per step; None without one."""
+    found = []
+    for optimizer in view.optimizers:
+        name = text(optimizer.get("name"))
+        rates = [s.lr for steps in view.timeline.values() for s in steps if s.optimizer == name and s.lr]
+        newer = rates[len(rates) // 2 :]
+        for group in optimizer.get("groups") or ():
+            decay = number(group.get("weight_decay"))
+            if decay and newer and (factor := _factor(text(optimizer.get("class")), group)):
+                rate = median(newer)
+                found.append(Decay(name, decay, rate, rate * decay * factor))
+    return max(found, key=lambda d: d.share, default=None)
+
+
+def strongest_penalty(view: RunView) -> Penalty | None:
+    """The strongest penalty of an optimizer that divides by the size of gradient plus penalty; None without one."""
+    found = [
+        Penalty(text(o.get("name")), decay)
+        for o in view.optimizers
+        if (kind := text(o.get("class"))) in SCALE_FREE
+        for g in o.get("groups") or ()
+        if not _is_decoupled(kind, g) and (decay := number(g.get("weight_decay")))
+    ]
+    return max(found, key=lambda p: p.weight_decay, default=None)
+
+
+def _is_decoupled(kind: str, group: Mapping[str, Any]) -> bool:
+    """Whether an optimizer of this class decays the weights of a parameter group beside the gradient."""
+    return kind in _DECOUPLED or bool(group.get("decoupled_weight_decay"))
+
+
+def _factor(kind: str, group: Mapping[str, Any]) -> float:
+    """Share that a step takes away over lr * weight_decay; 0 where the gradient's size is divided out again."""
+    if _is_decoupled(kind, group):
+        return 1.0
+    momentum = number(group.get("momentum")) or 0.0
+    return 1.0 / (1.0 - momentum) if kind == "SGD" and momentum < 1.0 else 0.0
+
+
+def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Parameter, Shrunk], limit: float) -> Finding:
+    """The finding about decay above ``limit`` per step, at the matrix that shrank most."""
+    place, worst = _worst(shrunk)
+    after = 10.0 ** math.floor(math.log10(_USUAL / decay.share) + 1e-9) * decay.weight_decay
+    longer = decay.steps * decay.weight_decay / after
+    return rule.finding(
+        confidence=0.85,
+        title=f"weight decay takes {percent(decay.share)} of every weight away per step: "
+        f"`{parameter_label(*place)}` is down to {percent(worst.left)} of its initial size",
+        message=(
+            f"{decay.optimizer} runs at weight decay {decay.weight_decay:g} and a learning rate of {decay.rate:.3g}: a "
+            f"weight loses the share {decay.share:.2g} per step (limit {limit:g}) and can remember about "
+            f"{decay.steps:,.0f} steps. {_shrunk_words(place, worst, shrunk)} Gradients no longer balance the decay."
+        ),
+        location=_location(view, place, worst),
+        evidence={
+            "decay_per_step": decay.share,
+            "limit": limit,
+            "weight_decay": decay.weight_decay,
+            "lr": decay.rate,
+            "memory_steps": decay.steps,
+            "shrunk": [{"parameter": p, "rms": rms} for _, p, rms in _listed(shrunk)],
+            "confidence_reason": "the settings are on record, and the weights shrank as the settings predict",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"weight decay {decay.weight_decay:g} -> {after:.2g}: a weight remembers {decay.steps:,.0f} -> "
+                f"{longer:,.0f} steps",
+                change={"weight_decay": {"from": decay.weight_decay, "to": after}},
+                predicted={"memory_steps": {"from": decay.steps, "to": longer}},
+                snippet=_snippet(after),
+            ),
+        ),
+    )
+
+
+def penalty_finding(
+    rule: Rule, view: RunView, penalty: Penalty, shrunk: Mapping[Parameter, Shrunk], least: int, limit: float
+) -> Finding | None:
+    """The finding about a penalty of ``limit`` times the gradient; None unless that holds for ``least`` matrices."""
+    every = _penalty_to_gradient(view, penalty, shrunk)
+    ratios = {p: r for p, r in every.items() if r[1] >= limit}
+    shrunk = {p: shrunk[p] for p in ratios}
+    if not shrunk or len(shrunk) < least:
+        return None
+    place, worst = _worst(shrunk)
+    parameter, (first, newer) = parameter_label(*place), ratios[place]
+    rate = next((s.lr for s in reversed(_timeline(view)[1]) if s.lr), None)
+    return rule.finding(
+        confidence=0.85,
+        title=f"L2 regularisation outweighs the gradient of `{parameter}` {newer:,.3g} times: "
+        f"it is down to {percent(worst.left)} of its initial size",
+        message=(
+            f"{penalty.optimizer} adds weight decay {penalty.weight_decay:g} times the weight to the gradient and "
+            f"divides by the size of the sum. For {plural(len(shrunk), 'weight matrix')} the penalty is {limit:g} "
+            f"times the gradient or more in the median of the newer half (`{parameter}`: {first:.3g} times at first, "
+            f"{newer:.3g} then). Their elements go to zero by about the learning rate"
+            + (f", {rate:.3g}," if rate else "")
+            + f" per step, whatever the data say. {_shrunk_words(place, worst, shrunk)}"
+        ),
+        location=_location(view, place, worst),
+        evidence={
+            "penalty_to_gradient": {"first": first, "newer_half": newer},
+            "limit": limit,
+            "weight_decay": penalty.weight_decay,
+            "lr": rate,
+            "shrunk": [
+                {"parameter": name, "rms": rms, "penalty_to_gradient": ratios[p][1]} for p, name, rms in _listed(shrunk)
+            ],
+            "confidence_reason": "penalty and gradient are known on the same steps, and the weights shrank accordingly",
+        },
+        prescriptions=(_weaker(penalty, max(first for first, _ in ratios.values())),),
+    )
+
+
+def _weaker(penalty: Penalty, before: float) -> Prescription:
+    """A power of ten at which the penalty is small against the first gradients."""
+    factor = min(0.1, 10.0 ** math.floor(math.log10(_SMALL / before) + 1e-9)) if before > 0.0 else 0.1
+    after = penalty.weight_decay * factor
+    return Prescription(
+        title=f"weight decay {penalty.weight_decay:g} -> {after:.2g}: penalty / gradient at first "
+        f"{before:.2g} -> {before * factor:.1g}",
+        change={"weight_decay": {"from": penalty.weight_decay, "to": after}},
+        predicted={"penalty_to_gradient": {"from": before, "to": before * factor}},
+        snippet=_snippet(after),
+    )
+
+
+def _penalty_to_gradient(
+    view: RunView, penalty: Penalty, weights: Mapping[Parameter, Shrunk]
+) -> Mapping[Parameter, tuple[float, float]]:
+    """RMS of the penalty over that of the loss's gradient: on the first step with both, and in the newer half."""
+    rms: dict[Parameter, dict[tuple[int, Process], dict[str, float]]] = {}
+    for r in view.scan_records(_COLUMNS, ("weight", "weight_grad_step"), steps=watched_steps(view)):
+        energy, place = number(r["sum_sq"]), parameter_of(r)
+        if energy is None or place not in weights or r["nan"] or r["pos_inf"] or r["neg_inf"]:
+            continue
+        size = math.sqrt(energy / max(1, int(r["numel"]))) / (number(r["scale"]) or 1.0)
+        process, step = process_step(r)
+        rms.setdefault(place, {}).setdefault((step, process), {})[str(r["kind"])] = size
+    found = {}
+    for place, steps in rms.items():
+        ratios = [
+            penalty.weight_decay * sizes["weight"] / sizes["weight_grad_step"]
+            for _, sizes in sorted(steps.items())
+            if "weight" in sizes and sizes.get("weight_grad_step")
+        ]
+        if ratios:
+            found[place] = ratios[0], median(ratios[len(ratios) // 2 :])
+    return found
+
+
+def _worst(shrunk: Mapping[Parameter, Shrunk]) -> tuple[Parameter, Shrunk]:
+    return min(shrunk.items(), key=lambda item: (item[1].left, item[0]))
+
+
+def _shrunk_words(place: Parameter, worst: Shrunk, shrunk: Mapping[Parameter, Shrunk]) -> str:
+    return (
+        f"{plural(len(shrunk), 'weight matrix')} shrank to a half or less; `{parameter_label(*place)}` from RMS "
+        f"{worst.first:.2g} to {worst.last:.2g}."
+    )
+
+
+def _listed(shrunk: Mapping[Parameter, Shrunk]) -> list[tuple[Parameter, str, dict[str, float]]]:
+    """Parameter, its name and its RMS at first and at last, of those that shrank most."""
+    ordered = sorted(shrunk.items(), key=lambda item: item[1].left)[:16]
+    return [(p, parameter_label(*p), {"first": s.first, "last": s.last}) for p, s in ordered]
+
+
+def _timeline(view: RunView) -> tuple[Process, Any]:
+    return next(iter(view.timeline.items()))
+
+
+def _location(view: RunView, place: Parameter, worst: Shrunk) -> Location:
+    process, steps = _timeline(view)
+    return Location(*place[:2], worst.module_class or None, "weight", Phase.OPTIMIZER, process.rank, steps[-1].step)
+
+
+def _snippet(decay: float) -> str:
+    return f"for group in optimizer.param_groups:\n    group['weight_decay'] = {decay:.2g}\n"
