@@ -28,7 +28,7 @@ from precdoctor.recording.scene.loss_graph import LossGraph
 from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
-#: Arguments of a root call told of.
+#: Arguments of a root call that are reported.
 _MAX_ARGUMENTS = 8
 #: Bytes of weight gradients kept while the code that changes them is evaluated.
 _MAX_GRADIENTS = 1 << 30
@@ -38,7 +38,7 @@ _UNSEEN = (External("constant"), External("unknown"))
 
 @dataclass
 class Examination:
-    """What an examination came to.
+    """The outcome of an examination.
 
     Attributes:
         outcome: ``origin`` (ops follow), ``outside`` (every root call is finite by itself: the code between or after
@@ -179,7 +179,7 @@ def _given_bad_argument(done: Replay) -> bool:
 def _backward(scene: Scene, names: Names, *, values: bool, running: Variables | None) -> Examination:
     """In each micro-step the last call comes first in the backward pass."""
     if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
-        return _forward(scene, names, values=values, running=running)  # no ``backward`` has told of a loss
+        return _forward(scene, names, values=values, running=running)  # no ``backward`` has shown a loss
     reason = "the backward pass of every top-level module is finite"
     before: dict[Tensor, Tensor] = {}
     given: tuple[Replay, Callable[..., Replay]] | None = None

@@ -28,7 +28,7 @@ from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
 _WRAPPED = 1 << 63
 _UNSEEN = External("constant")
-#: What only a node knows whose value nobody saved.
+#: Values that nobody saved: only their node has them.
 _UNKNOWN = External("unknown")
 #: Places looked at for what the graph does not know.
 _MAX_UNSEEN = 8

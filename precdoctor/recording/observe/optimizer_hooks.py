@@ -94,7 +94,7 @@ class OptimizerHooks:
         clipping.install(recorder, self._note_clip, self._covered, self._stays)
 
     def _armed(self) -> bool:
-        """A script may step before it ever calls a module; recording begins there, too."""
+        """A script may step before it ever calls a module; recording also begins there."""
         if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
             return False
         armed = self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())

@@ -11,7 +11,7 @@ from typing import Any
 from precdoctor.recording.output.step_rows import Row
 from precdoctor.recording.slots.step_batch import StepBatch
 
-#: A run that stays broken says so often enough.
+#: A run that stays broken has enough of them.
 _MAX_NONFINITE_EVENTS = 100
 _TENSORS_NAMED = 8
 
