@@ -41,9 +41,8 @@ class Examination:
     """The outcome of an examination.
 
     Attributes:
-        outcome: ``origin`` (ops follow), ``outside`` (every root call is finite by itself: the code between or after
-            them made it), ``not-reproduced`` (finite when run again from the same inputs, weights and random state),
-            ``refused`` or ``failed``.
+        outcome: ``origin`` (ops follow), ``outside`` (the code between or after the root calls made it),
+            ``not-reproduced`` (finite when run again from the same state), ``refused`` or ``failed``.
         phase: of the origin: forward or backward.
     """
 

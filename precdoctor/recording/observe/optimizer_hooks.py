@@ -2,7 +2,7 @@
 
 A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
 does not call the optimizer at all (unless it is fused), so neither hook alone would do. A script that skips by itself
-calls neither: see ``scalers`` and ``thrown_away``.
+calls neither: see ``loss_scalers`` and ``abandoned_attempts``.
 """
 
 from __future__ import annotations

@@ -333,7 +333,7 @@ class Scene:
 def _stand_in(module: nn.Module) -> nn.Module | None:
     """A shallow copy of a module without parameters and buffers, where there can be one.
 
-    Loss modules made anew at each step share one root name once they are gone (``naming``), so they are not to be kept.
+    Loss modules made anew at each step share one root name once they are gone (``module_names``): none is kept.
     """
     if any(True for _ in static.parameters(module)) or any(True for _ in static.buffers(module)):
         return None
