@@ -51,7 +51,7 @@ def break_measuring():
 
 
 def break_writing():
-    from precdoctor.recording import drain
+    from precdoctor.recording.output import drain
 
     drain.step_row = fails
 
