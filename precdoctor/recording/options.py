@@ -57,7 +57,7 @@ class RecordOptions:
     shadow_steps: tuple[int | None, int | None] = (None, None)
     #: After an incident that could not be led back to an op, trace this many steps.
     arm_next: int = 0
-    #: Healthy steps whose ops are looked at one by one; 0: none; null: a few, within the budget.
+    #: Healthy steps whose ops are audited one by one; 0: none; null: a few, within the budget.
     deep_scan: int | None = None
     #: What is seen of ``torch.compile``: boundary (calls of compiled models) | instrument (modules inside them, too,
     #: which changes how they round).
@@ -74,7 +74,7 @@ class RecordOptions:
     apply: tuple[Mapping[str, Any], ...] = ()
     #: Whether the parent may ask for the run to be stopped (``--halt-on``).
     may_halt: bool = False
-    #: A process that never trains is a rank, too; each call of a top-level model is one of its steps.
+    #: A process that never trains is also a rank; each call of a top-level model is one of its steps.
     inference: bool = False
     #: An internal error of the recorder stops the run instead of turning recording off.
     strict: bool = False

@@ -1,4 +1,4 @@
-"""What was changed, said once and logged: no change is made in silence, and none is missed in silence."""
+"""The changes that were made, each printed once and logged, and those that found nothing to act on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_NOTED = 16
 class Ledger:
     """Keeps account of the changes of one process.
 
-    Until the process turns out to be one that trains nothing is said: launchers and data loaders import torch, too.
+    Nothing is printed until the process trains: launchers and data loaders also import torch.
     """
 
     def __init__(self, context: StepContext, changes: Sequence[Change]) -> None:

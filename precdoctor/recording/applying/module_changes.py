@@ -31,7 +31,7 @@ class ModuleFormats:
         self._context = context
         self._changes = tuple(changes)
         self._ledger = ledger
-        #: Names of its own: changes are made on ranks that are not recorded, too.
+        #: Names of its own: ranks that are not recorded also make the changes.
         self._names = Names()
         self._version = self._names.version
         self._targets: weakref.WeakKeyDictionary[nn.Module, torch.dtype] = weakref.WeakKeyDictionary()

@@ -66,7 +66,7 @@ class MasterWeights:
         register_optimizer_step_pre_hook(self._take_over)
 
     def install_after(self) -> None:
-        """To be called after that: it is to see them after the step, too."""
+        """To be called after that: it is to see them also after the step."""
         register_optimizer_step_post_hook(self._give_back)
 
     def _take_over(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -66,7 +66,7 @@ class Stall:
 
 
 class Audit:
-    """Looks at the ops of one scan; :meth:`finish` tells what came of them."""
+    """Looks at the ops of one scan; :meth:`finish` reports them."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings

@@ -95,7 +95,7 @@ class DeepScan:
             self._refuse(module, why)
         if self._open and self._mode is not None:
             self._root, mode = module, self._mode
-            mode.modules.clear()  # an exception that no hook is told of leaves some
+            mode.modules.clear()  # an exception that reaches no hook leaves some
             mode.micro_step, mode.resting = self._context.micro_step, not self._in_time()
             self._entered(module, ())
 
@@ -239,7 +239,7 @@ class DeepScan:
         context.event("scan", id=number, data=data)
         with kernels.apart_from_user_modes():
             rows = mode.facts(Targets(context.names))
-        if mode.coverage.signature != self._known:  # said once as long as it stays the same
+        if mode.coverage.signature != self._known:  # logged once as long as it stays the same
             self._known = mode.coverage.signature
             rows += mode.coverage.events()
         for index, row in enumerate(rows):
@@ -247,7 +247,7 @@ class DeepScan:
 
 
 def why_not(module: nn.Module) -> str | None:
-    """The reason that ops of this module must not be looked at; None when nothing speaks against it."""
+    """Why ops of this module must not be scanned; None when they may be."""
     if _compiles():
         return "torch.compile is in use: a compiled graph would not run as it does without us"
     if torch._C._len_torch_dispatch_stack():
@@ -271,6 +271,6 @@ def unfit(module: nn.Module) -> str | None:
 
 
 def _compiles() -> bool:
-    """Whether anything was given to ``torch.compile`` in this process; optimizers alone load its package, too."""
+    """Whether anything was given to ``torch.compile`` in this process; optimizers alone also load its package."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     return any(callable(backend) for backend in getattr(frames, "cached_backends", {}).values())

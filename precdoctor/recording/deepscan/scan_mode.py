@@ -1,4 +1,4 @@
-"""The dispatch mode of a scan: runs every op as it is, then has a look at what went in and what came out."""
+"""The dispatch mode of a scan: runs every op as it is, then examines its operands and results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from precdoctor.recording.slots.step_batch import is_capturing
 MAX_OPS, _MAX_ASIDE = 20_000, 50_000
 #: Host time of one scan: evaluation and data code may lie inside of it.
 _MAX_NS = 60 * 10**9
-#: Stages in which results count as those of a forward pass; in the others only states are looked at.
+#: Stages in which results count as those of a forward pass; in the others only states are examined.
 _FORWARD, _STAGES_ASIDE = frozenset(("forward", "loss")), frozenset(("script", "optimizer"))
 #: Weights named whose gradients are zero.
 _MAX_NAMES = 8
@@ -58,7 +58,7 @@ class ScanMode(Retiring):
         modules: root and FQN of the modules whose forward runs, outermost first.
         stage: of the code outside of modules and backward passes: script, loss or optimizer.
         resting: ops run as they are, unseen.
-        ops: ops looked at.
+        ops: number of ops examined.
         spent_ns: host time this has taken, without the ops themselves.
         failure: what ended the looking.
     """
@@ -127,7 +127,7 @@ class ScanMode(Retiring):
         return self._beside(func, args, kwargs, phase)
 
     def _beside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
-        """An op of the script or an optimizer: only what it does to states is looked at."""
+        """Examine what an op of the script or an optimizer does to states."""
         self._aside += 1
         old = self._guarded(lambda: self._audit.before(op_name(func), args, kwargs))
         result = func(*args, **kwargs)
@@ -168,7 +168,7 @@ class ScanMode(Retiring):
     # --- around an op ------------------------------------------------------------------------------------------------
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
-        """Copies of what the op is about to write to, by ``id``; None when it is not to be looked at."""
+        """Copies of what the op is about to write to, by ``id``; None when it is not to be examined."""
         began = time.perf_counter_ns()
         self._old = []
         try:

@@ -12,7 +12,7 @@ DEFAULT_SCANS: Final = 6
 #: Scans whose cost nobody asks about: a smoke run, or a GAN with its two optimizers, is to have them whole.
 _FREE: Final = 2
 #: Host time that scans may take in all whatever the budget, in ns: half a second is no cost to anybody, and small
-#: models would never be looked at beyond their first two steps.
+#: models would never be scanned beyond their first two steps.
 GRANT_NS: Final = 500 * 10**6
 #: From the third scan on, distances grow by this factor.
 _FACTOR: Final = 8
@@ -55,7 +55,7 @@ class Schedule:
     def arm(self, evidence: Evidence) -> None:
         """Have the next step scanned if the evidence has a claim: its reason is new, or has cooled down."""
         if self.off or len(self._waiting) >= _MAX_WAITING or evidence.step in self._scanned:
-            return  # a step that was looked at needs no second look
+            return  # the step was scanned already
         self._waiting.append(evidence)
 
     def _claim(self, step: int, *, affords: bool) -> list[Evidence]:

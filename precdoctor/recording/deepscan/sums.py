@@ -32,7 +32,7 @@ _MAX_PRODUCT = 1 << 22
 _MAX_PER_PLACE = 2
 #: Relative errors (L2) from here on are noted, in half units of the dtype's last place.
 _NOTED_ULPS = 16.0
-#: Terms of a running total from which on its error is looked at, whenever their number is a power of two.
+#: Terms of a running total from which on its error is measured, whenever their number is a power of two.
 _MIN_TERMS = 16
 _MOMENTS = frozenset(("sum", "mean"))
 _SQUARES = frozenset(("mul", "pow", "square"))

@@ -1,4 +1,4 @@
-"""What the dispatch mode tells: follows scalings and clamps, and makes a row of every cast to float8."""
+"""The observer of the dispatch mode: follows scalings and clamps, and makes a row of every cast to float8."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Observer:
     """Of one module call or backward pass.
 
     Args:
-        call: gives, for an autograd node, the module call that made it; for None, the one that is looked at.
+        call: gives, for an autograd node, the module call that made it; for None, the one that is observed.
         name: takes a place, the number of a call and a name; gives the name, with a number if it was given before.
         results: float8 tensors and the entries of their casts.
     """
@@ -136,7 +136,7 @@ class Observer:
         return entry
 
     def _multiplied(self, args: Any) -> None:
-        """A product of float8 tensors says by what each of them has to be multiplied to be what it was."""
+        """Read the inverse scale of each operand from a product of float8 tensors."""
         newer = isinstance(args[2], (list, tuple))  # torch._scaled_mm_v2
         scales = [args[2], args[5]] if newer else [args[2], args[3]]
         for x, inverse in zip(args[:2], scales, strict=True):

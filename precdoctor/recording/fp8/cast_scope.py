@@ -1,4 +1,4 @@
-"""Whose casts are being looked at: one module call, or one backward pass and the module calls it goes back through."""
+"""Whose casts are observed: one module call, or one backward pass and the module calls it goes back through."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When casts to float8 are looked at: from the first one on, in sampled steps, and only in code that makes them."""
+"""When casts to float8 are observed: from the first one on, in sampled steps, and only in code that makes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from precdoctor.recording.slots.cast_operand import FLOAT8, Operand
 if TYPE_CHECKING:
     from precdoctor.recording.observe.call_frame import Frame
 
-#: Backward passes looked at in vain before that is left until a cast is met in one.
+#: Backward passes observed in vain; after that none is until one makes a cast.
 _PATIENCE = 2
 
 
@@ -126,7 +126,7 @@ class Casts:
         return is_own_run(CastMode) and torch._C._functorch.maybe_current_level() is None and supported()
 
     def looks_at(self, module: nn.Module) -> bool:
-        """Whether calls of this module are looked at, as far as it goes by the module."""
+        """Whether calls of this module are observed, as far as the module decides it."""
         return type(module) in self._casting
 
     def holds(self, owner: nn.Module) -> None:
@@ -138,14 +138,14 @@ class Casts:
 
     @property
     def _open(self) -> list[tuple[object, CastMode | None]]:
-        """Of this thread: the calls inside the outermost one that is looked at, each with its mode if it has one."""
+        """Of this thread: the calls inside the outermost one that is observed, each with its mode if it has one."""
         if not hasattr(self._local, "open"):
             self._local.open = []
         found: list[tuple[object, CastMode | None]] = self._local.open
         return found
 
     def entered(self, frame: Frame, given: Mapping[Any, Any], *, recompute: bool) -> None:
-        """A module call begins; what is looked at above it is not looked at inside."""
+        """A module call begins; the mode of a call above it does not see inside."""
         self._follow_step()
         self._let_go_of_interrupted()
         frame.call_made = call = _call_of(frame) if frame.recorded and not recompute else None
@@ -198,7 +198,7 @@ class Casts:
     # --- backward passes ---------------------------------------------------------------------------------------------
 
     def backward_begins(self) -> object | None:
-        """To be given to :meth:`backward_ended`; None when this pass is not looked at."""
+        """To be given to :meth:`backward_ended`; None when this pass is not observed."""
         if not (self._in_backward and self._recorder.live and self._may_open()):
             return None
         self._follow_step()

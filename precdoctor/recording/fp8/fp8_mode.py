@@ -105,5 +105,5 @@ def supported() -> bool:
 
 
 def is_open() -> bool:
-    """Whether this thread's ops are being looked at."""
+    """Whether a mode observes this thread's ops."""
     return any(isinstance(m, CastMode) for m in _get_current_dispatch_mode_stack())

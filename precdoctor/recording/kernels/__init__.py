@@ -69,7 +69,7 @@ def want_fingerprint(slot: int) -> None:
 
 
 def want_block16(slot: int) -> None:
-    """Histogram blocks of 16 for this slot, too."""
+    """Add histogram blocks of 16 to this slot."""
     _with_block16.add(slot)
 
 

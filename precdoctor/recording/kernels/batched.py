@@ -60,7 +60,7 @@ class Group(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A tensor of a group, as its row of the table says it."""
+    """A tensor of a group, as in its row of the table."""
 
     job: Job
     addresses: tuple[int, ...]

@@ -239,7 +239,7 @@ def adam_at(before: Tensor, after: Tensor, adam: Adam, ints: int, floats: int, c
     lib.precdoctor_adam(*pointers, terms, plan, ints, floats, counter, threads)
 
 
-#: Functions of C: gradients are looked at in every step.
+#: Functions of C: gradients are read in every step.
 _BASE: Any = torch._C.TensorBase
 _DTYPE, _IS_CPU = _BASE.dtype.__get__, _BASE.is_cpu.__get__
 _CONTIGUOUS, _ADDRESS, _NUMEL = _BASE.is_contiguous, _BASE.data_ptr, _BASE.numel

@@ -95,7 +95,7 @@ def measure_piece(piece: Tensor, start: int, ints: Tensor, floats: Tensor, block
 
 
 def finish(x: Tensor, ints: Tensor, counter: Tensor, bad: Tensor) -> None:
-    """The columns that speak of the launch as a whole."""
+    """The columns about the launch as a whole."""
     ints[at.NUMEL] += x.numel()
     ints[at.LAUNCHES] += 1
     torch.minimum(ints[at.ORDER], counter, out=ints[at.ORDER])

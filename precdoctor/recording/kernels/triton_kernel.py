@@ -88,7 +88,7 @@ def measure_tiles(
 
 @triton.jit
 def sign(ints, order, bad, numel, seed):
-    """The columns that speak of the launch as a whole; ``bad``: how many elements of it were not finite."""
+    """The columns about the launch as a whole; ``bad``: how many elements of it were not finite."""
     tl.atomic_min(ints + _ORDER, order, sem="relaxed")
     if bad > 0:
         tl.atomic_min(ints + _FIRST_BAD, order, sem="relaxed")

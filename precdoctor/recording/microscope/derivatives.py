@@ -70,7 +70,7 @@ def for_gradients(
     on the sum, or whoever computes them has saved it; what then differs from that is taken as it was saved after all.
 
     Args:
-        value: what the node comes to; null where unknown.
+        value: the node's value; null where unknown.
         known: its value as a later node saved it, or as it saved its own result.
         operands: values of its edges; null where unknown, or without a gradient.
         rough: nodes whose values lack such a constant, or may; added to.
@@ -104,7 +104,7 @@ def _with_derivative(
     """The node's value where its operands are unsure or unknown, such that gradients go on to them.
 
     Args:
-        value: what the node comes to with unsure operands; null where that is unknown, too.
+        value: the node's value with unsure operands; null where that is also unknown.
         known: its value as it was saved by someone.
         operands: values of its edges; null where unknown.
 

@@ -1,4 +1,4 @@
-"""What an examination came to, as rows of the events table (docs/run-log.md)."""
+"""The outcome of an examination as rows of the events table (docs/run-log.md)."""
 
 from __future__ import annotations
 
@@ -74,5 +74,5 @@ def _source(source: tuple[int, ...] | External) -> Any:
 
 
 def place(line: Line | None) -> dict[str, Any]:
-    """The fields of an event that say where."""
+    """The fields of an event for its source line."""
     return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}

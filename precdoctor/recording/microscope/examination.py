@@ -22,18 +22,17 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
-#: Arguments of a root call told of.
+#: Arguments of a root call that are reported.
 _MAX_ARGUMENTS = 8
 
 
 @dataclass
 class Examination:
-    """What an examination came to.
+    """The outcome of an examination.
 
     Attributes:
-        outcome: ``origin`` (ops follow), ``outside`` (every root call is finite by itself: the code between or after
-            them made it), ``not-reproduced`` (finite when run again from the same inputs, weights and random state),
-            ``refused`` or ``failed``.
+        outcome: ``origin`` (ops follow), ``outside`` (the code between or after the root calls made it),
+            ``not-reproduced`` (finite when run again from the same state), ``refused`` or ``failed``.
         phase: of the origin: forward or backward.
     """
 
@@ -166,7 +165,7 @@ def _given_bad_argument(done: Replay) -> bool:
 def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
     """In each micro-step the last call comes first in the backward pass."""
     if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
-        return _forward(scene, names, values=values)  # no ``backward`` has told of a loss
+        return _forward(scene, names, values=values)  # no ``backward`` has shown a loss
     reason = "the backward pass of every top-level module is finite"
     given: tuple[Replay, Callable[..., Replay]] | None = None
     bring_again(scene, values=values)

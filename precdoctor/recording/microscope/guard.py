@@ -114,7 +114,7 @@ class Guard:
         return self._policy == "skip" and (gradients_bad or not attach.has_other_ranks())
 
     def left_out(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
-        """The script itself does not step: look at what it gives up. As the weights are safe, the run is never stopped.
+        """The script itself does not step: examine what it gives up. As the weights are safe, the run is never stopped.
 
         Args:
             optimizer: that is not asked to step.
@@ -185,7 +185,7 @@ class Guard:
         return self._last_bad == step
 
     def _skips_traced_step(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> bool:
-        """The trace tells what is wrong with a step of ``--arm-next``; to be skipped it is all the same.
+        """The trace reports what is wrong with a step of ``--arm-next``; the step is skipped all the same.
 
         An autopsy is there to see the step as the first run made it.
         """

@@ -27,7 +27,7 @@ from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
 _WRAPPED = 1 << 63
 _UNSEEN = External("constant")
-#: What only a node knows whose value nobody saved.
+#: Values that nobody saved: only their node has them.
 _UNKNOWN = External("unknown")
 #: Nodes that give their operand another shape, which they do not save.
 _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))

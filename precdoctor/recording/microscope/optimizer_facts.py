@@ -14,11 +14,11 @@ from precdoctor.recording.model.optimizer_contents import groups_of, parameters_
 from precdoctor.recording.ops.tensor_facts import badness, describe, value_at
 from precdoctor.recording.steps.persistent_state import Poisoned
 
-#: Parameters told of per incident.
+#: Parameters reported per incident.
 _MAX_PARAMETERS = 4
 _SETTINGS = ("lr", "eps", "betas", "momentum", "weight_decay", "alpha", "rho", "lr_decay", "maximize", "amsgrad")
 
-#: Settings that an infinity spoils, too: others, such as a limit of the group's, may be infinite on purpose.
+#: Settings that an infinity also spoils: others, such as a limit of the group's, may be infinite on purpose.
 _FACTORS = frozenset(
     ("lr", "betas", "beta1", "beta2", "momentum", "dampening", "weight_decay", "alpha", "rho", "lr_decay", "etas")
 )

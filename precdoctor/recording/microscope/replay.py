@@ -37,7 +37,7 @@ class Replay:
     argument_gradients: dict[str, Tensor] = field(default_factory=dict)
     #: Loss code: outputs of top-level modules that it began with, and the gradient of each.
     output_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    #: Buffers it wrote to that are bad, as outputs are told of.
+    #: Bad buffers that it wrote to, reported like outputs.
     bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
     #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.
     micro_step: int = 0
@@ -292,7 +292,7 @@ def _known(module: nn.Module, names: Names) -> dict[int, External]:
 
 @contextlib.contextmanager
 def _module_names(tracer: Tracer, names: Names, module: nn.Module) -> Iterator[None]:
-    """Inside, the tracer knows which module runs."""
+    """Inside, the tracer is given the module that runs."""
     place = nn.modules.module
     fqn = {
         id(m): (found.module if (found := names.find(m)) is not None else n) for n, m in static.named_modules(module)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source
 from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF
 
-#: Ops told of the way from an origin to the bad value, and of the way that led to its operands.
+#: Ops reported from an origin to the bad value, and from the batch to its operands.
 _MAX_PATH = 12
 _MAX_FEEDING = 12
 _FEEDING_DEPTH = 4
@@ -40,7 +40,7 @@ class Slice:
 
     @property
     def wanted(self) -> frozenset[int]:
-        """Every op to be told of."""
+        """Every op to be reported."""
         return frozenset((*self.origins, *self.path, *self.feeding, *(index for _, index in self.externals)))
 
 

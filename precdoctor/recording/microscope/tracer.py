@@ -31,9 +31,9 @@ from precdoctor.recording.ops.op_facts import Wanted, closer_look
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
 from precdoctor.recording.ops.tensor_facts import badness
 
-#: Suspects looked at closely while tracing; a mask filled in each layer is one each.
+#: Suspects examined closely while tracing; a mask filled in each layer is one each.
 _MAX_SUSPECTS = 256
-#: Ops recorded; a replay longer than this is cut and says so.
+#: Ops recorded; a replay longer than this is cut and marked so.
 MAX_OPS = 400_000
 #: Writers remembered per storage: a buffer filled slice by slice.
 _MAX_WRITERS = 64

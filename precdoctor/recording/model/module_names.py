@@ -45,7 +45,7 @@ class Place(NamedTuple):
 class Root:
     """A top-level module seen in training.
 
-    ``trained`` turns true when a backward pass went through it, which tells its evaluation passes from a teacher.
+    ``trained`` turns true when a backward pass went through it, which separates its evaluation passes from a teacher.
     ``parametric`` is false for loss modules and their like.
     """
 
@@ -155,7 +155,7 @@ class Names:
         return self._searches > _MAX_SEARCHES
 
     def _top(self, module: nn.Module) -> nn.Module:
-        """The outermost module that contains ``module``: scripts call ``model.encoder(x)`` directly, too."""
+        """The outermost module that contains ``module``: scripts also call ``model.encoder(x)`` directly."""
         if not _holds_any(module) or self._searched_enough():
             return module
         parents: dict[int, nn.Module] = {}
@@ -213,7 +213,7 @@ class Names:
             self.version += 1
 
     def _let_go_of_root_at(self, module: nn.Module, root: Root) -> None:
-        """A module that was a root by itself has become part of another one: its parameters take new names, too."""
+        """A module that was a root by itself has become part of another one: its parameters also take new names."""
         known = self.find(module)
         if known is not None and known.module == "" and known.root != root.name:
             mine = [key for key, (_, place, _) in self._parameters.items() if place.root == known.root]

@@ -1,1 +1,1 @@
-"""From a tensor to a slot: the hooks on modules, gradients and losses, and the batches they measure in."""
+"""The hooks on modules, gradients, losses and optimizers: they find the tensors and hand them to the recorder."""

@@ -62,7 +62,7 @@ class BackwardHooks:
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._module_hooks = module_hooks
-        #: Whom to tell that what runs from here on is no loss code.
+        #: Called as the loss code ends.
         self._loss_is_made = loss_is_made
         #: Parameters that have a hook, which is removed between samples.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
@@ -101,14 +101,14 @@ class BackwardHooks:
         torch.autograd.backward = backward
 
     def _armed(self) -> bool:
-        """A script whose weights are plain tensors may call no module at all; recording begins here, too."""
+        """A script whose weights are plain tensors may call no module at all; recording also begins here."""
         recorder = self._recorder
         return recorder.state == "armed" or (recorder.state == "idle" and self._loss_code.running and recorder.arm())
 
     def _prepare(self) -> None:
-        """What calls modules in a backward pass between samples is a recomputation, of which nothing is recorded."""
+        """Between samples a module called in a backward pass is recomputed, and not recorded."""
         self._scan.enter_backward()
-        self._module_hooks.resume()  # a keyboard interrupt leaves a call without anybody being told
+        self._module_hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
         if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
             self._module_hooks.rest_in_backward()
 

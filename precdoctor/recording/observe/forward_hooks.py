@@ -68,7 +68,7 @@ class ForwardHooks:
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = RecordedTensors(recorder)
         self._standing, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
-        #: The output hooked last: in recomputed checkpoints, too, parents that return their child's tensor add nothing.
+        #: The output hooked last: also in recomputed checkpoints, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
         self.module_hooks = ModuleHooks(recorder, stay=probes is not None)
         #: By root and mode, once a call between samples was seen whole: the autocast that its forward enters by itself.
@@ -160,7 +160,7 @@ class ForwardHooks:
         stack.append(frame)
         frame.recorded = recorder.live and mode is not _NOT_RECORDED and recorder.wants(place)
         frame.first_node = node_number() if frame.recorded else 0
-        if place.is_wrapper:  # of these only a compiled model says what its inside does not
+        if place.is_wrapper:  # of these only a compiled model has rows that its inside lacks
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)

@@ -47,7 +47,7 @@ _CHOOSES: Final = ("topk", "max")
 _PRODUCTS: Final = ("bmm", "baddbmm", "matmul")
 _SUMS: Final = ("sum",)
 _LOSSES: Final = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss_nd")
-#: Rows per step, and samples in vain before a model is looked at only now and then.
+#: Rows per step, and samples in vain before a model is observed only now and then.
 _MAX_ROWS, _PATIENCE, _NOW_AND_THEN = 512, 4, 16
 #: Attributes under which modules keep the number of their heads.
 _HEADS: Final = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
@@ -55,7 +55,7 @@ _OUTSIDE: Final = Place("", "", "")
 
 
 class LogitMode(Retiring):
-    """Runs each op; what it looks at is told to its owner."""
+    """Runs each op and hands logits to its owner."""
 
     supports_higher_order_operators = True
     watches = True
@@ -332,7 +332,7 @@ def _deferred(x: Tensor) -> Callable[[], list[float]]:
 
 
 def _heads_of(frame: Frame | None) -> int:
-    """How many heads the module has that a softmax runs in; 0 when it does not say."""
+    """How many heads the module has that a softmax runs in; 0 when unknown."""
     own = static.module_dict(frame.module) if frame is not None else {}
     return next((n for name in _HEADS if type(n := dict.get(own, name)) is int and n > 0), 0)
 

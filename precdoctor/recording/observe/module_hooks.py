@@ -155,7 +155,7 @@ class ModuleHooks:
 
 
 def something_is_compiled() -> bool:
-    """Whether anything was given to ``torch.compile`` in this process; optimizers alone load its package, too."""
+    """Whether anything was given to ``torch.compile`` in this process; optimizers alone also load its package."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     backends: Any = getattr(frames, "cached_backends", None)
     if not backends:
@@ -196,7 +196,7 @@ def keyword_arguments() -> dict[str, Any]:
     """The keyword arguments of the module call whose global pre-hook is running.
 
     Global pre-hooks are not given them. ``_call_impl`` has them in a variable, as has what calls a module compiled in
-    place; :func:`keyword_arguments_are_visible` tells whether this torch still does.
+    place; :func:`keyword_arguments_are_visible` tests whether this torch still does.
     """
     frame = sys._getframe(1)
     for _ in range(8):

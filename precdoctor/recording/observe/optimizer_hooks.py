@@ -2,7 +2,7 @@
 
 A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
 does not call the optimizer at all (unless it is fused), so neither hook alone would do. A script that skips by itself
-calls neither: see ``scalers`` and ``thrown_away``.
+calls neither: see ``loss_scalers`` and ``abandoned_attempts``.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class OptimizerHooks:
         clipping.install(recorder, self._note_clip, self._covered, self._stays)
 
     def _armed(self) -> bool:
-        """A script may step before it ever calls a module; recording begins there, too."""
+        """A script may step before it ever calls a module; recording also begins there."""
         if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
             return False
         armed = self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())

@@ -12,7 +12,7 @@ from precdoctor.recording.recorder.step_context import StepContext
 
 
 class RecordedTensors:
-    """The tensors the rows of this micro-step already speak of, as they were then: a version tells in-place writes.
+    """The tensors that already have a row in this micro-step, with their versions: an in-place write raises a version.
 
     A live tensor keeps its address from being used again, so a dead reference means "not seen".
     """

@@ -1,4 +1,4 @@
-"""What torch says of an op that is being dispatched: its name, what it writes to, whose memory its tensors are."""
+"""Facts of an op that torch dispatches: its name, what it writes to, whose memory its tensors are."""
 
 from __future__ import annotations
 

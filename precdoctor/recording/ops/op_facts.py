@@ -47,7 +47,7 @@ def closer_look(
         func: the ``OpOverload``, called with ``args`` and ``kwargs``.
         swapped: copies of operands as they were before an in-place op, by ``id``.
         results: what it returned or wrote.
-        values: take the operands' elements at the result's first bad one, too.
+        values: also take the operands' elements at the result's first bad one.
         spot: take those of operands and result there, where every result is finite.
     """
     operands: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What is told of one tensor that took part in a suspect op: counts, extremes, and where the first bad element is."""
+"""Facts of one tensor that took part in a suspect op: counts, extremes, and where the first bad element is."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ class Drain:
     # --- when something is wrong --------------------------------------------------------------------------------------
 
     def _note_defect(self, writer: RankWriter, item: StepBatch | EventBatch, error: Exception) -> None:
-        """The item is lost; the log says so."""
+        """Log that the item is lost."""
         self._say(f"internal error while writing the log ({_sentence(error)})")
         step = item.facts.step if isinstance(item, StepBatch) else None
         data = {"message": _sentence(error), "where": attach.innermost_own_frame(error)}
@@ -309,7 +309,7 @@ class Drain:
         self._append(writer, "events", rows)
 
     def _fail(self, writer: RankWriter | None, reason: str, message: str) -> None:
-        """Recording is over: say it once, close what can be closed, let go of what waits."""
+        """Recording is over: print it once, close what can be closed, let go of what waits."""
         with self._lock:
             self.failed = True
             self._queue.clear()
@@ -321,7 +321,7 @@ class Drain:
                 writer.close({"reason": reason, "message": message, "dropped": dict(self._dropped)})
 
     def _say(self, message: str) -> None:
-        """The first thing that goes wrong is said; the log tells the rest."""
+        """Print the first thing that goes wrong; the log has the rest."""
         if not self._spoke:
             self._spoke = True
             attach.say(message)

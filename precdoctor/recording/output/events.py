@@ -13,7 +13,7 @@ from precdoctor.recording.slots.step_batch import StepBatch
 from precdoctor.runlog.names import shortened
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 
-#: A run that stays broken says so often enough.
+#: A run that stays broken has enough of them.
 _MAX_NONFINITE_EVENTS = 100
 _TENSORS_NAMED = 8
 

@@ -44,7 +44,7 @@ _ZEROABLE: Final = frozenset({"input", "output", "grad_output", "weight_grad"})
 
 
 class Readings(NamedTuple):
-    """The rows of one step that the watcher looks at.
+    """The rows of one step that the watcher reads.
 
     Attributes:
         slots: numbers of their tensors, each once.

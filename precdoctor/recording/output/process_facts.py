@@ -18,7 +18,7 @@ from precdoctor.recording.output.gradient_reduction import reduction
 from precdoctor.recording.output.numeric_flags import flags
 from precdoctor.runlog.files import SCHEMA_VERSION
 
-#: Products of float8 tensors told of; a model has a few kinds per layer.
+#: Products of float8 tensors reported; a model has a few kinds per layer.
 _MAX_PRODUCTS = 4096
 
 
@@ -31,7 +31,7 @@ class Facts:
         self._optimizers: dict[str, dict[str, Any]] = {}
         self._scalers: dict[int, dict[str, Any]] = {}
         self._autocast: set[str] = set()
-        #: By what is said of it, the longest sum there was.
+        #: By its facts, the longest sum of each.
         self._fp8_products: dict[str, tuple[dict[str, Any], int]] = {}
         self._written: object = None
 

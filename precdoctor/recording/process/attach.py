@@ -1,4 +1,4 @@
-"""What the recorder needs from the process it finds itself in: its rank, its exits, and a place to say one sentence."""
+"""What the recorder needs from the process it runs in: its rank, its exits, and a place to print one sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def say(message: str, *, prefix: str = "precdoctor: ") -> None:
     """One line on stderr. Never raises: the script may have closed it, or put something else in its place."""
     if sys.stderr is None:
         return  # print would take stdout instead
-    with contextlib.suppress(Exception):  # there is nowhere left to say it
+    with contextlib.suppress(Exception):  # there is nowhere left to print it
         print(f"{prefix}{message}", file=sys.stderr, flush=True)  # noqa: T201 - inside the user's process
 
 
@@ -62,7 +62,7 @@ def is_distributed() -> bool:
 
 
 def has_other_ranks() -> bool:
-    """Whether that group has other processes, too."""
+    """Whether that group also has other processes."""
     return is_distributed() and bool(sys.modules["torch.distributed"].get_world_size() > 1)
 
 

@@ -47,7 +47,7 @@ class Recorder:
     def __init__(self, run: Path, options: RecordOptions) -> None:
         self.run, self.options, self.state = run, options, "idle"
         self.local = threading.local()
-        #: Said in the log as soon as there is one.
+        #: Logged as soon as there is a log.
         self.warnings: list[str] = []
         #: Called in a forked child, for what hooks remember of the parent's run.
         self.when_forked: list[Callable[[], None]] = []
@@ -340,15 +340,15 @@ class Recorder:
         drain.put(StepBatch(facts, entries, snapshots))
         if drain.defect is not None and self.options.strict:
             raise drain.defect
-        if drain.failed:  # it has said why
+        if drain.failed:  # it has printed why
             self.state = "off"
 
     def _step_has_begun(self) -> bool:
         """Whether the run ends inside a step: evaluation after the last step does not begin another one."""
         trained = self.current.losses or self.micro_step or self.current.root
-        first = self.step == self.options.first_step  # a run that never trains is recorded, too
+        first = self.step == self.options.first_step  # a run that never trains is also recorded
         rows = (e for e in self.slots.touched.values() if first or e.site.phase == "train")
-        # Weights are exported to float8 after training, too: a cast alone begins no step.
+        # Weights are also exported to float8 after training: a cast alone begins no step.
         return bool(trained) or any(self._counts_as_training(e) for e in rows if e.operand is None)
 
     def _counts_as_training(self, entry: Entry) -> bool:

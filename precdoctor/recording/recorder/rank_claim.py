@@ -82,7 +82,7 @@ class Claim:
         recorder.current.root = root.name
 
     def model_ended(self) -> None:
-        """... and has returned: the step holds all it will hold, but for calls of modules without parameters."""
+        """... and has returned: the step is complete, unless modules without parameters are called."""
         recorder = self._recorder
         recorder.current.complete = bool(recorder.current.root)
         if recorder.trace is not None:

@@ -74,7 +74,7 @@ class Sampler:
         return any(map(self._is_due, [coming] if coming is not None else self._attempts))
 
     def wants_blocks(self, step: int) -> bool:
-        """Whether the coming step, which is sampled, is to have block histograms, too.
+        """Whether the coming step, which is sampled, also gets block histograms.
 
         They cost as much as everything else together, and the spread inside blocks drifts with the weights, not from
         step to step: 0, 1, 2, 4, 8 ... 64, then every 64th, and the first step recorded.
@@ -125,7 +125,7 @@ class Sampler:
             behind: the log cannot be written as fast as rows are made.
 
         Returns:
-            What a ``sampling`` event says: ``reason``, ``from``, ``to``, and the expected ``overhead`` in case of a
+            The data of a ``sampling`` event: ``reason``, ``from``, ``to``, and the expected ``overhead`` in case of a
             budget; null when N stays.
         """
         self._calm = 0 if behind else self._calm + 1

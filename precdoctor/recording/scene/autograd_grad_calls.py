@@ -1,4 +1,4 @@
-"""Gradients that the user takes with ``torch.autograd.grad``: what a later look at them needs.
+"""Gradients that the user takes with ``torch.autograd.grad``: what a later examination of them needs.
 
 ``backward`` announces a micro-step; this does not. Nothing is measured, and nothing of it is logged: the first calls of
 a step are kept by reference, as a ``backward`` is, for the case that what they give turns out to be non-finite.
@@ -50,7 +50,7 @@ class Taken:
 
     @property
     def gone(self) -> bool:
-        """Whether some of what it gave is no longer there to be looked at."""
+        """Whether some of what it gave is gone."""
         return not self.results or any(r() is None for r in self.results)
 
 

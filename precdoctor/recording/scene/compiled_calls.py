@@ -42,7 +42,7 @@ def _nothing() -> None:
 
 
 class CompiledCalls:
-    """Is told by Dynamo of calls; see the module's text.
+    """Receives call notifications from Dynamo (see the module docstring).
 
     Args:
         before: to be called with a module compiled in place and its arguments, before it runs; ``after`` with its

@@ -25,7 +25,7 @@ _ONCE = frozenset(
         *("save", "write", "open", "input", "put", "exec", "eval"),
     )
 )
-#: Those that a replay of a train step never comes to, or that do nothing in it.
+#: Those that a replay of a train step never reaches, or that do nothing in it.
 _TRAINING = frozenset(("backward", "step", "zero_grad"))
 _GLOBAL_WRITES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
 

@@ -26,7 +26,7 @@ from precdoctor.recording.recorder.step_context import StepContext
 #: Batches remembered (prefetching scripts are one ahead), and bytes of host memory kept alive of one.
 _BATCHES: Final = 2
 _KEPT: Final = 64 << 20
-#: Fields and samples told of.
+#: Fields and samples reported.
 _MAX_FIELDS: Final = 8
 _MAX_SAMPLES: Final = 16
 #: Subsets of subsets.
@@ -148,7 +148,7 @@ class Deliveries:
     # --- once a step went wrong --------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """What is told of the data at an incident.
+        """What an incident reports of the data.
 
         Returns:
             ``bad_fields``: the facts of each tensor of a recent batch that is not finite, latest batches first, masks

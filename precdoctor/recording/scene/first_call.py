@@ -19,7 +19,7 @@ from precdoctor.recording.scene.state_restore import Attributes
 
 
 class FirstCall:
-    """Made as a module is called for the first time; :meth:`ends` tells what it wrote to."""
+    """Made as a module is called for the first time; :meth:`ends` returns what it wrote to."""
 
     def __init__(self, module: nn.Module) -> None:
         own = unwrap(module)

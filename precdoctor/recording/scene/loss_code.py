@@ -175,7 +175,7 @@ class LossCode:
             if step is not None and type(step.module) is CompiledFunction and step.module.trains:
                 step.outputs.append(
                     ("", graph.value, tensor_leaves.version(graph.value))
-                )  # what a replay of it comes to
+                )  # the value of a replay of it
 
     def graph_of(self, tensors: Any, gradients: Any, loss: float | None = None) -> LossGraph | None:
         """The code that made one tensor, from the graph it left; null for several tensors, or without a graph.
@@ -237,7 +237,7 @@ class _Walk:
         #: Leaves met, and whether an output of a top-level module with parameters was.
         self.weights: list[Tensor] = []
         self._of_module = False
-        #: An ``id`` speaks of a node only while that is alive.
+        #: An ``id`` names a node only while that is alive.
         self._held: list[Any] = []
         self._outputs = {key: (call, name) for call in scene.calls for name, key in call.makers.items()}
 
@@ -286,7 +286,7 @@ class _Walk:
             copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
             self._known[id(node)] = copy
             if made is not None and (value := self._leaf(*made).value) is not None:
-                copy.saved["result"] = value  # of a loss module: the code before it counts, too
+                copy.saved["result"] = value  # of a loss module: the code before it also counts
         return self._known[id(node)]
 
     def _leaf(self, call: RootCall, name: str) -> Leaf:

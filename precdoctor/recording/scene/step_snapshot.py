@@ -213,7 +213,7 @@ class Scene:
                 yield graph
 
     def leave(self, call: RootCall, result: Any) -> None:
-        """The call has returned: be told of the gradients of its outputs."""
+        """The call has returned: hook the gradients of its outputs."""
         for name, x in tensor_leaves.floating(result):
             if self.affords(x):
                 call.outputs.append((name, x.detach(), tensor_leaves.version(x)))
@@ -259,7 +259,7 @@ class Scene:
                 self._left = math.inf
 
     def why_not_now(self) -> str | None:
-        """Why the step cannot be replayed at this moment; null when nothing speaks against it."""
+        """Why the step cannot be replayed at this moment; null when it can."""
         if self.refused is None and not (self.calls or self.losses or self.taken):
             inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if self.transformed else None
             return inside or "no module was called in the step"
@@ -329,7 +329,7 @@ class Scene:
 def _stand_in(module: nn.Module) -> nn.Module | None:
     """A shallow copy of a module without parameters and buffers, where there can be one.
 
-    Loss modules made anew at each step share one root name once they are gone (``naming``), so they are not to be kept.
+    Loss modules made anew at each step share one root name once they are gone (``module_names``): none is kept.
     """
     if any(True for _ in static.parameters(module)) or any(True for _ in static.buffers(module)):
         return None
@@ -341,7 +341,7 @@ def _stand_in(module: nn.Module) -> nn.Module | None:
 
 
 def _why_not_replayable(module: nn.Module) -> str | None:
-    """The reason that running this module again by itself would be wrong; None when nothing speaks against it."""
+    """Why running this module again by itself would be wrong; None when it is not."""
     for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
         if names & {"FSDPModule", "FullyShardedDataParallel"}:

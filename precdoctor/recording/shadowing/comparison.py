@@ -1,4 +1,4 @@
-"""One root call compared with its reference: three passes, and what each layer came to."""
+"""One root call compared with its reference: three passes, and the errors of each layer."""
 
 from __future__ import annotations
 

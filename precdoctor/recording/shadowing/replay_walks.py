@@ -39,7 +39,7 @@ class Walk:
 
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
-        """Inside, modules tell of their calls."""
+        """Inside, hooks report the calls of modules."""
         handles = []
         try:
             for module in self._modules.values():

@@ -1,4 +1,4 @@
-"""What a row says of a cast to float8 beside the tensor's statistics, and the count of the elements that clip."""
+"""The facts of a cast to float8 beside the tensor's statistics, and the count of the elements that clip."""
 
 from __future__ import annotations
 

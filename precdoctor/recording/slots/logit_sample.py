@@ -1,4 +1,4 @@
-"""What a sample of logits tells: their magnitudes, the largest of each head, and how sharp the softmax is.
+"""The facts of a sample of logits: their magnitudes, the largest of each head, and how sharp the softmax is.
 
 Functions of tensors alone, below autograd. Masked positions take part in nothing.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 #: Positions at or below it are masked: by -inf, ``finfo.min``, -1e9, or the -10000 of BERT, scores on top.
 MASKED = -9000.0
-#: Query positions looked at per head; more only where all of them are less than ``_SMALL`` elements.
+#: Query positions read per head; more only where all of them are less than ``_SMALL`` elements.
 ROWS = 64
 _SMALL = 1 << 15
 #: Elements of a sample, and elements of keys that are converted to FP32 for it.
@@ -30,7 +30,7 @@ class Sampled(NamedTuple):
 
     Attributes:
         values: batch x heads x rows x keys, FP32, -inf where masked.
-        heads: how many heads there are; 0 when the shape does not tell.
+        heads: how many heads there are; 0 when the shape does not show it.
     """
 
     values: Tensor

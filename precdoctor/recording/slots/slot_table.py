@@ -35,7 +35,7 @@ class Site(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """What the host knows about a slot's content in the current step."""
+    """The host's facts about a slot's content in the current step."""
 
     slot: int
     site: Site
@@ -44,7 +44,7 @@ class Entry:
     micro_step: int = 0
     #: Evaluation-mode sites: a backward pass came through.
     reached_by_backward: bool = False
-    #: It carries the loss scale, which its kind alone does not say.
+    #: It carries the loss scale, which its kind alone does not show.
     scaled: bool = False
     #: Of a tensor about to be cast to float8: what is known of the cast.
     operand: Operand | None = None

@@ -1,1 +1,1 @@
-"""Step attempts: optimizers, loss scalers, clipping, accumulation, skipped and abandoned attempts, sampling."""
+"""Step attempts: optimizers, loss scalers, clipping, accumulation, skipped and abandoned attempts."""

@@ -29,7 +29,7 @@ from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.step_batch import Deferred, is_capturing, read
 from precdoctor.recording.steps.sentinel import amax, gradient_sentinel
 
-#: Backward passes after which a loop is known: the first one of an accumulation begins with fresh gradients, too.
+#: Backward passes after which a loop is known: the first one of an accumulation also begins with fresh gradients.
 _KNOWN_AFTER: Final = 2
 
 #: Norm and amax of gradients.
@@ -53,7 +53,7 @@ class AbandonedAttempts:
     def _forget(self) -> None:
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._module: weakref.ref[nn.Module] | None = None
-        #: Several optimizers, or finite gradients were thrown away: what it means cannot be told in this process.
+        #: Several optimizers, or finite gradients were thrown away: what it means is unknown in this process.
         self._unclear = False
         #: What was thrown away, as long as no forward pass has followed.
         self._thrown: tuple[weakref.ref[torch.optim.Optimizer], Found] | None = None

@@ -179,7 +179,7 @@ class Scalers:
         self._end(optimizer)
 
     def _note_found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the scaler has looked at gradients at all; what it found is read later."""
+        """Whether the scaler has checked gradients at all; what it found is read later."""
         state = dict.get(static.attribute(scaler, "_per_optimizer_states", {}), id(optimizer), {})
         found = list(state.get("found_inf_per_device", {}).values())
         if found:
@@ -236,7 +236,7 @@ class Scalers:
     def _was_finite(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
         """What a scaler that is about to be updated found in the gradients; it is no attempt yet, if so.
 
-        Reading it waits for the device. With ``--on-nonfinite observe`` nobody does: throwing them away will tell.
+        Reading it waits for the device. With ``--on-nonfinite observe`` nobody does: throwing them away will show it.
         """
         if not self._note_found(scaler, optimizer):
             return True

@@ -34,13 +34,13 @@ _FLOAT16_ROOT = math.sqrt(torch.finfo(torch.float16).max)
 
 @dataclass(frozen=True)
 class Poisoned:
-    """A tensor that was finite when last looked at and is not now."""
+    """A tensor that was finite when last read and is not now."""
 
     root: str
     module: str
     name: str
     tensor: Tensor
-    #: The last step at which it was seen to be finite; null when it was never looked at before.
+    #: The last step at which it was seen to be finite; null when it was never read before.
     last_finite: int | None
     #: Optimizer state: the parameter it belongs to.
     parameter: Tensor | None = None
@@ -69,7 +69,7 @@ class BufferWatch:
         self._without: int | None = None
 
     def launch(self) -> tuple[Deferred, list[tuple[nn.Module, str, Tensor]]]:
-        """Begin to look at the buffers written to since the last look; waits for nothing."""
+        """Begin to read the buffers written to since the last call; waits for nothing."""
         if self._without == self._context.names.version:
             return None, []
         changed = list(self._changed())
@@ -80,7 +80,7 @@ class BufferWatch:
         return amax(buffer for _, _, buffer in changed), changed
 
     def judge(self, value: Deferred, changed: list[tuple[nn.Module, str, Tensor]]) -> list[Poisoned]:
-        """What :meth:`launch` came to: those that have become non-finite. One that always was (a mask, a limit nobody
+        """The result of :meth:`launch`: those that have become non-finite. One that always was (a mask, a limit nobody
         has reached yet) is left alone.
         """
         if not changed:
@@ -100,7 +100,7 @@ class BufferWatch:
 
     @property
     def bad(self) -> bool:
-        """Whether a buffer was non-finite when last looked at, those that always were included."""
+        """Whether a buffer was non-finite when last read, including those that always were."""
         return any(not seen.finite for seen in self._seen.values())
 
     def _changed(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
@@ -144,7 +144,7 @@ class OptimizerStateWatch:
 
         Args:
             optimizer: that has stepped.
-            gradient: the largest magnitude it was given; null when nobody knows.
+            gradient: the largest magnitude it was given; null when unknown.
         """
         if id(optimizer) in self._reported:
             return False
@@ -160,7 +160,7 @@ class OptimizerStateWatch:
         return False
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Poisoned]:
-        """State tensors that are non-finite, told once per optimizer. Waits for the device."""
+        """State tensors that are non-finite, reported once per optimizer. Waits for the device."""
         last = self._finite.get(id(optimizer))
         self._looked[id(optimizer)] = self._context.step
         largest = read(amax(x for _, _, x in state_tensors(optimizer)))

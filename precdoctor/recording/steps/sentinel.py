@@ -1,4 +1,4 @@
-"""What is looked at on every step, sampled or not: the gradients the optimizer is about to use, as two numbers."""
+"""What is read on every step, sampled or not: the gradients the optimizer is about to use, as two numbers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _EXACT = frozenset(tensor_leaves.EXACT)
 
 @dataclass(frozen=True)
 class Look:
-    """One reading of gradients: what came of it, and which tensors it speaks of, as they were."""
+    """One reading of gradients: its result, and which tensors it covers, as they were."""
 
     amax: Deferred
     #: Null: of all an optimizer is about to be asked of, which nobody can have changed since.
     of: frozenset[tuple[int, int]] | None = None
 
     def covers(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether it speaks of the gradients of all of these parameters, unchanged since."""
+        """Whether it covers the gradients of all of these parameters, unchanged since."""
         return self.of is None or _versions(parameters) <= self.of
 
     @classmethod

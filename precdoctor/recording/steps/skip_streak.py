@@ -1,4 +1,4 @@
-"""Step attempts of one optimizer that came to nothing, one after the other."""
+"""Consecutive step attempts of one optimizer that changed no weight."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def recorder():
     fake = SimpleNamespace(step=0, said=said)
     fake.current, fake.internal_error = SimpleNamespace(recorder_ns=0, wait_ns=0), said.append
     fake.on_the_clock = False
-    fake.threads = Threads(lambda: fake.step > 0, said.append)
+    fake.threads = Threads(lambda: fake.step > 0, lambda: fake.on_the_clock, said.append)
     return fake
 
 
