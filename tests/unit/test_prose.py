@@ -17,10 +17,11 @@ AVOIDED = re.compile(
 
 
 def offenders(texts):
+    lines = [(place, " ".join(text.split())) for place, text in texts]
     return [
-        f"{place}: ...{text[max(0, m.start() - 40) : m.end() + 20]}"
-        for place, text in texts
-        for m in AVOIDED.finditer(" ".join(text.split()))
+        f"{place}: ...{line[max(0, m.start() - 40) : m.end() + 20]}"
+        for place, line in lines
+        for m in AVOIDED.finditer(line)
     ]
 
 

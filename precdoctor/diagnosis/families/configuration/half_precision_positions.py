@@ -257,7 +257,7 @@ RULE = Rule(
         RuleOption("radians", 0.1, "radians", "Largest error of an angle at the longest recorded sequence.",
                    "Chosen empirically: it moves a sine by up to 0.1, 25 times the error of rounding it to BF16."),
         RuleOption("collision", 2.0, "positions per number", "Least number of neighbouring positions per number.",
-                   "Two: from there positions are not told apart.", 1.0),
+                   "Two: from there positions coincide.", 1.0),
         RuleOption("angle", 1.0, "radians", "Half an ulp of the largest angle whose sine or cosine is taken.",
                    "At one, neighbouring integers are one angle. Networks of sines in half precision bear a tenth."),
         RuleOption("wide_angle", 0.1, "radians", "The same for an angle in FP32.",

@@ -39,7 +39,7 @@ Integers: positions, indices or counts that are cast to BF16 (exact up to 256) o
 """,
     matters="""
 A tensor that is zero after the cast takes no part in anything, and its gradient is as small. Positions that collide
-make a model that cannot tell neighbours apart, from token 256 on.
+make a model that cannot distinguish neighbours, from token 256 on.
 """,
     example="""
     t = torch.arange(1000).to(torch.bfloat16)   # 1000 time steps, 507 different numbers

@@ -45,7 +45,7 @@ PAGE = RulePage(
     finds="""
 Gradients of module outputs in FP16 or BF16 with a large share rounded to zero. A tensor that is already in the narrow
 format shows only its zeros, and most zeros are structural: ReLU, dropout, padding, untouched rows. Flushed elements
-are told apart by the mark that underflow leaves. Estimator: the rule takes the exponents of the surviving elements in
+are recognised by the mark that underflow leaves. Estimator: the rule takes the exponents of the surviving elements in
 the ten binades above the format's flush limit (half the smallest subnormal: 2^-25 in FP16, 2^-134 in BF16). It matches
 them by likelihood with a family of distributions (Gaussians of unequal scales, Laplace, Student, log-normals), rounding
 to subnormal steps included. The median of the distributions that fit estimates how many elements lie below the limit;

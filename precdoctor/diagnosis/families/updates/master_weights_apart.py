@@ -174,7 +174,7 @@ RULE = Rule(
     options=(
         RuleOption("ulps", 1.0, "ulps", "Least number of ulps by which every element must differ.",
                    "Rounding to nearest moves an element by half an ulp at most, stochastic rounding by one."),
-        RuleOption("min_steps", 3.0, "recorded steps", "Number of newest steps on all of which they must differ.",
+        RuleOption("min_steps", 3.0, "recorded steps", "Number of newest steps; they must differ on each.",
                    "Chosen empirically: a weight may be set by hand once, and be overwritten at the next step.", 1.0),
     ),
     check=check,

@@ -36,7 +36,7 @@ All of it is one finding, which names one tensor and counts the others.
 An average moves by (1 - decay) of the distance to the weight. With a decay of 0.999 that is below half an ulp of BF16
 unless the weight is three times as large as its average: the teacher stays what it was initialised to, and evaluation
 on averaged weights is evaluation of the first step. Tensors whose elements differ in size still move in their smallest
-elements and are not found here: one tensor that stands still speaks for the others. Sums beside a count that has
+elements and are not found here: one tensor that stands still is reported for all. Sums beside a count that has
 stopped go on for a while, or in some elements, so mean and variance, the sums divided by the count, drift away from the
 data. A batch norm trains on the statistics of each batch and shows nothing; evaluation uses the running ones.
 """,
