@@ -275,4 +275,5 @@ RULE = Rule(
                    maximum=1.0),
     ),
     check=check,
+    preview="No script of the fault corpus runs FP8 matrix products, which need a GPU.",
 )  # fmt: skip
