@@ -193,26 +193,9 @@ def plain(x: Tensor) -> Tensor | None:
     Fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors and other subclasses give null, and so do
     tensors whose memory is given back: FSDP empties the storage of gathered parameters, and to read them is a crash.
     """
-    if type(x) in _EXACT:
-        return _dense(x)
-    with _without_its_code():
-        return _dense_of_subclass(x)
-
-
-def _dense_of_subclass(x: Tensor) -> Tensor | None:
-    if is_wrapped(x):
-        local: Any = static.attribute(x, "_local_tensor")
-        if type(x).__name__ != "DTensor" or not issubclass(type(local), Tensor):
-            return None
-        x = local
-    if isinstance(x, _LAZY):
-        return None
-    found = _dense(x)
-    # What is measured of it is asked of a plain tensor: a subclass may answer with code of its own.
-    return found if found is None or type(found) in _EXACT else found.detach().as_subclass(Tensor)
-
-
-def _dense(x: Tensor) -> Tensor | None:
+    if type(x) not in _EXACT:
+        with _without_its_code():
+            return _plain_of_subclass(x)
     if torch._C._functorch.maybe_current_level() is not None:
         return None
     if x.layout is not torch.strided:
@@ -224,6 +207,20 @@ def _dense(x: Tensor) -> Tensor | None:
     if x.dtype.is_complex:
         x = torch.view_as_real(x.detach().resolve_conj())
     return x if x.dtype.is_floating_point else None
+
+
+def _plain_of_subclass(x: Tensor) -> Tensor | None:
+    if is_wrapped(x):
+        local: Any = static.attribute(x, "_local_tensor")
+        if type(x).__name__ != "DTensor" or not issubclass(type(local), Tensor):
+            return None
+        x = local
+    if type(x) in _EXACT:
+        return plain(x)
+    if isinstance(x, _LAZY) or torch._C._functorch.maybe_current_level() is not None:
+        return None
+    # What is measured of it is asked of a plain tensor: a subclass may answer with code of its own.
+    return plain(x.detach().as_subclass(Tensor))
 
 
 def _added_up(x: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ def test_it_appears_follows_and_quits(terminal, growing):
     found = screen.read_until("ended", "as of step 1", "PD101")
     assert "ERROR" in found
     screen.type("q")
-    screen.read_until("next, type: precdoctor diagnose")
+    screen.read_until("next, type:", "precdoctor diagnose")
     assert screen.end() == 0
 
 
