@@ -139,6 +139,16 @@ class Window(Run):
         """As of the whole run, without what came before."""
         return self._read(query(name, columns, self._narrowed(name, filters)))
 
+    def every_row(
+        self, name: str, columns: Sequence[str], more: Sequence[str], steps: Sequence[int] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """As of the whole run, without what came before."""
+        yield from self.batches(name, [*columns, *more, "rank", "attempt"])
+
+    def listed_rows(self, table: str) -> int:
+        """None are known of a window: all of its rows are kept."""
+        return 0
+
     def _frame(self, table: str, columns: Sequence[str] | None, filters: Filters | None) -> Any:
         return super()._frame(table, columns, self._narrowed(table, filters))
 

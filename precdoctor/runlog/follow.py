@@ -32,7 +32,7 @@ class Follower:
         self._taken: dict[_Part, int] = {}
         self._sizes: dict[_Part, int] = {}
         self._done: set[_Part] = set()
-        self._kept = Kept(max_bytes=0)  # rows are read once
+        self._kept = Kept()
 
     def new(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of ``table`` since the last call, some thousands at a time, with ``columns`` in this order.

@@ -1,8 +1,6 @@
-"""What an open run keeps of its sealed parts, so that a part is not read, checked and decoded anew for every query.
+"""What an open run keeps of its sealed parts: a part's checksum, footer and pages are checked once, not for every query.
 
-Rules ask a log some thirty times, mostly for columns that were asked for before, and the log of a day has thousands of
-parts. A part's checksum is found right once, its footer and pages are checked once, and at the second query all of its
-columns are decoded, once, as long as there is room: memory stays flat in the size of the log.
+The survey of a diagnosis reads each part once; what is read later is the evidence of single steps.
 """
 
 from __future__ import annotations
@@ -14,12 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar
 
-import pyarrow as pa
-
 from precdoctor.runlog.sealing import Part
-
-#: Decoded columns of all parts of a run together; a row of a small GPT takes 384 bytes without block histograms.
-MAX_KEPT_BYTES: Final = 128 << 20
 
 #: A directory that changed less than this before it was listed (ns) may change again without getting a newer time: file
 #: systems keep times as coarsely as this.
@@ -55,14 +48,11 @@ Sound: TypeAlias = tuple[Group, ...]
 
 @dataclass
 class Kept:
-    """Of one run; the first parts stay, since every query goes through all of them in the same order."""
+    """Of one run."""
 
-    max_bytes: int = MAX_KEPT_BYTES
     _sound: dict[Stamp, Sound] = field(default_factory=dict)
-    _columns: dict[Stamp, dict[str, pa.Array]] = field(default_factory=dict)
     _listings: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)
     _manifests: dict[Path, tuple[Stamp, dict[str, Part]]] = field(default_factory=dict)
-    _bytes: int = 0
 
     def sound(self, stamp: Stamp) -> Sound | None:
         """The row groups of a part; None before it was found sound."""
@@ -103,17 +93,3 @@ class Kept:
         if stamp[1] < time.time_ns() - _SETTLED_NS:
             self._listings[directory] = (stamp, listed)
         return listed
-
-    def columns(self, stamp: Stamp) -> dict[str, pa.Array]:
-        """The columns kept of this part: checked, of the reader's types, with all of its rows."""
-        return self._columns.get(stamp, {})
-
-    @property
-    def has_room(self) -> bool:
-        """Whether more columns may be kept."""
-        return self._bytes < self.max_bytes
-
-    def keep(self, stamp: Stamp, columns: dict[str, pa.Array]) -> None:
-        """Keep the columns of this part."""
-        self._columns[stamp] = columns
-        self._bytes += sum(array.nbytes for array in columns.values())

@@ -66,7 +66,12 @@ def read_sealed(
 
 
 def sealed_rows(
-    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, kept: Kept
+    part: PartFile,
+    listed: Part | None,
+    query: Query,
+    rank: RankDirectory,
+    kept: Kept,
+    rest: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """The columns of a sealed part that ``query`` needs, with all rows of the row groups it may ask for.
 
@@ -75,7 +80,8 @@ def sealed_rows(
         listed: its line in parts.jsonl; a part without one is refused.
         query: columns and rows.
         rank: the directory.
-        kept: what earlier queries found in this part and the others of the run.
+        kept: what earlier queries found out about the parts of the run.
+        rest: columns to give of the other row groups as well, in the order of the schema; none: leave them out.
 
     Raises:
         CorruptRunError: the part is not what was written, or nothing precdoctor would write.
@@ -85,28 +91,19 @@ def sealed_rows(
         if listed is None:
             raise damaged(part.name, "parts.jsonl does not list it")
         stamp = stamp_of(part.path)
-        columns, known = kept.columns(stamp), kept.sound(stamp)
-        if known is not None and not _matching(known, query):
+        sound = kept.sound(stamp)
+        if sound is not None and not rest and not _matching(sound, query):
             return
-        if not columns:
-            content = read_regular(part.path, MAX_PART_BYTES)
-            sound = known
-            if sound is None or len(content) != stamp[-1]:
-                sound = _sound(part, listed, content, query.table)
-                kept.found_sound(stamp, sound)
-            if not (wanted := _matching(sound, query)):
-                return
-            fits = 0 < listed.rows <= BATCH_ROWS and sum(group.values for group in sound) <= BATCH_VALUES
-            if known is None or not kept.has_room or not fits:
-                for batch in _decode(part.name, content, sound, wanted, query.table, query.needed):
-                    yield _checked(part.name, batch, query.table, query.needed, rank)
-                return
-            names = TABLES[query.table].names
-            every = _decode(part.name, content, sound, range(len(sound)), query.table, names)
-            batch = _one([_checked(part.name, batch, query.table, names, rank) for batch in every])
-            columns = dict(zip(names, batch.columns, strict=True))
-            kept.keep(stamp, columns)
-        yield pa.RecordBatch.from_arrays([columns[name] for name in query.needed], schema=query.needed_schema)
+        content = read_regular(part.path, MAX_PART_BYTES)
+        if sound is None or len(content) != stamp[-1]:
+            sound = _sound(part, listed, content, query.table)
+            kept.found_sound(stamp, sound)
+        wanted = set(_matching(sound, query))
+        for asked, groups in itertools.groupby(range(len(sound)), lambda n: n in wanted):
+            names = query.needed if asked else rest
+            if names:
+                for batch in _decode(part.name, content, sound, list(groups), query.table, names):
+                    yield _checked(part.name, batch, query.table, names, rank)
 
 
 def _sound(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
@@ -198,7 +195,8 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = size = 0
     for batch in batches:
         more = batch.get_total_buffer_size()
-        if held and (rows + batch.num_rows > BATCH_ROWS or size + more > _JOINED_BYTES):
+        full = rows + batch.num_rows > BATCH_ROWS or size + more > _JOINED_BYTES
+        if held and (full or held[0].num_columns != batch.num_columns):
             yield _one(held)
             held, rows, size = [], 0, 0
         held.append(batch)

@@ -103,7 +103,7 @@ class Run:
         #: Called with what is being done, how much of it is done, and how much there is.
         self.progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
         self._kept = Kept()
-        self._sized = False
+        self._listed: dict[str, int] | None = None
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -163,6 +163,30 @@ class Run:
         """
         return self._read(query(name, columns, filters))
 
+    def every_row(
+        self, name: str, columns: Sequence[str], more: Sequence[str], steps: Sequence[int] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """All rows of a table, each part read once, some thousands at a time; always with step, rank and attempt.
+
+        Args:
+            name: of the table.
+            columns: of every row.
+            more: further columns of the row groups that may hold ``steps``; other batches come without them.
+            steps: None means all.
+
+        Raises:
+            UsageError, RunUnreadableError: as :meth:`tensors`; damage is met while reading.
+        """
+        wide = query(name, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
+        rest = () if steps is None else query(name, columns).needed
+        with _advice(self.path):
+            processes = self._processes().every
+            for number, rank in enumerate(processes, 1):
+                for batch in joined(_rank_rows(rank, wide, self._kept, rest)):
+                    if batch.num_rows:
+                        yield batch
+                self.progress("reading", number, len(processes))
+
     def attach_lines(self) -> list[dict[str, Any]]:
         """attach.jsonl: one object per process that was offered recording; empty when there is none.
 
@@ -180,13 +204,22 @@ class Run:
     def _processes(self) -> _Processes:
         with readable(str(self.path)):
             found = self._kept.listing(self.path, lambda: _Processes(rank_directories(self.path)))
-        if not self._sized:
-            self._hold(found)
-            self._sized = True
+        if self._listed is None:
+            self._listed = self._held(found)
         return found
 
-    def _hold(self, found: _Processes) -> None:
-        """Refuse a run above the caps before a row of it is read."""
+    def listed_rows(self, table: str) -> int:
+        """Rows of a table in the sealed parts of all processes, as parts.jsonl states them.
+
+        Raises:
+            RunUnreadableError: a directory is damaged or cannot be read.
+        """
+        with _advice(self.path):
+            self._processes()
+        return (self._listed or {}).get(table, 0)
+
+    def _held(self, found: _Processes) -> dict[str, int]:
+        """Rows by table; a run above the caps is refused before a row of it is read."""
         hold(len(found.every), MAX_DIRECTORIES, f"{self.path} holds {{}} rank directories")
         parts, rows = 0, dict.fromkeys(MAX_ROWS, 0)
         for number, rank in enumerate(found.every, 1):
@@ -199,6 +232,7 @@ class Run:
                 rows[name.partition("-")[0]] += part.rows
         for table, count in rows.items():
             hold(count, MAX_ROWS[table], f"{self.path} holds {{}} rows of {table}")
+        return rows
 
     def _frame(self, table: str, columns: Sequence[str] | None, filters: Filters | None) -> pd.DataFrame:
         import pandas as pd
@@ -251,7 +285,9 @@ def _advice(run: Path) -> Iterator[None]:
         raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {quoted_path(run)}") from error
 
 
-def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.RecordBatch]:
+def _rank_rows(
+    rank: RankDirectory, asked: Query, kept: Kept, rest: Sequence[str] = ()
+) -> Iterator[pa.RecordBatch]:
     name = rank.path.name
     with readable(name):
         found = survey(rank.path, kept)
@@ -271,7 +307,7 @@ def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept) -> Iterator[pa.Rec
                 with readable(name):
                     listed = read_manifest(rank.path)
         sealed = part.as_sealed()
-        for batch in sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, kept):
+        for batch in sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, kept, rest):
             yield with_attempt(batch, rank)
 
 

@@ -185,7 +185,7 @@ def _sealed(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: C
     if listed is None:
         return PartReport(name, "unlisted", problem=f"{file.name} is not listed in parts.jsonl: nothing vouches for it")
     try:
-        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank, Kept(0)), file.table, dropped)
+        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank, Kept()), file.table, dropped)
     except RunUnreadableError as error:
         return PartReport(name, "damaged", problem=str(error))
     if (listed.first_step, listed.last_step) != (first, last):

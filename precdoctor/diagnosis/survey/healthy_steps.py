@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pandas as pd
+import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.origin import Reference, Sighting
@@ -25,18 +26,10 @@ def is_well(view: RunView, process: Process, facts: StepFacts) -> bool:
 def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
     """Per process and step the number of weights that hold ``-inf`` and no other non-finite value."""
     masks: Counter[tuple[Process, int]] = Counter()
-    for frame in view.scan(["kind", *BAD_COUNTS], ("weight",), bad=True):
-        mine = frame.loc[is_mask(frame), ["rank", "attempt", "step"]]
-        masks.update(
-            (Process(int(rank), int(attempt)), int(step))
-            for rank, attempt, step in mine.itertuples(index=False, name=None)
-        )
+    bad = view.survey.bad
+    for r in bad.filter(pc.equal(bad["kind"], "weight")).to_pylist():
+        masks[Process(r["rank"], r["attempt"]), r["step"]] += r["masks"]
     return masks
-
-
-def is_mask(frame: pd.DataFrame) -> pd.Series[bool]:
-    """The rows of weights that hold ``-inf`` and no other non-finite value: masks stored as parameters."""
-    return (frame["kind"] == "weight") & (frame["nan"] == 0) & (frame["pos_inf"] == 0)
 
 
 def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[int]) -> Reference:

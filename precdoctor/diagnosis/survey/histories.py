@@ -83,7 +83,7 @@ def watched_steps(view: RunView) -> list[int]:
             facts.step
             for process, steps in view.timeline.items()
             for facts in steps
-            if facts.sampled and facts.complete and is_well(view, process, facts)
+            if facts.sampled and facts.complete and view.survey.covers([facts.step]) and is_well(view, process, facts)
         }
     )
     older, newest = well[:-_NEWEST], well[-_NEWEST:]

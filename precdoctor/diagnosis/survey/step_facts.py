@@ -12,7 +12,7 @@ import numpy as np
 from precdoctor.diagnosis.survey.rows import integer, number, text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepFacts:
     """What the ``steps`` table says about one step of one process, over all its optimizers."""
 

@@ -1,7 +1,8 @@
-"""What the rules see of a run: cached projections, and what the log does not know.
+"""What the rules see of a run: its steps, the survey of its tensors, and what the log does not know.
 
-Rules never load the whole ``tensors`` table. They scan projected columns batch by batch, keeping aggregates, and load
-all columns for single steps only; memory is flat in the length of the run but for the ``steps`` table itself.
+The ``tensors`` table is read once, into a survey (see :mod:`.survey`); rules scan the rows that it kept. Rows of other
+steps are evidence: they are read from the log when somebody asks for them by step. Memory is flat in the length of the
+run but for the ``steps`` table itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +22,9 @@ from precdoctor.diagnosis.claims.finding import Source
 from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
+from precdoctor.diagnosis.survey.survey import ROWS, Survey, chosen_steps, survey
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
+from precdoctor.runlog.filters import query
 from precdoctor.runlog.schema import TABLES
 
 if TYPE_CHECKING:
@@ -235,16 +239,40 @@ class RunView:
         if steps is not None:
             base.append(("step", "in", [int(s) for s in steps]))
         filters = [[*base, (count, ">", 0)] for count in BAD_COUNTS] if bad else [base]
+        if self.survey.covers(steps) and set(wanted) <= set(ROWS.names):
+            found = query("tensors", wanted, filters).select(self.survey.rows)
+            return iter([found] if found.num_rows else [])
         return self._run.batches("tensors", columns=wanted, filters=filters)
 
+    @cached_property
+    def survey(self) -> Survey:
+        """The one pass over the tensors."""
+        bad = sorted(
+            {
+                s.step
+                for steps in self.timeline.values()
+                for s in steps
+                if s.loss_is_bad or s.non_finite or not s.complete
+            }
+        )
+        return survey(self._run, chosen_steps(self.sampled_steps, bad, self._run.listed_rows("tensors")))
+
+    @cached_property
+    def kept_steps(self) -> tuple[int, ...]:
+        """The sampled steps whose rows are at hand: all of a short run, a choice of a long one."""
+        kept = self.survey.kept
+        return self.sampled_steps if kept is None else tuple(s for s in self.sampled_steps if s in kept)
+
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
-        # Straight from Arrow: a frame of thirty columns takes thrice as long as the rows of one step.
-        where = [[("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]]
+        where = [("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]
+        columns = [*ROW_COLUMNS, "attempt"]
         found: list[pa.RecordBatch] = []
-        for batch in self._run.dataset("tensors", columns=[*ROW_COLUMNS, "attempt"], filters=where):
-            found.append(batch)
-            count = sum(b.num_rows for b in found)
-            hold(count, MAX_STEP_ROWS, f"{self._run.path} holds {{}} or more tensors of step {step}")
+        if self.survey.covers([step]):
+            found.append(query("tensors", columns, where).select(self.survey.rows))
+        else:
+            found += self._run.batches("tensors", columns=columns, filters=where)
+        count = sum(b.num_rows for b in found)
+        hold(count, MAX_STEP_ROWS, f"{self._run.path} holds {{}} tensors of step {step}")
         several = len(self.models) > 1
         rows = [TensorRow.of(r, qualified=several) for batch in found for r in batch.to_pylist()]
         return tuple(sorted(rows, key=_execution))
@@ -264,26 +292,21 @@ class RunView:
         return next((rows for p in self.processes if (rows := self.rows(p, step))), ())
 
     @cached_property
-    def _inventory(self) -> Mapping[str, tuple[set[tuple[str, ...]], set[int]]]:
-        """Per kind the names of its tensors and the steps they occur on; one pass for all rules."""
-        found: dict[str, tuple[set[tuple[str, ...]], set[int]]] = {}
-        names = ["kind", "root", "module", "name"]
-        for batch in self._run.batches("tensors", columns=[*names, "step"]):
-            table = pa.Table.from_batches([batch])
-            for kind, *rest in zip(*table.group_by(names).aggregate([]).to_pydict().values(), strict=True):
-                found.setdefault(kind, (set(), set()))[0].add(tuple(rest))
-            for kind, step in zip(*table.group_by(["kind", "step"]).aggregate([]).to_pydict().values(), strict=True):
-                found[kind][1].add(step)
-        return found
+    def _places(self) -> Mapping[str, frozenset[tuple[str, ...]]]:
+        columns = self.survey.totals.select(["kind", "root", "module", "name"]).to_pydict()
+        found: dict[str, set[tuple[str, ...]]] = {}
+        for kind, *place in zip(*columns.values(), strict=True):
+            found.setdefault(kind, set()).add(tuple(place))
+        return {kind: frozenset(places) for kind, places in found.items()}
 
     def places(self, kind: str) -> frozenset[tuple[str, ...]]:
         """Root, module and name of every tensor of this kind."""
-        return frozenset(self._inventory[kind][0]) if kind in self._inventory else frozenset()
+        return self._places.get(kind, frozenset())
 
     def tensor_count(self, kinds: Sequence[str]) -> tuple[int, int]:
         """How many distinct tensors of these kinds there are, and on how many steps: what a rule looked at."""
-        mine = [self._inventory[k] for k in kinds if k in self._inventory]
-        return sum(len(names) for names, _ in mine), len(set().union(*(steps for _, steps in mine)))
+        steps = [self.survey.steps_of[k] for k in kinds if k in self.survey.steps_of]
+        return sum(len(self.places(k)) for k in kinds), len(np.unique(np.concatenate(steps))) if steps else 0
 
     # -- what the log does not know -------------------------------------------------------------------------------
 

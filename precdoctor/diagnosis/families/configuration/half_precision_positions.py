@@ -155,7 +155,7 @@ def _are_multiples(row: TensorRow, grid: float) -> bool:
 def _longest(view: RunView) -> int:
     """The longest second dimension of an activation with three: batch, sequence, width; 0 when none was recorded."""
     longest = 0
-    for frame in view.scan(("kind", "shape"), ("output",), steps=view.sampled_steps[:1]):
+    for frame in view.scan(("kind", "shape"), ("output",), steps=view.kept_steps[:1]):
         longest = max([longest, *(int(s[1]) for s in frame["shape"] if s is not None and len(s) == 3)])
     return longest
 

@@ -109,7 +109,7 @@ def _trained_layers(view: RunView) -> list[tuple[str, str, str]]:
     """Modules with a gradient: root, FQN, class."""
     found: set[tuple[str, str, str]] = set()
     columns = ("root", "module", "module_class", "shape")
-    for frame in view.scan(columns, ("grad_output",), steps=view.sampled_steps[:_STEPS]):
+    for frame in view.scan(columns, ("grad_output",), steps=view.kept_steps[:_STEPS]):
         for root, module, kind, shape in zip(*(frame[c] for c in columns), strict=True):
             extents = () if shape is None else tuple(shape)
             plain = kind in _MEANS and all(n == 1 for n in extents[-int(str(kind)[-2]) :])

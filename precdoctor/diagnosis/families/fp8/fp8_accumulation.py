@@ -175,7 +175,7 @@ def _products(view: RunView, noted: Sequence[Mapping[str, Any]]) -> list[_Produc
 def _sides(view: RunView) -> dict[tuple[str, str, str], _Side]:
     means: dict[tuple[str, str, str], list[float]] = {}
     last: dict[tuple[str, str, str], _Side] = {}
-    for r in view.scan_records(_COLUMNS, (KIND,), steps=view.sampled_steps[-_STEPS:]):
+    for r in view.scan_records(_COLUMNS, (KIND,), steps=view.kept_steps[-_STEPS:]):
         if r["phase"] == "recompute":
             continue
         total, squares, fmt = number(r["sum"]), number(r["sum_sq"]), known_format(text(r["format"]))

@@ -315,7 +315,7 @@ def operands(view: RunView) -> Mapping[Key, Operand]:
 
 
 def _steps(view: RunView) -> list[int]:
-    steps = list(view.sampled_steps)
+    steps = list(view.kept_steps)
     older, newest = steps[:-_NEWEST], steps[-_NEWEST:]
     return [*older[:: max(1, math.ceil(len(older) / _SPREAD))], *newest]
 

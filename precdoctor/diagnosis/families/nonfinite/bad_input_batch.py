@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pyarrow.compute as pc
+
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -17,11 +19,10 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     checked_words,
     confidence_options,
 )
-from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.bad_data import BadTensor, delivered_tensor, drop_samples
 from precdoctor.diagnosis.survey.op_facts import replay_at
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, number, range_evidence
-from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, key_of, number, range_evidence
+from precdoctor.diagnosis.survey.view import Process, RunView, process_step
 
 PAGE = RulePage(
     finds="""
@@ -117,15 +118,13 @@ def _harmless(view: RunView, options: Options) -> list[Finding]:
     """Findings for non-finite batches of healthy steps, if such batches are the exception."""
     bad: dict[Key, set[int]] = {}
     example: dict[Key, tuple[Process, int]] = {}
-    columns = ["root", "module", "kind", "name", "call", *BAD_COUNTS]
-    for frame in view.scan(columns, ("batch",), bad=True):
-        for r in records(frame[(frame["nan"] > 0) | (frame["pos_inf"] > 0)]):
-            process = Process(int(r["rank"]), int(r["attempt"]))
-            if int(r["step"]) in incident_steps(view).get(process, {}):
-                continue
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            bad.setdefault(key, set()).add(int(r["step"]))
-            example.setdefault(key, (process, int(r["step"])))
+    batches = view.survey.batches
+    holds_any = pc.or_(pc.greater(batches["nan"], 0), pc.greater(batches["pos_inf"], 0))
+    for r in batches.filter(holds_any).to_pylist():
+        process, step = process_step(r)
+        if step not in incident_steps(view).get(process, {}):
+            bad.setdefault(key_of(r), set()).add(step)
+            example.setdefault(key_of(r), (process, step))
     _, all_steps = view.tensor_count(("batch",))
     findings = []
     for key, steps in bad.items():
@@ -176,21 +175,19 @@ def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
     """
     ranges: dict[tuple[Process, tuple[str, ...]], _Range] = {}
     needed, factor = options["history_steps"], 2.0 ** options["extreme_binades"]
-    columns = ["root", "module", "kind", "name", "call", "amax", "numel", "order"]
-    for frame in view.scan(columns, ("batch",)):
-        for r in records(frame.sort_values(["step", "call"], kind="stable")):
-            amax = number(r["amax"])
-            if not amax or int(r["numel"]) < options["min_elements"]:
-                continue
-            process = Process(int(r["rank"]), int(r["attempt"]))
-            key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-            past = ranges.setdefault((process, key[:4]), _Range())
-            if past.steps >= needed and amax > factor * past.largest:
-                yield _Extreme(process, int(r["step"]), key, amax, past.largest, past.steps)
-            else:  # an extreme batch must not raise the limit for the next one
-                past.largest = max(past.largest, amax)
-            past.steps += int(r["step"]) != past.last_step
-            past.last_step = int(r["step"])
+    peaks, columns = view.survey.batches.to_pylist(), view.survey.batches.column_names
+    seen = {(process_step(r), key_of(r)): r for r in (*peaks, *view.scan_records(columns, ("batch",)))}
+    for ((process, step), key), r in sorted(seen.items(), key=lambda item: (item[0][0], item[0][1][-1])):
+        amax = number(r["amax"])
+        if not amax or int(r["numel"]) < options["min_elements"]:
+            continue
+        past = ranges.setdefault((process, key[:4]), _Range())
+        if past.steps >= needed and amax > factor * past.largest:
+            yield _Extreme(process, step, key, amax, past.largest, past.steps)
+        else:  # an extreme batch must not raise the limit for the next one
+            past.largest = max(past.largest, amax)
+        past.steps += step != past.last_step
+        past.last_step = step
 
 
 def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) -> Finding:

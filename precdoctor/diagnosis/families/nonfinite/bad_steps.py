@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
-from precdoctor.diagnosis.survey.healthy_steps import is_mask, is_well, reference_of
+from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
 from precdoctor.diagnosis.survey.op_facts import poisoned_steps, traced_steps
 from precdoctor.diagnosis.survey.origin import suspicious
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Most steps of an inference run to check for a non-finite output; the first ones explain the others.
 _MAX_ANSWERS = 64
@@ -47,11 +47,11 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     """The kinds of non-finite tensors by step; a weight that holds only ``-inf`` is a mask stored as a parameter."""
     kinds: dict[Process, dict[int, frozenset[str]]] = {}
-    for frame in view.scan(["kind", *BAD_COUNTS], TRIGGER_KINDS, bad=True):
-        chosen = frame.loc[~is_mask(frame), ["rank", "attempt", "step", "kind"]].drop_duplicates()
-        for rank, attempt, step, kind in chosen.itertuples(index=False, name=None):
-            mine = kinds.setdefault(Process(int(rank), int(attempt)), {})
-            mine[int(step)] = mine.get(int(step), frozenset()) | {str(kind)}
+    for r in view.survey.bad.to_pylist():
+        masks = r["masks"] if r["kind"] == "weight" else 0
+        if r["kind"] in TRIGGER_KINDS and r["tensors"] > masks:
+            mine = kinds.setdefault(Process(r["rank"], r["attempt"]), {})
+            mine[r["step"]] = mine.get(r["step"], frozenset()) | {r["kind"]}
     return kinds
 
 
@@ -98,10 +98,11 @@ def _nonfinite_answers(view: RunView, process: Process, steps: Sequence[int]) ->
     """Steps of an inference run on which a model's last output, most likely its answer, is non-finite and no mask."""
     if not steps:
         return []
-    made: set[int] = set()
-    for frame in view.scan(["kind", *BAD_COUNTS], ("output",), bad=True):
-        mine = frame[(frame["rank"] == process.rank) & (frame["attempt"] == process.attempt)]
-        made.update(map(int, mine["step"].unique()))
+    made = {
+        r["step"]
+        for r in view.survey.bad.to_pylist()
+        if (r["rank"], r["attempt"], r["kind"]) == (process.rank, process.attempt, "output")
+    }
     found = []
     for step in sorted(made.intersection(steps))[:_MAX_ANSWERS]:
         last = {r.root: r for r in view.rows(process, step) if r.kind == "output"}

@@ -149,7 +149,7 @@ def _products_of(
 
 def _batch_rows(view: RunView, process: Process) -> dict[tuple[str, str], tuple[int, ...]]:
     """Shapes of the gradients with respect to each module's output, on the first step that has them."""
-    for step in view.sampled_steps[:8]:
+    for step in view.kept_steps[:8]:
         found = {(r.root, r.module): r.shape for r in view.rows(process, step) if r.kind == "grad_output" and r.shape}
         if found:
             return {place: shape for place, shape in found.items() if all(n > 0 for n in shape)}

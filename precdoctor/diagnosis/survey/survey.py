@@ -1,0 +1,230 @@
+"""The one pass over the tensors of a log: exact aggregates of all rows, and the rows of chosen steps.
+
+A short log is kept whole. Of a long one the rows of at most :data:`MOST_STEPS` steps are: the first and the newest ones,
+the first bad ones with those before them, and others spread evenly. Everything that must not miss a row is aggregated
+while it is read: totals per tensor, which kinds were non-finite on which step, and the batches that stand out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.diagnosis.survey.totals import READ, grouped, merged, totals
+from precdoctor.runlog.filters import ATTEMPT
+from precdoctor.runlog.schema import TENSORS
+
+if TYPE_CHECKING:
+    from precdoctor.runlog.reader import Run
+
+Ints = npt.NDArray[np.int64]
+
+#: Rows that are kept of a log; with histograms each takes about 400 bytes.
+MOST_ROWS = 1 << 18
+#: Steps that are kept of a log with more rows than that: at most, and at least.
+MOST_STEPS, FEWEST_STEPS = 512, 32
+#: Bad steps that are kept, and healthy ones before each of the first of them.
+_BAD, _BEFORE, _LED_UP_TO = 48, 8, 4
+#: The first steps show how a run began.
+_FIRST = 8
+#: The columns of a kept row: all but the histograms of blocks, which take most of the room and few questions need.
+COLUMNS = tuple(name for name in TENSORS.names if not name.startswith("block"))
+ROWS = pa.schema([*(TENSORS.field(name) for name in COLUMNS), ATTEMPT])
+_BATCH_COLUMNS = (
+    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel", "order", "amax"),
+    *("nan", "pos_inf", "neg_inf"),
+)
+#: Non-finite tensors of one kind at one step of one process; ``masks``: those that hold nothing but ``-inf``.
+BAD = pa.schema(
+    [
+        *(pa.field(name, pa.int64()) for name in ("rank", "attempt", "step")),
+        pa.field("kind", pa.string()),
+        *(pa.field(name, pa.int64()) for name in ("tensors", "masks")),
+    ]
+)
+BATCHES = pa.schema([ROWS.field(name) for name in _BATCH_COLUMNS])
+#: Partial tables are merged when there are this many rows of them.
+_PENDING = 1 << 17
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one pass over the ``tensors`` table leaves.
+
+    Attributes:
+        totals: one row per tensor over all ranks and steps, see :mod:`.totals`.
+        steps_of: the steps on which tensors of each kind have rows, ascending.
+        bad: per process, step and kind how many tensors were non-finite; schema :data:`BAD`.
+        batches: rows of kind ``batch`` that are non-finite, or reach a binade that their tensor had not reached before.
+        rows: all rows of the kept steps in the log's order, schema :data:`ROWS`.
+        kept: the kept steps; None: all.
+    """
+
+    totals: pa.Table
+    steps_of: Mapping[str, Ints]
+    bad: pa.Table
+    batches: pa.Table
+    rows: pa.RecordBatch
+    kept: frozenset[int] | None
+
+    def covers(self, steps: Iterable[int] | None) -> bool:
+        """Whether all rows of these steps are kept; None means any steps."""
+        return steps is None or self.kept is None or self.kept.issuperset(steps)
+
+
+def merged_surveys(surveys: Sequence[Survey]) -> Survey:
+    """The survey of all rows that ``surveys`` are of, which kept the same steps; associative."""
+    kinds = {kind for s in surveys for kind in s.steps_of}
+    return Survey(
+        totals=merged([s.totals for s in surveys]),
+        steps_of={k: np.unique(np.concatenate([s.steps_of[k] for s in surveys if k in s.steps_of])) for k in kinds},
+        bad=_added([s.bad for s in surveys]),
+        batches=_peaks(pa.concat_tables(s.batches for s in surveys)),
+        rows=_one([s.rows for s in surveys], ROWS),
+        kept=surveys[0].kept,
+    )
+
+
+def survey(run: Run, steps: Sequence[int] | None) -> Survey:
+    """Read every row once.
+
+    Args:
+        run: an open run.
+        steps: whose rows are kept; None means all.
+
+    Raises:
+        RunUnreadableError: a part is damaged or cannot be read.
+    """
+    collector = _Collector(steps)
+    more = [name for name in COLUMNS if name not in READ]
+    for batch in run.every_row("tensors", READ, more, steps):
+        collector.take(batch)
+    return collector.result()
+
+
+def chosen_steps(sampled: Sequence[int], bad: Sequence[int], rows: int) -> list[int] | None:
+    """The steps whose rows are kept; None where all are.
+
+    Args:
+        sampled: steps with full statistics, ascending.
+        bad: steps with non-finite values, or cut off, ascending.
+        rows: in the log.
+    """
+    if rows <= MOST_ROWS or not sampled:
+        return None
+    limit = max(FEWEST_STEPS, min(MOST_STEPS, MOST_ROWS * len(sampled) // rows))
+    newest = limit // 3
+    older = sampled[:-newest]
+    led = [s for b in bad[:_LED_UP_TO] for s in sampled[max(0, int(np.searchsorted(sampled, b)) - _BEFORE) :][:_BEFORE]]
+    spread = older[:: max(1, math.ceil(len(older) / (limit - newest)))]
+    return sorted({*sampled[:_FIRST], *spread, *sampled[-newest:], *bad[:_BAD], *bad[-_FIRST:], *led})
+
+
+class _Collector:
+    """The running state of :func:`survey`."""
+
+    def __init__(self, steps: Sequence[int] | None) -> None:
+        self._steps = None if steps is None else np.asarray(steps, np.int64)
+        self._totals: list[pa.Table] = []
+        self._bad: list[pa.Table] = []
+        self._kinds: dict[str, list[Ints]] = {}
+        self._rows: list[pa.RecordBatch] = []
+        self._batches: list[pa.Table] = []
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """Add the rows of one batch."""
+        self._totals.append(totals(batch))
+        if sum(t.num_rows for t in self._totals) > _PENDING and len(self._totals) > 1:
+            self._totals = [merged(self._totals)]
+        for kind, found in _steps_of(batch).items():
+            self._kinds.setdefault(kind, []).append(found)
+        self._bad.append(_bad(batch))
+        self._batches.append(_peaks(_delivered(batch)))
+        kept = batch
+        if self._steps is not None:
+            if "exp_hist" not in batch.schema.names:
+                return
+            step = batch.column("step").to_numpy()
+            at = np.minimum(np.searchsorted(self._steps, step), self._steps.size - 1)
+            kept = batch.filter(pa.array(self._steps[at] == step))
+        if kept.num_rows:
+            self._rows.append(kept.select(ROWS.names))
+
+    def result(self) -> Survey:
+        """Everything that was seen."""
+        return Survey(
+            totals=merged([merged(self._totals)]),
+            steps_of={kind: np.unique(np.concatenate(found)) for kind, found in self._kinds.items()},
+            bad=_added(self._bad),
+            batches=_peaks(pa.concat_tables([BATCHES.empty_table(), *self._batches]).unify_dictionaries()),
+            rows=_one(self._rows, ROWS),
+            kept=None if self._steps is None else frozenset(self._steps.tolist()),
+        )
+
+
+def _one(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    table = pa.Table.from_batches(batches, schema).unify_dictionaries().combine_chunks()
+    found = table.to_batches()
+    return found[0] if found else pa.RecordBatch.from_pylist([], schema)
+
+
+def _steps_of(batch: pa.RecordBatch) -> dict[str, Ints]:
+    """The distinct steps of each kind."""
+    step, kind = batch.column("step").to_numpy(), batch.column("kind")
+    codes = kind.indices.to_numpy()
+    return {str(kind.dictionary[int(c)].as_py()): np.unique(step[codes == c]) for c in np.unique(codes)}
+
+
+def _bad(batch: pa.RecordBatch) -> pa.Table:
+    """The table :data:`BAD` of the rows of one batch."""
+    nan, pos, neg = (batch.column(c).to_numpy() for c in ("nan", "pos_inf", "neg_inf"))
+    chosen = batch.filter(pa.array((nan > 0) | (pos > 0) | (neg > 0)))
+    if not chosen.num_rows:
+        return BAD.empty_table()
+    masks = pc.and_(pc.equal(chosen.column("nan"), 0), pc.equal(chosen.column("pos_inf"), 0)).cast(pa.int64())
+    names = ("rank", "attempt", "step", "kind")
+    columns = {n: chosen.column(n).cast(BAD.field(n).type) for n in names}
+    ones = pa.array(np.ones(chosen.num_rows, np.int64))
+    return _added([pa.table({**columns, "tensors": ones, "masks": masks}, schema=BAD)])
+
+
+def _added(tables: Sequence[pa.Table]) -> pa.Table:
+    whole = pa.concat_tables([BAD.empty_table(), *tables])
+    if not whole.num_rows:
+        return whole
+    keys = ["rank", "attempt", "step", "kind"]
+    sums = whole.group_by(keys, use_threads=False).aggregate([("tensors", "sum"), ("masks", "sum")])
+    return sums.rename_columns([*keys, "tensors", "masks"]).select(BAD.names).sort_by([(k, "ascending") for k in keys])
+
+
+def _delivered(batch: pa.RecordBatch) -> pa.Table:
+    """The rows of kind ``batch``."""
+    kind = batch.column("kind")
+    mine = pc.take(pc.equal(kind.dictionary, "batch"), kind.indices)
+    return pa.Table.from_batches([batch.select(_BATCH_COLUMNS).filter(mine)], BATCHES)
+
+
+def _peaks(delivered: pa.Table) -> pa.Table:
+    """The rows that are non-finite, or reach a binade that their tensor had not reached before in its process."""
+    if not delivered.num_rows:
+        return delivered
+    ordered = delivered.unify_dictionaries().sort_by([(n, "ascending") for n in ("rank", "attempt", "step", "call")])
+    (batch,) = ordered.combine_chunks().to_batches()
+    ids = np.unique(grouped(batch, ("rank", "attempt", "root", "module", "name")), return_inverse=True)[1]
+    amax = np.nan_to_num(batch.column("amax").to_numpy(zero_copy_only=False))
+    exponent = np.where(amax > 0.0, np.frexp(amax)[1], np.iinfo(np.int32).min)
+    counts = [batch.column(c).to_numpy() for c in ("nan", "pos_inf", "neg_inf")]
+    kept = np.logical_or.reduce([c > 0 for c in counts])
+    order = np.argsort(ids, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(ids[order])) + 1):
+        before = np.maximum.accumulate(np.append(np.iinfo(np.int32).min, exponent[rows]))[:-1]
+        kept[rows] |= exponent[rows] > before
+        kept[rows[0]] = True
+    return pa.Table.from_batches([batch.filter(pa.array(kept))])
