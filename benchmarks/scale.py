@@ -25,7 +25,7 @@ BASE = Path(__file__).parents[1] / "sample_runs" / "gpt-bf16-healthy" / "run"
 _CHUNK = 1 << 16
 
 
-def make(path: Path, rows: int, ranks: int = 1, base: Path = BASE) -> int:
+def make(path: Path, rows: int, ranks: int = 1, base: Path = BASE, copies: int = 1) -> int:
     """Write a run directory with about ``rows`` rows of tensors, all ranks together.
 
     Args:
@@ -33,6 +33,7 @@ def make(path: Path, rows: int, ranks: int = 1, base: Path = BASE) -> int:
         rows: of the ``tensors`` table.
         ranks: processes, each with the same number of rows.
         base: the run to repeat; its first process is taken.
+        copies: of every module, under a name of its own each: a model of that many times the size.
 
     Returns:
         The rows that were written.
@@ -43,7 +44,7 @@ def make(path: Path, rows: int, ranks: int = 1, base: Path = BASE) -> int:
     create_run(path, info)
     first = run.ranks[0]
     tables = [_table(run, name) for name in ("tensors", "steps")]
-    per_step = _first_rows(tables)
+    per_step = [(_copied(rows, copies), facts) for rows, facts in _first_rows(tables)]
     steps = max(1, rows // ranks // int(np.mean([t.num_rows for t, _ in per_step])))
     written = 0
     for rank in range(ranks):
@@ -67,13 +68,20 @@ def _table(run: Run, name: str) -> pa.Table:
     return pa.table(decoded).filter(mine)
 
 
+def _copied(rows: pa.Table, copies: int) -> pa.Table:
+    at = rows.column_names.index("module")
+    module = rows["module"]
+    named = [pc.binary_join_element_wise(f"copies.{k}", module, ".") for k in range(1, copies)]
+    return pa.concat_tables([rows, *(rows.set_column(at, "module", name) for name in named)]).combine_chunks()
+
+
 def _first_rows(tables: list[pa.Table]) -> list[tuple[pa.Table, pa.Table]]:
     """Per sampled step its rows of the two tables."""
     tensors, steps = tables
-    found = []
-    for step in pc.unique(tensors["step"]).to_pylist():
-        found.append((tensors.filter(pc.equal(tensors["step"], step)), steps.filter(pc.equal(steps["step"], step))))
-    return found
+    return [
+        (tensors.filter(pc.equal(tensors["step"], step)), steps.filter(pc.equal(steps["step"], step)))
+        for step in pc.unique(tensors["step"]).to_pylist()
+    ]
 
 
 def _write(writer: RankWriter, per_step: list[tuple[pa.Table, pa.Table]], steps: int, rank: int) -> int:
@@ -101,8 +109,13 @@ def main() -> None:
     parser.add_argument("--rows", type=float, default=1e6)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--base", type=Path, default=BASE)
+    parser.add_argument("--copies", type=int, default=1)
     arguments = parser.parse_args()
-    print(json.dumps({"rows": make(arguments.path, int(arguments.rows), arguments.ranks, arguments.base)}))
+    print(
+        json.dumps(
+            {"rows": make(arguments.path, int(arguments.rows), arguments.ranks, arguments.base, arguments.copies)}
+        )
+    )
 
 
 if __name__ == "__main__":

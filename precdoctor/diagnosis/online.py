@@ -142,11 +142,13 @@ class Window(Run):
     def every_row(
         self, name: str, columns: Sequence[str], more: Sequence[str], steps: Sequence[int] | None
     ) -> Iterator[pa.RecordBatch]:
-        """As of the whole run, without what came before."""
-        yield from self.batches(name, [*columns, *more, "rank", "attempt"])
+        """As of the whole run, without what came before; a window is kept whole."""
+        assert steps is None
+        yield from self.batches(name, [*columns, *more])
 
     def listed_rows(self, table: str) -> int:
         """None are known of a window: all of its rows are kept."""
+        del table
         return 0
 
     def _frame(self, table: str, columns: Sequence[str] | None, filters: Filters | None) -> Any:

@@ -1,4 +1,4 @@
-"""What an open run keeps of its sealed parts: a part's checksum, footer and pages are checked once, not for every query.
+"""What an open run keeps of its sealed parts: checksum, footer and pages of a part are checked once.
 
 The survey of a diagnosis reads each part once; what is read later is the evidence of single steps.
 """

@@ -285,9 +285,7 @@ def _advice(run: Path) -> Iterator[None]:
         raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {quoted_path(run)}") from error
 
 
-def _rank_rows(
-    rank: RankDirectory, asked: Query, kept: Kept, rest: Sequence[str] = ()
-) -> Iterator[pa.RecordBatch]:
+def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept, rest: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
     name = rank.path.name
     with readable(name):
         found = survey(rank.path, kept)

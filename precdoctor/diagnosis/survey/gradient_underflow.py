@@ -145,7 +145,10 @@ def examined_steps(view: RunView, limit: int) -> list[int]:
             facts.step
             for process, steps in view.timeline.items()
             for facts in steps
-            if facts.sampled and not facts.skipped and view.survey.covers([facts.step]) and is_well(view, process, facts)
+            if facts.sampled
+            and not facts.skipped
+            and view.survey.covers([facts.step])
+            and is_well(view, process, facts)
         }
     )
     return healthy[:: max(1, math.ceil(len(healthy) / limit))]

@@ -1,8 +1,8 @@
 """The one pass over the tensors of a log: exact aggregates of all rows, and the rows of chosen steps.
 
-A short log is kept whole. Of a long one the rows of at most :data:`MOST_STEPS` steps are: the first and the newest ones,
-the first bad ones with those before them, and others spread evenly. Everything that must not miss a row is aggregated
-while it is read: totals per tensor, which kinds were non-finite on which step, and the batches that stand out.
+A short log is kept whole. Of a long one the rows of some :data:`MOST_STEPS` steps are: the first and newest ones, the
+first bad ones with those before them, and others spread evenly. Everything that must not miss a row is aggregated while
+it is read: totals per tensor, which kinds were non-finite on which step, and the batches that stand out.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 Ints = npt.NDArray[np.int64]
 
@@ -52,7 +51,7 @@ def totals(batch: pa.RecordBatch) -> pa.Table:
     table = {k: batch.column(k).take(pa.array(firsts)).cast(pa.string()) for k in _TEXTS}
     table["call"] = batch.column("call").take(pa.array(firsts)).cast(pa.int64())
     ids = np.unique(codes, return_inverse=True)[1]
-    bad = sum(_integers(batch, c) for c in ("nan", "pos_inf", "neg_inf")) > 0
+    bad = np.logical_or.reduce([_integers(batch, c) > 0 for c in ("nan", "pos_inf", "neg_inf")])
     step = _integers(batch, "step")
     values = {name: _integers(batch, name) for name in SUMS if name in batch.schema.names}
     values["rows"] = np.ones(batch.num_rows, np.int64)
@@ -75,7 +74,7 @@ def merged(tables: Sequence[pa.Table]) -> pa.Table:
     (batch,) = encoded.combine_chunks().to_batches() or [None]
     if batch is None:
         return table
-    unique, firsts, ids = np.unique(grouped(batch, KEYS), return_index=True, return_inverse=True)
+    firsts, ids = np.unique(grouped(batch, KEYS), return_index=True, return_inverse=True)[1:]
     keys = table.select(KEYS).take(pa.array(firsts))
     values = {name: _integers(batch, name) for name in SUMS}
     amax = batch.column("amax").to_numpy(zero_copy_only=False)

@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 
 from precdoctor.diagnosis.claims.finding import Source
 from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
+from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
 from precdoctor.diagnosis.survey.survey import ROWS, Survey, chosen_steps, survey
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
-from precdoctor.runlog.filters import query
+from precdoctor.runlog.filters import ATTEMPT, query
 from precdoctor.runlog.schema import TABLES
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ _STEP_COLUMNS = (
     *("loss_scale", "clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype"),
     *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "wait_ns", "device_ns", "step_ns"),
 )
+#: What identifies a tensor across steps and ranks.
+IDENTITY = ("root", "module", "kind", "name", "call")
 #: Steps whose rows are kept at least, and rows that may be kept of more of them: rules ask for the same ones.
 _KEPT_STEPS, _KEPT_ROWS = 8, 1 << 15
 _T = TypeVar("_T")
@@ -129,7 +132,8 @@ class RunView:
     def steps(self) -> pd.DataFrame:
         """The ``steps`` table, ordered by process and step; ``loss_is_bad`` tells a NaN loss from a missing one."""
         table = pa.Table.from_batches(
-            self._run.batches("steps", columns=[*_STEP_COLUMNS, "attempt"]), schema=_projected("steps", _STEP_COLUMNS)
+            self._run.batches("steps", columns=[*_STEP_COLUMNS, "attempt"]),
+            schema=_schema("steps", [*_STEP_COLUMNS, "attempt"]),
         ).unify_dictionaries()
         loss = table.column("loss")
         bad = pc.and_kleene(pc.is_valid(loss), pc.invert(pc.is_finite(loss)))
@@ -194,6 +198,30 @@ class RunView:
         return None
 
     # -- tensors --------------------------------------------------------------------------------------------------
+
+    def measured(
+        self,
+        measures: Sequence[str],
+        kinds: Sequence[str],
+        *,
+        columns: Sequence[str] = (),
+        steps: Sequence[int] | None = None,
+        where: Sequence[tuple[str, str, Any]] = (),
+    ) -> pd.DataFrame:
+        """The rows of these kinds in the log's order: identity, ``columns``, and one column per measure.
+
+        Args:
+            measures: names of :data:`.measures.MEASURES`.
+            kinds, steps, where: as for :meth:`scan`.
+            columns: further columns of the ``tensors`` table.
+        """
+        needed = [c for m in measures for c in MEASURES[m].columns]
+        wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
+        found = list(self._batches(wanted, kinds, False, steps, where))
+        table = pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries()
+        frame: pd.DataFrame = table.to_pandas()
+        measured: pd.DataFrame = frame.assign(**{m: MEASURES[m].of(frame) for m in measures})
+        return measured
 
     def scan(
         self,
@@ -369,8 +397,8 @@ class RunView:
         return bool(isinstance(options, Mapping) and (options.get("include") or options.get("exclude")))
 
 
-def _projected(table: str, columns: Sequence[str]) -> pa.Schema:
-    return pa.schema([*(TABLES[table].field(c) for c in columns), pa.field("attempt", pa.int32(), nullable=False)])
+def _schema(table: str, columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([ATTEMPT if c == ATTEMPT.name else TABLES[table].field(c) for c in columns])
 
 
 def _decoded(data: Any) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """What the view reads, and how little of it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,42 @@ from tests.support.training import FACTS, Training
 P0 = Process(0, 0)
 
 
-class Watched:
-    """A run that notes what is asked of it."""
+class Counted(Run):
+    """A run that counts passes over its tensors, and the steps that are asked for besides."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self.frames: list[tuple[list[str], Any]] = []
+        super().__init__(run.path, run.info)
+        self.passes = 0
+        self.asked: list[Any] = []
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
+    def every_row(self, *arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
+        self.passes += 1
+        return super().every_row(*arguments, **options)
 
-    def tensors(self, columns: list[str], filters: Any) -> pd.DataFrame:
-        self.frames.append((columns, filters))
-        return self._run.tensors(columns=columns, filters=filters)
-
-    def dataset(self, name: str, columns: list[str], filters: Any) -> pa.RecordBatchReader:
-        self.frames.append((columns, filters))
-        return self._run.dataset(name, columns=columns, filters=filters)
+    def batches(self, name: str, columns: Any = None, filters: Any = None) -> Iterator[pa.RecordBatch]:
+        if name == "tensors":
+            self.asked.append(filters)
+        return super().batches(name, columns, filters)
 
 
-def test_whole_rows_are_only_ever_loaded_for_single_steps(tmp_path: Path) -> None:
-    run = Watched(Training(dtype="float16").poison(7, "output", "head", nan=1).write(tmp_path / "run"))
-    diagnose_view(RunView(run), RULES, resolve_options({}))  # type: ignore[arg-type]
-    assert run.frames
-    for _, filters in run.frames:
-        assert all(any(term[:2] == ("step", "==") for term in alternative) for alternative in filters)
+def test_rules_read_the_tensors_of_a_short_log_once(tmp_path: Path) -> None:
+    run = Counted(Training(dtype="float16").poison(7, "output", "head", nan=1).write(tmp_path / "run"))
+    diagnose_view(RunView(run), RULES, resolve_options({}))
+    assert (run.passes, run.asked) == (1, [])
+
+
+def test_rows_of_a_long_log_that_were_not_kept_are_read_by_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("precdoctor.diagnosis.survey.survey.MOST_ROWS", 100)
+    training = Training(dtype="float16", steps=200).poison(150, "output", "head", nan=1)
+    run = Counted(training.write(tmp_path / "run"))
+    view = RunView(run)
+    diagnose_view(view, RULES, resolve_options({}))
+    assert len(view.kept_steps) < 100
+    assert run.passes == 1
+    for terms in run.asked:
+        assert all(any(term[0] == "step" for term in alternative) for alternative in terms)
 
 
 def test_steps_with_several_optimizers_are_taken_together(tmp_path: Path) -> None:

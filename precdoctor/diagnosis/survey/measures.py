@@ -1,0 +1,152 @@
+"""The measures that rules take of recorded rows: vectorised functions of a frame, one number per row.
+
+A measure is NaN where the row does not have what it needs. Every definition is on the page ``docs/measures.md``, which
+is made from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from precdoctor.diagnosis.survey.rows import known_format
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One number per recorded row.
+
+    Attributes:
+        name: the column it becomes.
+        unit: of the number.
+        definition: in one line.
+        columns: of the ``tensors`` table that it reads.
+        of: the function, of a frame with these columns to an array of shape ``(rows,)``.
+    """
+
+    name: str
+    unit: str
+    definition: str
+    columns: tuple[str, ...]
+    of: Callable[[pd.DataFrame], Floats]
+
+
+def column(frame: pd.DataFrame, name: str) -> Floats:
+    """A column as float64, shape ``(rows,)``; null is NaN."""
+    values: Floats = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+    return values
+
+
+def share(part: Floats, whole: Floats) -> Floats:
+    """``part / whole``; NaN where ``whole`` is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(whole > 0.0, part / whole, np.nan)
+
+
+def format_values(frame: pd.DataFrame, attribute: str, names: str = "dtype") -> Floats:
+    """An attribute of the floating-point format in a column of names, such as ``max``; NaN for any other dtype."""
+    found = frame[names].astype("category")
+    known = [known_format(str(name)) for name in found.cat.categories]
+    values = np.array([getattr(fmt, attribute) if fmt is not None else np.nan for fmt in known] + [np.nan])
+    taken: Floats = values[found.cat.codes.to_numpy()]
+    return taken
+
+
+def _non_finite(frame: pd.DataFrame) -> Floats:
+    return column(frame, "nan") + column(frame, "pos_inf") + column(frame, "neg_inf")
+
+
+def _alive(frame: pd.DataFrame) -> Floats:
+    return column(frame, "numel") - column(frame, "zero") - _non_finite(frame)
+
+
+def _headroom(frame: pd.DataFrame) -> Floats:
+    amax = column(frame, "amax")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log2(format_values(frame, "max")) - np.log2(np.where(amax > 0.0, amax, np.nan))
+
+
+def _intended(frame: pd.DataFrame) -> Floats:
+    return column(frame, "numel") - column(frame, "zero") + column(frame, "unchanged")
+
+
+def _norm(frame: pd.DataFrame) -> Floats:
+    scale = column(frame, "scale")
+    with np.errstate(invalid="ignore"):
+        unscaled = np.where(scale > 0.0, scale, 1.0)
+        return np.sqrt(column(frame, "sum_sq")) / unscaled
+
+
+_BAD = ("nan", "pos_inf", "neg_inf")
+#: By name.
+MEASURES = {
+    m.name: m
+    for m in (
+        Measure("non_finite", "elements", "NaN, +Inf and -Inf together", _BAD, _non_finite),
+        Measure("alive", "elements", "finite elements that are not zero", ("numel", "zero", *_BAD), _alive),
+        Measure(
+            "zero_share",
+            "fraction",
+            "exact zeros over all elements",
+            ("zero", "numel"),
+            lambda f: share(column(f, "zero"), column(f, "numel")),
+        ),
+        Measure(
+            "subnormal_share",
+            "fraction",
+            "subnormal elements over finite elements that are not zero",
+            ("subnormal", "numel", "zero", *_BAD),
+            lambda f: share(column(f, "subnormal"), _alive(f)),
+        ),
+        Measure(
+            "at_max_share",
+            "fraction",
+            "elements equal to the dtype's largest finite value, over all elements",
+            ("at_max", "numel"),
+            lambda f: share(column(f, "at_max"), column(f, "numel")),
+        ),
+        Measure(
+            "saturated_share",
+            "fraction",
+            "elements that a cast clipped, over all elements",
+            ("saturated", "numel"),
+            lambda f: share(column(f, "saturated"), column(f, "numel")),
+        ),
+        Measure(
+            "flushed_share",
+            "fraction",
+            "elements that a cast made zero, over those that were not",
+            ("flushed", "numel", "zero"),
+            lambda f: share(column(f, "flushed"), column(f, "numel") - column(f, "zero")),
+        ),
+        Measure("headroom", "binades", "from amax to the dtype's largest value", ("amax", "dtype"), _headroom),
+        Measure(
+            "rms",
+            "the tensor's",
+            "root mean square of the finite elements",
+            ("sum_sq", "numel", *_BAD),
+            lambda f: np.sqrt(share(column(f, "sum_sq"), column(f, "numel") - _non_finite(f))),
+        ),
+        Measure("norm", "the tensor's", "L2 norm of the finite elements, scale taken out", ("sum_sq", "scale"), _norm),
+        Measure(
+            "intended",
+            "elements",
+            "of an update: elements that the optimizer meant to change",
+            ("numel", "zero", "unchanged"),
+            _intended,
+        ),
+        Measure(
+            "lost_share",
+            "fraction",
+            "of an update: elements that kept their bits, over those the optimizer meant to change",
+            ("numel", "zero", "unchanged"),
+            lambda f: share(column(f, "unchanged"), _intended(f)),
+        ),
+    )
+}
