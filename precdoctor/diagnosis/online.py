@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from precdoctor.diagnosis.registry import RULES, Named, select, select_rules
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.filters import Filters, query
+from precdoctor.runlog.pieces import Piece
 from precdoctor.runlog.reader import Run, open_run
 
 #: Steps looked at, the newest: longer than any rule's own window, and what keeps the cost of a look flat.
@@ -139,17 +140,9 @@ class Window(Run):
         """As of the whole run, without what came before."""
         return self._read(query(name, columns, self._narrowed(name, filters)))
 
-    def every_row(
-        self, name: str, columns: Sequence[str], more: Sequence[str], steps: Sequence[int] | None
-    ) -> Iterator[pa.RecordBatch]:
-        """As of the whole run, without what came before; a window is kept whole."""
-        assert steps is None
-        yield from self.batches(name, [*columns, *more])
-
-    def listed_rows(self, table: str) -> int:
-        """None are known of a window: all of its rows are kept."""
-        del table
-        return 0
+    def pieces(self, table: str) -> list[Piece]:
+        """As of the whole run, without what came before."""
+        return [replace(p, since=self._first, rows=0) for p in super().pieces(table)]
 
     def _frame(self, table: str, columns: Sequence[str] | None, filters: Filters | None) -> Any:
         return super()._frame(table, columns, self._narrowed(table, filters))

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from precdoctor.diagnosis.engine import describe, describe_recorder
 from precdoctor.diagnosis.ranking.ending import facts_of_end
@@ -20,9 +17,10 @@ if TYPE_CHECKING:
     from precdoctor.runlog import Run
 
 _KEYS = ("root", "module", "kind", "name", "dtype", "format")
-_SUMS = ("numel", "subnormal", "zero", "nan", "pos_inf", "neg_inf")
-#: Null where no cast was seen, or not all of it.
-_CAST_SUMS = ("saturated", "flushed")
+_SUMS = (
+    *("rows", "numel", "subnormal", "zero", "nan", "pos_inf", "neg_inf"),
+    *("saturated", "flushed", "clipping_casts", "flushing_casts"),
+)
 _SERIES = ("loss", "grad_norm", "lr", "loss_scale", "skipped", "non_finite")
 
 
@@ -98,7 +96,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
     """
     view = RunView(run)
     nothing = view.steps.empty
-    tensors = _tensors(run)
+    tensors = _tensors(view)
     steps, timeline, step_rows = _timeline(run)
     events = Counter(str(e) for batch in run.batches("events", ["event"]) for e in batch.column(0).to_pylist())
     kinds, dtypes = Counter[str](), Counter[str]()
@@ -138,35 +136,17 @@ def _of_nothing(view: RunView) -> dict[str, Any]:
     return {"path": str(view.run.path), "command": info.get("command"), "steps": 0, **facts_of_end(view)}
 
 
-def _tensors(run: Run) -> list[TensorSummary]:
-    """Every tensor of the run, its rows merged."""
+def _tensors(view: RunView) -> list[TensorSummary]:
+    """Every tensor of the run, its calls merged."""
     merged: dict[tuple[str, ...], dict[str, Any]] = {}
-    for group in _groups(run):
+    for group in view.survey.totals.to_pylist():
         key = tuple(group[k] or "" for k in _KEYS)
-        into = merged.setdefault(key, {"rows": 0, "amax": None} | dict.fromkeys(_SUMS, 0) | dict.fromkeys(_CAST_SUMS))
-        into["rows"] += group["step_count"]
+        into = merged.setdefault(key, {"amax": None} | dict.fromkeys(_SUMS, 0))
         for name in _SUMS:
-            into[name] += group[f"{name}_sum"] or 0
-        for name in _CAST_SUMS:
-            if (counted := group[f"{name}_sum"]) is not None:
-                into[name] = counted + (into[name] or 0)
-        amax = group["amax_max"]
-        if amax is not None:
-            into["amax"] = max(amax, into["amax"] or 0.0)
+            into[name] += group[name]
+        if group["amax"] is not None:
+            into["amax"] = max(group["amax"], into["amax"] or 0.0)
     return [_tensor_summary(key, values) for key, values in merged.items()]
-
-
-def _groups(run: Run) -> Iterator[dict[str, Any]]:
-    """Partial sums, one per tensor and batch."""
-    aggregations = [("step", "count"), ("amax", "max"), *((name, "sum") for name in (*_SUMS, *_CAST_SUMS))]
-    for batch in run.batches("tensors", [*_KEYS, "step", "amax", *_SUMS, *_CAST_SUMS]):
-        table = pa.table(
-            {
-                name: pc.cast(column, pa.string()) if pa.types.is_dictionary(column.type) else column
-                for name, column in zip(batch.schema.names, batch.columns, strict=True)
-            }
-        )
-        yield from table.group_by(list(_KEYS)).aggregate(aggregations).to_pylist()
 
 
 def _tensor_summary(key: tuple[str, ...], values: Mapping[str, Any]) -> TensorSummary:
@@ -186,13 +166,9 @@ def _tensor_summary(key: tuple[str, ...], values: Mapping[str, Any]) -> TensorSu
         zero_fraction=values["zero"] / numel if numel else 0.0,
         non_finite=values["nan"] + values["pos_inf"] + values["neg_inf"],
         format=cast_to or None,
-        saturated_fraction=_share(values["saturated"], numel),
-        flushed_fraction=_share(values["flushed"], numel - values["zero"]),
+        saturated_fraction=values["saturated"] / max(numel, 1) if values["clipping_casts"] else None,
+        flushed_fraction=values["flushed"] / max(numel - values["zero"], 1) if values["flushing_casts"] else None,
     )
-
-
-def _share(count: int | None, total: int) -> float | None:
-    return None if count is None else count / max(total, 1)
 
 
 def _timeline(run: Run) -> tuple[list[int], dict[str, list[float | None]], int]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,13 +30,12 @@ from precdoctor.runlog.layout import (
     read_regular,
     read_run_info,
 )
-from precdoctor.runlog.parts import joined, open_rows, sealed_rows, with_attempt
+from precdoctor.runlog.parts import joined
+from precdoctor.runlog.pieces import Piece, pieces_of, rank_rows
 from precdoctor.runlog.shell import quoted_path
-from precdoctor.runlog.survey import json_lines, read_manifest, readable, survey
+from precdoctor.runlog.survey import json_lines, readable, survey
 
 if TYPE_CHECKING:
-    import os
-
     import pandas as pd
 
 
@@ -48,7 +48,6 @@ class RankLog:
     """One process of the run.
 
     Attributes:
-        facts: rank.json; empty when the process died before writing it.
         end: end.json; None when the process did not close its log.
         problems: one sentence each, for what is known without reading rows; `verify` looks at every byte.
     """
@@ -56,9 +55,18 @@ class RankLog:
     rank: int
     attempt: int
     directory: Path
-    facts: dict[str, Any]
     end: dict[str, Any] | None
     problems: list[str]
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """rank.json; empty when the process died before writing it.
+
+        Raises:
+            RunUnreadableError: it is damaged or cannot be read.
+        """
+        with advice(self.directory.parent), readable(self.directory.name):
+            return read_json_if_there(self.directory / RANK_FILE, documents.RANK) or {}
 
     @property
     def complete(self) -> bool:
@@ -102,6 +110,9 @@ class Run:
         self.info = info
         #: Called with what is being done, how much of it is done, and how much there is.
         self.progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None
+        #: How the pieces of a table are read: None (processes of this machine, where that pays), ``local:N``, ``dask``
+        #: or ``dask:ADDRESS``.
+        self.engine: str | None = None
         self._kept = Kept()
         self._listed: dict[str, int] | None = None
 
@@ -115,7 +126,7 @@ class Run:
         Raises:
             RunUnreadableError: a rank.json, end.json or parts.jsonl is damaged or cannot be read.
         """
-        with _advice(self.path):
+        with advice(self.path):
             return [_rank_log(directory, self._kept) for directory in self._processes().every]
 
     def tensors(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
@@ -163,29 +174,14 @@ class Run:
         """
         return self._read(query(name, columns, filters))
 
-    def every_row(
-        self, name: str, columns: Sequence[str], more: Sequence[str], steps: Sequence[int] | None
-    ) -> Iterator[pa.RecordBatch]:
-        """All rows of a table, each part read once, some thousands at a time; always with step, rank and attempt.
-
-        Args:
-            name: of the table.
-            columns: of every row.
-            more: further columns of the row groups that may hold ``steps``; other batches come without them.
-            steps: None means all.
+    def pieces(self, table: str) -> list[Piece]:
+        """A table in pieces, by rank, attempt and time of writing; :func:`~.pieces.piece_rows` reads one.
 
         Raises:
-            UsageError, RunUnreadableError: as :meth:`tensors`; damage is met while reading.
+            RunUnreadableError: a directory is damaged or cannot be read.
         """
-        wide = query(name, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
-        rest = () if steps is None else query(name, columns).needed
-        with _advice(self.path):
-            processes = self._processes().every
-            for number, rank in enumerate(processes, 1):
-                for batch in joined(_rank_rows(rank, wide, self._kept, rest)):
-                    if batch.num_rows:
-                        yield batch
-                self.progress("reading", number, len(processes))
+        with advice(self.path):
+            return [p for directory in self._processes().every for p in pieces_of(directory, table, self._kept)]
 
     def attach_lines(self) -> list[dict[str, Any]]:
         """attach.jsonl: one object per process that was offered recording; empty when there is none.
@@ -194,7 +190,7 @@ class Run:
             RunUnreadableError: it is damaged or cannot be read.
         """
         path = self.path / ATTACH_FILE
-        with _advice(self.path), readable(ATTACH_FILE):
+        with advice(self.path), readable(ATTACH_FILE):
             try:
                 content = read_regular(path, MAX_JSON_BYTES)
             except FileNotFoundError:
@@ -214,7 +210,7 @@ class Run:
         Raises:
             RunUnreadableError: a directory is damaged or cannot be read.
         """
-        with _advice(self.path):
+        with advice(self.path):
             self._processes()
         return (self._listed or {}).get(table, 0)
 
@@ -252,10 +248,10 @@ class Run:
         return typed
 
     def _read(self, asked: Query) -> Iterator[pa.RecordBatch]:
-        with _advice(self.path):
+        with advice(self.path):
             processes = self._processes()
             wanted = processes.every if asked.rank is None else processes.of(asked.rank, asked.attempt)
-            rows = (batch for rank in wanted for batch in _rank_rows(rank, asked, self._kept))
+            rows = (batch for rank in wanted for batch in rank_rows(rank, asked, self._kept))
             for batch in map(asked.select, joined(rows)):
                 if batch.num_rows:
                     yield batch
@@ -277,7 +273,7 @@ def open_run(path: str | os.PathLike[str] | Run) -> Run:
 
 
 @contextmanager
-def _advice(run: Path) -> Iterator[None]:
+def advice(run: Path) -> Iterator[None]:
     """What says that the log is damaged says what to type next, too."""
     try:
         yield
@@ -285,37 +281,12 @@ def _advice(run: Path) -> Iterator[None]:
         raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {quoted_path(run)}") from error
 
 
-def _rank_rows(rank: RankDirectory, asked: Query, kept: Kept, rest: Sequence[str] = ()) -> Iterator[pa.RecordBatch]:
-    name = rank.path.name
-    with readable(name):
-        found = survey(rank.path, kept)
-    for missing in found.missing:
-        if missing.startswith(f"{asked.table}-"):
-            raise CorruptRunError(f"{name}/{missing} is missing")
-    for part in found.files:
-        if part.table != asked.table:
-            continue
-        listed = found.listed
-        if not part.sealed:
-            try:
-                for batch in open_rows(part, asked, rank):
-                    yield with_attempt(batch, rank)
-                continue
-            except FileNotFoundError:  # sealed since
-                with readable(name):
-                    listed = read_manifest(rank.path)
-        sealed = part.as_sealed()
-        for batch in sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, kept, rest):
-            yield with_attempt(batch, rank)
-
-
 def _rank_log(rank: RankDirectory, kept: Kept) -> RankLog:
     with readable(rank.path.name):
         found = survey(rank.path, kept)
-        facts = read_json_if_there(rank.path / RANK_FILE, documents.RANK)
         end = read_json_if_there(rank.path / END_FILE, documents.END)
     problems = []
-    if facts is None:
+    if not os.path.lexists(rank.path / RANK_FILE):
         problems.append(f"{RANK_FILE} is missing: the process ended before it had seen the model")
     if end is None:
         problems.append(f"{END_FILE} is missing: the process was killed or is still running")
@@ -323,4 +294,4 @@ def _rank_log(rank: RankDirectory, kept: Kept) -> RankLog:
         problems += [f"{part.path.name} was left open" for part in found.files if not part.sealed]
     problems += [f"{name} is listed and missing" for name in found.missing]
     problems += [f"{name} is not listed" for name in found.unlisted]
-    return RankLog(rank.rank, rank.attempt, rank.path, facts or {}, end, problems)
+    return RankLog(rank.rank, rank.attempt, rank.path, end, problems)

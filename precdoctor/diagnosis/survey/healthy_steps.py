@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import pandas as pd
-import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.origin import Reference, Sighting
@@ -26,9 +25,9 @@ def is_well(view: RunView, process: Process, facts: StepFacts) -> bool:
 def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
     """Per process and step the number of weights that hold ``-inf`` and no other non-finite value."""
     masks: Counter[tuple[Process, int]] = Counter()
-    bad = view.survey.bad
-    for r in bad.filter(pc.equal(bad["kind"], "weight")).to_pylist():
-        masks[Process(r["rank"], r["attempt"]), r["step"]] += r["masks"]
+    for r in view.bad:
+        if r["kind"] == "weight":
+            masks[Process(r["rank"], r["attempt"]), r["step"]] += r["masks"]
     return masks
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.totals import READ, grouped, merged, totals
+from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.filters import ATTEMPT
+from precdoctor.runlog.layout import RankDirectory
+from precdoctor.runlog.pieces import Piece, piece_rows
 from precdoctor.runlog.schema import TENSORS
-
-if TYPE_CHECKING:
-    from precdoctor.runlog.reader import Run
 
 Ints = npt.NDArray[np.int64]
 
@@ -80,32 +79,49 @@ class Survey:
 
 
 def merged_surveys(surveys: Sequence[Survey]) -> Survey:
-    """The survey of all rows that ``surveys`` are of, which kept the same steps; associative."""
+    """The survey of all rows that ``surveys`` are of, in the log's order; associative."""
+    kept = [s.kept for s in surveys]
     kinds = {kind for s in surveys for kind in s.steps_of}
     return Survey(
         totals=merged([s.totals for s in surveys]),
         steps_of={k: np.unique(np.concatenate([s.steps_of[k] for s in surveys if k in s.steps_of])) for k in kinds},
         bad=_added([s.bad for s in surveys]),
-        batches=_peaks(pa.concat_tables(s.batches for s in surveys)),
+        batches=_peaks(pa.concat_tables([BATCHES.empty_table(), *(s.batches for s in surveys)])),
         rows=_one([s.rows for s in surveys], ROWS),
-        kept=surveys[0].kept,
+        kept=None if None in kept else frozenset[int]().union(*filter(None, kept)),
     )
 
 
-def survey(run: Run, steps: Sequence[int] | None) -> Survey:
-    """Read every row once.
+@dataclass(frozen=True)
+class Task:
+    """What one worker does: read a piece of the tensors.
 
-    Args:
-        run: an open run.
+    Attributes:
+        piece: of the log.
         steps: whose rows are kept; None means all.
-
-    Raises:
-        RunUnreadableError: a part is damaged or cannot be read.
+        keeps: whether rows are kept at all.
     """
+
+    piece: Piece
+    steps: tuple[int, ...] | None
+    keeps: bool
+
+    @property
+    def directory(self) -> RankDirectory:
+        """Of the process that wrote the piece."""
+        return self.piece.directory
+
+
+def read_piece(task: Task) -> Survey | RunUnreadableError:
+    """Read every row of a piece once; what is wrong with it where it cannot be read."""
+    steps = task.steps if task.keeps else ()
     collector = _Collector(steps)
     more = [name for name in COLUMNS if name not in READ]
-    for batch in run.every_row("tensors", READ, more, steps):
-        collector.take(batch)
+    try:
+        for batch in piece_rows(task.piece, READ, more, steps):
+            collector.take(batch)
+    except RunUnreadableError as error:
+        return error
     return collector.result()
 
 
@@ -149,7 +165,7 @@ class _Collector:
         self._batches.append(_peaks(_delivered(batch)))
         kept = batch
         if self._steps is not None:
-            if "exp_hist" not in batch.schema.names:
+            if not self._steps.size or "exp_hist" not in batch.schema.names:
                 return
             step = batch.column("step").to_numpy()
             at = np.minimum(np.searchsorted(self._steps, step), self._steps.size - 1)
@@ -163,7 +179,7 @@ class _Collector:
             totals=merged([merged(self._totals)]),
             steps_of={kind: np.unique(np.concatenate(found)) for kind, found in self._kinds.items()},
             bad=_added(self._bad),
-            batches=_peaks(pa.concat_tables([BATCHES.empty_table(), *self._batches]).unify_dictionaries()),
+            batches=_peaks(pa.concat_tables([BATCHES.empty_table(), *self._batches])),
             rows=_one(self._rows, ROWS),
             kept=None if self._steps is None else frozenset(self._steps.tolist()),
         )

@@ -20,7 +20,7 @@ KEYS = ("root", "module", "kind", "name", "dtype", "format", "call")
 #: Added up over rows; null counts as 0.
 SUMS = (
     *("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "saturated", "flushed", "unchanged"),
-    *("rows", "casts", "bad_rows"),
+    *("rows", "clipping_casts", "flushing_casts", "bad_rows"),
 )
 #: Columns that :func:`totals` reads.
 READ = (
@@ -55,7 +55,8 @@ def totals(batch: pa.RecordBatch) -> pa.Table:
     step = _integers(batch, "step")
     values = {name: _integers(batch, name) for name in SUMS if name in batch.schema.names}
     values["rows"] = np.ones(batch.num_rows, np.int64)
-    values["casts"] = batch.column("flushed").is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+    for name, counted in (("clipping_casts", "saturated"), ("flushing_casts", "flushed")):
+        values[name] = batch.column(counted).is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
     values["bad_rows"] = bad.astype(np.int64)
     amax = batch.column("amax").to_numpy(zero_copy_only=False)
     peaks = {p: _integers(batch, p.removeprefix("peak_")) for p in PEAK}

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,17 +18,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.claims.finding import Source
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
+from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.measures import MEASURES
+from precdoctor.diagnosis.survey.processes import MOST_PROCESSES, Process, glance, process_step, representatives
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
-from precdoctor.diagnosis.survey.survey import ROWS, Survey, chosen_steps, survey
+from precdoctor.diagnosis.survey.survey import ROWS, Survey, Task, chosen_steps, merged_surveys, read_piece
+from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
 from precdoctor.runlog.filters import ATTEMPT, query
+from precdoctor.runlog.pieces import Piece, piece_rows
+from precdoctor.runlog.reader import advice
 from precdoctor.runlog.schema import TABLES
 
 if TYPE_CHECKING:
-    from precdoctor.runlog.reader import Run
+    from precdoctor.runlog.reader import RankLog, Run
+
+__all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView", "process_step"]
 
 #: Non-finite by any of the three counts; a filter in disjunctive normal form.
 BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
@@ -44,19 +51,7 @@ IDENTITY = ("root", "module", "kind", "name", "call")
 #: Steps whose rows are kept at least, and rows that may be kept of more of them: rules ask for the same ones.
 _KEPT_STEPS, _KEPT_ROWS = 8, 1 << 15
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, order=True)
-class Process:
-    """One training process: a global rank, and which of its attempts."""
-
-    rank: int
-    attempt: int
-
-
-def process_step(record: Mapping[str, Any]) -> tuple[Process, int]:
-    """The process and the step of one scanned record."""
-    return Process(int(record["rank"]), int(record["attempt"])), int(record["step"])
+_Task = TypeVar("_Task", Piece, Task)
 
 
 class RunView:
@@ -67,6 +62,8 @@ class RunView:
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
         self._memo: dict[str, Any] = {}
+        #: Why the log of a process is left out, where those of others can be read.
+        self.unread: dict[Process, str] = {}
 
     @property
     def run(self) -> Run:
@@ -83,17 +80,23 @@ class RunView:
     # -- facts ----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def processes(self) -> tuple[Process, ...]:
+    def everyone(self) -> tuple[Process, ...]:
         """Every process that left a rank directory, by rank and attempt."""
         return tuple(sorted(Process(r.rank, r.attempt) for r in self._run.ranks))
 
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """The processes that are looked at one by one: all of a few, those that stand out of many."""
+        return tuple(sorted(self._steps_of))
+
     def facts(self, process: Process) -> Mapping[str, Any]:
         """The ``rank.json`` of one process; empty when it is missing."""
-        return self._facts.get(process, {})
+        found = self._logs.get(process)
+        return {} if found is None else found.facts
 
     @cached_property
-    def _facts(self) -> Mapping[Process, Mapping[str, Any]]:
-        return {Process(r.rank, r.attempt): r.facts or {} for r in self._run.ranks}
+    def _logs(self) -> Mapping[Process, RankLog]:
+        return {Process(r.rank, r.attempt): r for r in self._run.ranks}
 
     @cached_property
     def any_facts(self) -> Mapping[str, Any]:
@@ -131,15 +134,53 @@ class RunView:
     @cached_property
     def steps(self) -> pd.DataFrame:
         """The ``steps`` table, ordered by process and step; ``loss_is_bad`` tells a NaN loss from a missing one."""
-        table = pa.Table.from_batches(
-            self._run.batches("steps", columns=[*_STEP_COLUMNS, "attempt"]),
-            schema=_schema("steps", [*_STEP_COLUMNS, "attempt"]),
-        ).unify_dictionaries()
+        columns = [*_STEP_COLUMNS, "attempt"]
+        batches = [b.select(columns) for found in self._steps_of.values() for b in found]
+        table = pa.Table.from_batches(batches, schema=_schema("steps", columns)).unify_dictionaries()
         loss = table.column("loss")
         bad = pc.and_kleene(pc.is_valid(loss), pc.invert(pc.is_finite(loss)))
         frame = table.to_pandas().assign(loss_is_bad=bad.fill_null(False).to_numpy(zero_copy_only=False))
         ordered: pd.DataFrame = frame.sort_values(["rank", "attempt", "step"], kind="stable").reset_index(drop=True)
         return ordered
+
+    @cached_property
+    def _steps_of(self) -> Mapping[Process, list[pa.RecordBatch]]:
+        """The rows of the ``steps`` table by process."""
+        pieces = {Process(p.directory.rank, p.directory.attempt): p for p in self._run.pieces("steps")}
+        if len(pieces) > MOST_PROCESSES:
+            rows = sum(p.rows for p in pieces.values())
+            glances = self._all("reading steps", glance, list(pieces.values()), rows)
+            chosen = representatives(glances)
+            pieces = {p: pieces[p] for p in chosen}
+        found = {}
+        for process, piece in pieces.items():
+            with advice(self._run.path):
+                if len(pieces) == 1:
+                    found[process] = list(piece_rows(piece, _STEP_COLUMNS))
+                    break
+                try:
+                    found[process] = list(piece_rows(piece, _STEP_COLUMNS))
+                except RunUnreadableError as error:
+                    self.unread[process] = str(error)
+        return found
+
+    def _all(
+        self, what: str, function: Callable[[_Task], _T | RunUnreadableError], tasks: Sequence[_Task], rows: int
+    ) -> list[_T]:
+        """``function`` of each task; where a log of several cannot be read, that is a problem of its process."""
+        found: list[_T] = []
+        run = self._run
+        results = run_all(function, tasks, engine=run.engine, rows=rows, progress=partial(run.progress, what))
+        for task, result in zip(tasks, results, strict=True):
+            if not isinstance(result, RunUnreadableError):
+                found.append(result)
+                continue
+            if len(self.everyone) == 1:
+                with advice(run.path):
+                    raise result
+            directory = task.directory
+            self.unread[Process(directory.rank, directory.attempt)] = str(result)
+        return found
 
     @cached_property
     def timeline(self) -> Mapping[Process, Sequence[StepFacts]]:
@@ -275,15 +316,20 @@ class RunView:
     @cached_property
     def survey(self) -> Survey:
         """The one pass over the tensors."""
-        bad = sorted(
-            {
-                s.step
-                for steps in self.timeline.values()
-                for s in steps
-                if s.loss_is_bad or s.non_finite or not s.complete
-            }
-        )
-        return survey(self._run, chosen_steps(self.sampled_steps, bad, self._run.listed_rows("tensors")))
+        facts = [s for steps in self.timeline.values() for s in steps]
+        bad = sorted({s.step for s in facts if s.loss_is_bad or s.non_finite or not s.complete})
+        pieces = self._run.pieces("tensors")
+        rows = sum(p.rows for p in pieces)
+        mine = {p for p in pieces if Process(p.directory.rank, p.directory.attempt) in self._steps_of}
+        steps = chosen_steps(self.sampled_steps, bad, sum(p.rows for p in mine))
+        tasks = [Task(p, None if steps is None else tuple(steps), p in mine) for p in pieces]
+        return merged_surveys(self._all("reading tensors", read_piece, tasks, rows))
+
+    @cached_property
+    def bad(self) -> list[dict[str, Any]]:
+        """The records of :attr:`Survey.bad` of the processes that are looked at one by one."""
+        found: list[dict[str, Any]] = self.survey.bad.to_pylist()
+        return [r for r in found if Process(r["rank"], r["attempt"]) in self._steps_of]
 
     @cached_property
     def kept_steps(self) -> tuple[int, ...]:
@@ -295,7 +341,7 @@ class RunView:
         where = [("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]
         columns = [*ROW_COLUMNS, "attempt"]
         found: list[pa.RecordBatch] = []
-        if self.survey.covers([step]):
+        if self.survey.covers([step]) and process in self._steps_of:
             found.append(query("tensors", columns, where).select(self.survey.rows))
         else:
             found += self._run.batches("tensors", columns=columns, filters=where)
@@ -359,7 +405,9 @@ class RunView:
     @cached_property
     def problems(self) -> tuple[str, ...]:
         """What the reader found wrong with the files; a log without its end is told by :attr:`complete`."""
-        return tuple(str(p) for rank in self._run.ranks for p in rank.problems)
+        self.survey  # noqa: B018 - tells which processes cannot be read
+        known = [str(p) for rank in self._run.ranks for p in rank.problems]
+        return (*known, *(f"{why}; it is left out" for _, why in sorted(self.unread.items())))
 
     @cached_property
     def complete(self) -> bool:
@@ -385,6 +433,8 @@ class RunView:
             return f"the recorder failed: {self.recorder_errors[0]}"
         if self.cut_short is not None:
             return f"recording ended before the training did: {self.cut_short}"
+        if self.unread:
+            return f"the log of {plural(len(self.unread), 'rank')} cannot be read"
         lost = [p for p in self.problems if p.endswith("is listed and missing")]
         if lost:
             return f"the log is damaged: {lost[0]}"

@@ -88,8 +88,8 @@ def _facts(view: RunView, survey: Survey) -> Iterator[tuple[str, str]]:
     yield "autocast", ", ".join(map(str, known.get("autocast") or ())) or "not seen"
     for optimizer in view.optimizers:
         yield "optimizer", f"{optimizer.get('name')}, intended updates: {optimizer.get('intended_update', 'unknown')}"
-    ranks = plural(len({p.rank for p in view.processes}), "rank")
-    yield "processes", ranks + (f", {plural(len(view.processes), 'attempt')}" if len(view.processes) > 1 else "")
+    ranks = plural(len({p.rank for p in view.everyone}), "rank")
+    yield "processes", ranks + (f", {plural(len(view.everyone), 'attempt')}" if len(view.everyone) > 1 else "")
     yield "tensors", f"{plural(len(survey.tensors), 'tensor')}, {plural(survey.rows, 'row')}"
     files = [f for rank in view.run.ranks for f in rank.directory.iterdir() if f.is_file()]
     yield "log", size(sum(f.lstat().st_size for f in files))
@@ -115,6 +115,11 @@ def _gaps(view: RunView, survey: Survey) -> Iterator[str]:
         yield (
             f"Full statistics were taken on {number(sampled)} of {number(steps)} steps; of the others only loss, "
             "gradients' largest elements and the scaler are known."
+        )
+    if survey.drawn_steps < sampled:
+        yield (
+            f"Of these {number(sampled)} steps {number(survey.drawn_steps)} are drawn and examined tensor by tensor. "
+            "Totals, largest magnitudes and non-finite values are of all."
         )
     options: Any = view.run.info.get("options")
     options = options if isinstance(options, Mapping) else {}

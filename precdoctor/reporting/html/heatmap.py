@@ -152,7 +152,7 @@ def _heatmap(
     if quiet:
         note += f"; {number(quiet)} without are left out"
     per_column = max(b - a + 1 for a, b in spans)
-    if len(spans) < survey.recorded_steps:
+    if len(spans) < survey.drawn_steps:
         note += f". A column is up to {number(per_column)} steps and shows the worst of them"
     elif len({b[0] - a[0] for a, b in itertools.pairwise(spans)}) > 1:
         note += ". A column is one recorded step; they are not evenly apart"

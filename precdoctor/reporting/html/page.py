@@ -161,7 +161,7 @@ def _context(ours: Subject, other: Subject | None) -> dict[str, Any]:
         "other": None if other is None else _other(other),
         "versus": None if other is None else versus.side_by_side(survey, other.survey),
         "start": _start(ours),
-        "steps": plural(survey.recorded_steps, "step"),
+        "steps": plural(len(ours.view.sampled_steps) or 1, "step"),
         "rows": number(survey.rows),
     }
 

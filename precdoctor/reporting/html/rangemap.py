@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.diagnosis.survey.arrow_rows import batch_records
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.cells import Limits
@@ -142,7 +141,7 @@ class RangeMap:
             known = self._number.get(self._key(tensor))
             if known is not None:
                 self._totals.setdefault(known, (tensor, survey.total(at)))
-        self.recorded = view.sampled_steps
+        self.recorded = sorted({*view.kept_steps, *set(wanted).intersection(view.sampled_steps)})
         per_step = sum(60 + 6 * t.histogram.counts.size for _, t in self._totals.values()) or 1
         most = min(MOST_STEPS, BUDGET // per_step) // (2 if shared is not None else 1)
         self.steps = choose_steps(self.recorded, wanted, most)
@@ -177,14 +176,13 @@ class RangeMap:
     def _load(self, view: RunView, steps: Sequence[int]) -> dict[int, list[list[Any]]]:
         """The rows of the chosen steps, ranks merged."""
         merged: dict[tuple[int, int], TensorRow] = {}
-        for batch in view.run.batches("tensors", list(_COLUMNS), [("step", "in", list(steps))]):
-            for record in batch_records(batch):
-                row = TensorRow.of(record)
-                tensor = TensorId(row.root, row.module, row.kind, row.name, row.dtype, row.call)
-                number = self._number.get(self._key(tensor))
-                if number is not None and self._totals[number][0] == tensor:
-                    place = (row.step, number)
-                    merged[place] = row if place not in merged else _merged(merged[place], row)
+        for record in view.scan_records(_COLUMNS, KINDS, steps=steps):
+            row = TensorRow.of(record)
+            tensor = TensorId(row.root, row.module, row.kind, row.name, row.dtype, row.call)
+            number = self._number.get(self._key(tensor))
+            if number is not None and self._totals[number][0] == tensor:
+                place = (row.step, number)
+                merged[place] = row if place not in merged else _merged(merged[place], row)
         rows: dict[int, list[list[Any]]] = {}
         for (step, number), row in sorted(merged.items()):
             rows.setdefault(step, []).append(_encoded_row(number, row))

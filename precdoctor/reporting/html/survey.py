@@ -1,4 +1,4 @@
-"""One pass over the tensors of a run, keeping what the charts need: memory follows the number of tensors, not of rows.
+"""What the charts need of the rows that the survey of a run kept: memory follows the number of tensors, not of rows.
 
 Steps are gathered into at most :data:`COLUMNS` columns. A column keeps the worst value of its steps, never a mean, so a
 spike of a single step survives.
@@ -28,10 +28,6 @@ COLUMNS = 120
 MEASURES = ("subnormal", "amax", "non_finite", "masked", "lost")
 _NAMES = ("root", "module", "kind", "name", "dtype")
 _COUNTS = ("numel", "zero", "subnormal", "at_max", "nan", "pos_inf", "neg_inf")
-_READ = (
-    *("step", "rank", "attempt", *_NAMES, "call", *_COUNTS),
-    *("amax", "amin_nonzero", "exp_lo", "exp_hist", "rel_lo", "rel_hist", "scale", "unchanged", "order"),
-)
 #: Bins of exponent(intended dw) - exponent(w), as recorded.
 REL_MIN, REL_MAX = -64, 63
 _BINS = EXP_MAX - EXP_MIN + 1
@@ -77,20 +73,22 @@ class Total:
 
 
 class Survey:
-    """What one pass over the ``tensors`` table leaves.
+    """The kept rows of a run by tensor and column.
 
     Attributes:
         edges: first step of each column.
         last_step: last step of the last column.
+        drawn_steps: how many steps have rows here.
+        rows: of the whole log.
     """
 
     def __init__(self, view: RunView) -> None:
-        steps = view.sampled_steps or (int(view.steps["step"].min()),)
+        steps = view.kept_steps or (int(view.steps["step"].min()),)
         per_column = math.ceil(len(steps) / COLUMNS)
         self.edges: Ints = np.asarray(steps[::per_column], dtype=np.int64)
         self.last_step = steps[-1]
-        self.recorded_steps = len(steps)
-        self.rows = 0
+        self.drawn_steps = len(steps)
+        self.rows = int(pc.sum(view.survey.totals["rows"]).as_py() or 0)
         self.tensors: list[TensorId] = []
         self._index: dict[TensorId, int] = {}
         self._first_order: dict[int, int] = {}
@@ -102,8 +100,8 @@ class Survey:
         self._updates: Floats = np.zeros((64, 2))
         self._scales: Floats = np.tile([np.nan, np.nan], (64, 1))
         self._extremes: Floats = np.tile([np.nan, np.nan], (64, 1))
-        for batch in view.run.batches("tensors", list(_READ)):
-            self._add(batch)
+        if view.survey.rows.num_rows:
+            self._add(view.survey.rows)
 
     def cells(self, measure: str) -> Floats:
         """Shape ``(tensors, columns)``; NaN where the tensor was not recorded."""
@@ -143,7 +141,6 @@ class Survey:
         return int(lost), int(intended), ExponentHistogram(REL_MIN, self._relative[tensor]).trimmed()
 
     def _add(self, batch: pa.RecordBatch) -> None:
-        self.rows += batch.num_rows
         which = self._identify(batch)
         values = {n: _numbers(batch, n) for n in (*_COUNTS, "amax", "amin_nonzero", "unchanged", "scale")}
         column = np.maximum(np.searchsorted(self.edges, _integers(batch, "step"), side="right") - 1, 0)

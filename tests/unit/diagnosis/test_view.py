@@ -12,6 +12,7 @@ from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.runlog import Run
+from precdoctor.runlog.pieces import Piece
 from tests.support.training import FACTS, Training
 
 P0 = Process(0, 0)
@@ -25,9 +26,9 @@ class Counted(Run):
         self.passes = 0
         self.asked: list[Any] = []
 
-    def every_row(self, *arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
-        self.passes += 1
-        return super().every_row(*arguments, **options)
+    def pieces(self, table: str) -> list[Piece]:
+        self.passes += table == "tensors"
+        return super().pieces(table)
 
     def batches(self, name: str, columns: Any = None, filters: Any = None) -> Iterator[pa.RecordBatch]:
         if name == "tensors":

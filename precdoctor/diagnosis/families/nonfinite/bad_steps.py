@@ -47,7 +47,7 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     """The kinds of non-finite tensors by step; a weight that holds only ``-inf`` is a mask stored as a parameter."""
     kinds: dict[Process, dict[int, frozenset[str]]] = {}
-    for r in view.survey.bad.to_pylist():
+    for r in view.bad:
         masks = r["masks"] if r["kind"] == "weight" else 0
         if r["kind"] in TRIGGER_KINDS and r["tensors"] > masks:
             mine = kinds.setdefault(Process(r["rank"], r["attempt"]), {})
@@ -99,9 +99,7 @@ def _nonfinite_answers(view: RunView, process: Process, steps: Sequence[int]) ->
     if not steps:
         return []
     made = {
-        r["step"]
-        for r in view.survey.bad.to_pylist()
-        if (r["rank"], r["attempt"], r["kind"]) == (process.rank, process.attempt, "output")
+        r["step"] for r in view.bad if (r["rank"], r["attempt"], r["kind"]) == (process.rank, process.attempt, "output")
     }
     found = []
     for step in sorted(made.intersection(steps))[:_MAX_ANSWERS]:

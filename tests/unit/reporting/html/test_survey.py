@@ -61,7 +61,7 @@ def test_a_spike_of_one_step_survives_in_its_column(tmp_path):
         {"step": s, "numel": 100, "subnormal": 90 * (s == 777), "amax": 5.0 if s == 333 else 1.0} for s in range(1000)
     ]
     found = surveyed(tmp_path / "run", rows)
-    assert len(found.edges) <= surveys.COLUMNS and found.recorded_steps == 1000
+    assert len(found.edges) <= surveys.COLUMNS and found.drawn_steps == 1000
     spans = column_spans(found)
     spike, largest = (next(n for n, (a, b) in enumerate(spans) if a <= step <= b) for step in (777, 333))
     assert found.cells("subnormal")[0].argmax() == spike and found.cells("subnormal")[0].max() == 0.9

@@ -1,0 +1,111 @@
+"""The processes of a run, and which of many are looked at one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.pieces import Piece, piece_rows
+
+#: Processes whose steps and rows are kept one by one; of more, those that stand out are chosen.
+MOST_PROCESSES = 16
+#: Of those chosen, how many for each reason to stand out; the rest are spread evenly over the ranks.
+_EACH = 2
+_COLUMNS = ("loss", "grad_norm", "loss_scale", "non_finite")
+
+
+@dataclass(frozen=True, order=True)
+class Process:
+    """One training process: a global rank, and which of its attempts."""
+
+    rank: int
+    attempt: int
+
+
+def process_step(record: Mapping[str, Any]) -> tuple[Process, int]:
+    """The process and the step of one scanned record."""
+    return Process(int(record["rank"]), int(record["attempt"])), int(record["step"])
+
+
+@dataclass(frozen=True)
+class Glance:
+    """The steps of one process in a few numbers.
+
+    Attributes:
+        first_bad: first step with a non-finite loss or tensor.
+        last: last step.
+        grad_norm: largest finite norm of the gradient.
+        loss_scale: smallest loss scale.
+        loss: loss of the last step.
+    """
+
+    process: Process
+    first_bad: float
+    last: float
+    grad_norm: float
+    loss_scale: float
+    loss: float
+
+
+def glance(piece: Piece) -> Glance | RunUnreadableError:
+    """Read the steps of one process; what is wrong with its log where they cannot be read."""
+    process = Process(piece.directory.rank, piece.directory.attempt)
+    try:
+        batches = [b.select(["step", *_COLUMNS]) for b in piece_rows(piece, _COLUMNS)]
+    except RunUnreadableError as error:
+        return error
+    if not batches:
+        return Glance(process, math.inf, -1.0, math.nan, math.nan, math.nan)
+    table = pa.Table.from_batches(batches)
+    loss = table["loss"]
+    bad = pc.or_kleene(pc.and_(pc.is_valid(loss), pc.invert(pc.is_finite(loss))), pc.greater(table["non_finite"], 0))
+    last = _number(pc.max(table["step"]), -1.0)
+    norms = table["grad_norm"].filter(pc.is_finite(table["grad_norm"]))
+    return Glance(
+        process,
+        _number(pc.min(table["step"].filter(bad)), math.inf),
+        last,
+        _number(pc.max(norms), math.nan),
+        _number(pc.min(table["loss_scale"]), math.nan),
+        _number(pc.mean(loss.filter(pc.equal(table["step"], int(last)))), math.nan),
+    )
+
+
+def _number(value: pa.Scalar, missing: float) -> float:
+    found = value.as_py()
+    return missing if found is None else float(found)
+
+
+def representatives(glances: Sequence[Glance], most: int = MOST_PROCESSES) -> tuple[Process, ...]:
+    """The processes to look at one by one: the same in any order of ``glances``.
+
+    Those that went non-finite first, ended first, have the largest gradient, the smallest loss scale or a loss furthest
+    from the median, then others spread evenly over the ranks, the first one included.
+    """
+    ordered = sorted(glances, key=lambda g: g.process)
+    if len(ordered) <= most:
+        return tuple(g.process for g in ordered)
+    losses = sorted(g.loss for g in ordered if math.isfinite(g.loss))
+    middle = losses[len(losses) // 2] if losses else math.nan
+    reasons: tuple[Callable[[Glance], float], ...] = (
+        lambda g: g.first_bad,
+        lambda g: g.last,
+        lambda g: -g.grad_norm,
+        lambda g: g.loss_scale,
+        lambda g: -abs(g.loss - middle),
+    )
+    chosen = {ordered[0].process}
+    for reason in reasons:
+        ranked = sorted((g for g in ordered if math.isfinite(reason(g))), key=lambda g: (reason(g), g.process))
+        if ranked and reason(ranked[0]) < reason(ranked[-1]):
+            chosen.update(g.process for g in ranked[:_EACH])
+    others = [g.process for g in ordered if g.process not in chosen]
+    room = most - len(chosen)
+    chosen.update(others[i * len(others) // room] for i in range(room))
+    return tuple(sorted(chosen))

@@ -1,0 +1,129 @@
+"""A table of a log in pieces that can be read apart, by threads, processes or machines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.errors import CorruptRunError
+from precdoctor.runlog.filters import Query, query
+from precdoctor.runlog.kept import Kept
+from precdoctor.runlog.layout import RankDirectory
+from precdoctor.runlog.parts import joined, open_rows, sealed_rows, with_attempt
+from precdoctor.runlog.survey import read_manifest, readable, survey
+
+#: A directory with more rows than this is read in several pieces, where its parts allow that.
+PIECE_ROWS: Final = 1 << 21
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one worker reads.
+
+    Attributes:
+        directory: of one process.
+        table: of the log.
+        parts: numbers of the first and last part; None means all there are.
+        rows: that parts.jsonl lists for it.
+        since: rows of earlier steps are left out.
+    """
+
+    directory: RankDirectory
+    table: str
+    parts: tuple[int, int] | None
+    rows: int
+    since: int | None = None
+
+
+def pieces_of(directory: RankDirectory, table: str, kept: Kept) -> list[Piece]:
+    """The pieces of one process's table, in the order of writing.
+
+    Raises:
+        RunUnreadableError: the directory is damaged or cannot be read.
+    """
+    with readable(directory.path.name):
+        found = survey(directory.path, kept)
+    whole = Piece(directory, table, None, 0)
+    pieces: list[Piece] = []
+    for part in found.files:
+        if part.table == table:
+            listed = found.listed.get(part.as_sealed().path.name)
+            rows = 0 if listed is None else listed.rows
+            if not pieces or pieces[-1].rows + rows > PIECE_ROWS:
+                pieces.append(replace(whole, parts=(part.number, part.number), rows=rows))
+            else:
+                first = (pieces[-1].parts or (part.number,))[0]
+                pieces[-1] = replace(whole, parts=(first, part.number), rows=pieces[-1].rows + rows)
+    return pieces if len(pieces) > 1 else [replace(whole, rows=sum(p.rows for p in pieces))]
+
+
+def piece_rows(
+    piece: Piece, columns: Sequence[str], more: Sequence[str] = (), steps: Sequence[int] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """All rows of a piece, each part read once, some thousands at a time; always with step, rank and attempt.
+
+    Args:
+        piece: of a table.
+        columns: of every row.
+        more: further columns of the row groups that may hold ``steps``; other batches come without them.
+        steps: None means all.
+
+    Raises:
+        UsageError: an unknown column.
+        RunUnreadableError: a part is damaged or cannot be read.
+    """
+    wide = query(piece.table, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
+    rest = () if steps is None else query(piece.table, columns).needed
+    for batch in joined(rank_rows(piece.directory, wide, Kept(), rest, piece.parts)):
+        if piece.since is not None:
+            batch = batch.filter(pc.greater_equal(batch.column("step"), piece.since))  # noqa: PLW2901
+        if batch.num_rows:
+            yield batch
+
+
+def rank_rows(
+    rank: RankDirectory,
+    asked: Query,
+    kept: Kept,
+    rest: Sequence[str] = (),
+    parts: tuple[int, int] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The columns that ``asked`` needs, and ``attempt``, of one process, before rows are selected.
+
+    Args:
+        rank: the directory.
+        asked: columns and rows.
+        kept: what earlier queries found out about its parts.
+        rest: as for :func:`~precdoctor.runlog.parts.sealed_rows`.
+        parts: numbers of the first and last part; None means all.
+
+    Raises:
+        CorruptRunError: a part is missing or damaged.
+        RunUnreadableError: the operating system refuses to read it.
+    """
+    name = rank.path.name
+    with readable(name):
+        found = survey(rank.path, kept)
+    for missing in found.missing:
+        if missing.startswith(f"{asked.table}-"):
+            raise CorruptRunError(f"{name}/{missing} is missing")
+    for part in found.files:
+        if part.table != asked.table or not (parts is None or parts[0] <= part.number <= parts[1]):
+            continue
+        listed = found.listed
+        if not part.sealed:
+            try:
+                for batch in open_rows(part, asked, rank):
+                    yield with_attempt(batch, rank)
+                continue
+            except FileNotFoundError:  # sealed since
+                with readable(name):
+                    listed = read_manifest(Path(rank.path))
+        sealed = part.as_sealed()
+        for batch in sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, kept, rest):
+            yield with_attempt(batch, rank)
