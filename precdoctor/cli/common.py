@@ -6,7 +6,9 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from precdoctor.errors import RunExistsError, UsageError
 
@@ -46,16 +48,38 @@ def settings_in_force(*, whole: bool = False) -> Settings:
     return settings
 
 
-def opened(run: Path | None) -> Run:
-    """The run at ``run``, or the newest one, which is then named on stderr; a terminal shows how reading goes on."""
+#: ``--engine`` of every command that reads whole logs.
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help="Who reads a large log: local (default), local:WORKERS, dask, or dask:ADDRESS of a scheduler.",
+        metavar="ENGINE",
+    ),
+]
+
+
+def opened(run: Path | None, engine: str | None = None) -> Run:
+    """The run at ``run``, or the newest one, which is then named on stderr; a terminal shows how reading goes on.
+
+    Args:
+        run: its directory.
+        engine: as ``--engine`` takes it.
+
+    Raises:
+        UsageError: there is no such engine.
+        RunNotFoundError, RunUnreadableError: as :func:`precdoctor.runlog.open_run`.
+    """
     from precdoctor.cli.progress import Progress
     from precdoctor.runlog import open_run
     from precdoctor.runlog.layout import newest_run
+    from precdoctor.runlog.pieces import checked_engine
 
     if run is None:
         run = newest_run()
         say(f"newest run: {run}")
     found = open_run(run)
+    found.engine = checked_engine(engine)
     if sys.stderr.isatty():
         found.progress = Progress(sys.stderr)
     return found

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import opened, settings_in_force
+from precdoctor.cli.common import EngineOption, opened, settings_in_force
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 from precdoctor.errors import UsageError
 
@@ -40,6 +40,7 @@ def compare(
         str | None,
         typer.Option(help="Exit with 1 on a finding of this level (error, warning); default: never.", metavar="LEVEL"),
     ] = None,
+    engine: EngineOption = None,
 ) -> int:
     """Report where two runs part, what moved, and what got worse.
 
@@ -55,7 +56,9 @@ def compare(
     level = settings.get("compare", "fail-on", fail_on)
     shape = settings.get("compare", "output-format", output_format) or "full"
     regressions = {code: changes for code, changes in settings.rules.items() if code.upper().startswith("PD8")}
-    found = judge(opened(a), opened(b), renames=[_renaming(text) for text in rename or ()], options=regressions)
+    found = judge(
+        opened(a, engine), opened(b, engine), renames=[_renaming(text) for text in rename or ()], options=regressions
+    )
     report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, comparison=found)
     deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)
     return report.exit_code

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import destination, opened, rule_options, say, say_command, settings_in_force
+from precdoctor.cli.common import EngineOption, destination, opened, rule_options, say, say_command, settings_in_force
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 from precdoctor.runlog.shell import quoted_command, quoted_path
 
@@ -55,6 +55,7 @@ def diagnose(
         str | None,
         typer.Option(help="Exit with 1 on a finding of this level (error, warning); default: never.", metavar="LEVEL"),
     ] = None,
+    engine: EngineOption = None,
 ) -> int:
     """Report what went wrong numerically, most important first.
 
@@ -75,7 +76,7 @@ def diagnose(
         preview=preview,
     )
     thresholds = resolve_options(rule_options(settings))
-    view = view_of(opened(run))
+    view = view_of(opened(run, engine))
     diagnosis = diagnose_view(view, rules, thresholds)
     status = exit_code(diagnosis, level)
     report = Report(diagnosis, status, level, verbose=verbose)

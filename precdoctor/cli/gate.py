@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precdoctor.cli.common import destination, opened, say, settings_in_force
+from precdoctor.cli.common import EngineOption, destination, opened, say, settings_in_force
 from precdoctor.cli.config import Settings
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 from precdoctor.errors import UsageError
@@ -79,6 +79,7 @@ def gate(
         str | None,
         typer.Option(help="Fail at this level or above (error, warning); default: error.", metavar="LEVEL"),
     ] = None,
+    engine: EngineOption = None,
 ) -> int:
     """Judge runs for CI, with an exit status.
 
@@ -88,7 +89,7 @@ def gate(
     from precdoctor.reporting.outputs import Report
 
     settings = settings_in_force(whole=True)
-    found = [opened(run) for run in runs]
+    found = [opened(run, engine) for run in runs]
     # writing a baseline asks whether the runs are healthy, and an older baseline has no say in that
     bases = () if write_baseline is not None else settings.get("gate", "baseline", baseline) or ()
     shape = settings.get("gate", "output-format", output_format) or "full"
@@ -121,7 +122,7 @@ def _judged(
     allowed = settings.get("gate", "allow", allow)
     return judge(
         runs,
-        baseline=_baseline(bases),
+        baseline=_baseline(bases, runs[0].engine),
         options=settings.rules,
         limits=[parse_limit(text) for text in limits],
         allowances=read_allowances(allowed, (*RULES, *REGRESSIONS)) if allowed is not None else (),
@@ -129,7 +130,7 @@ def _judged(
     )
 
 
-def _baseline(bases: Sequence[Path]) -> Baseline | list[Run] | None:
+def _baseline(bases: Sequence[Path], engine: str | None) -> Baseline | list[Run] | None:
     """A file, or runs to learn from."""
     from precdoctor.comparison.baseline_file import read_baseline
 
@@ -144,7 +145,7 @@ def _baseline(bases: Sequence[Path]) -> Baseline | list[Run] | None:
                 f"there is no baseline {base}; write one from healthy runs with: precdoctor gate RUN... "
                 f"--write-baseline {base}"
             )
-    return [opened(base) for base in bases] or None
+    return [opened(base, engine) for base in bases] or None
 
 
 def _write(runs: Sequence[Run], file: Path, *, force: bool) -> None:

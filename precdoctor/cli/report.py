@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import opened, rule_options, say, settings_in_force
+from precdoctor.cli.common import EngineOption, opened, rule_options, say, settings_in_force
 from precdoctor.errors import RunExistsError, UsageError
 
 _EXAMPLES = """\b
@@ -37,6 +37,7 @@ def report(
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Overlay a second run in another colour.", metavar="RUN")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file even if it is not a report.")] = False,
+    engine: EngineOption = None,
 ) -> int:
     """Write a run's numerics as one HTML file.
 
@@ -48,7 +49,7 @@ def report(
     from precdoctor.runlog import open_run
 
     options = rule_options(settings_in_force())
-    found = opened(run)
+    found = opened(run, engine)
     page = render(found, None if against is None else open_run(against), options=options)
     if output is not None and str(output) == "-":
         sys.stdout.write(page)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import destination, opened
+from precdoctor.cli.common import EngineOption, destination, opened
 from precdoctor.cli.values import choice, parse_count
 from precdoctor.errors import UsageError
 
@@ -33,6 +33,7 @@ def show(
     ] = False,
     scans: Annotated[bool, typer.Option("--scans", help="Which steps were scanned op by op, and why.")] = False,
     output_format: Annotated[str, typer.Option(help="full or json.", metavar="FORMAT")] = "full",
+    engine: EngineOption = None,
 ) -> int:
     """Show what is in a run.
 
@@ -50,7 +51,7 @@ def show(
         return _show_scans(run, shape)
     from precdoctor.reporting.summary import summarise
 
-    summary = summarise(opened(run), top=count)
+    summary = summarise(opened(run, engine), top=count)
     with destination(None, force=False) as stream:
         if shape == "json":
             from precdoctor.diagnosis.claims.finding import jsonable

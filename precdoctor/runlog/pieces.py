@@ -10,7 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.errors import CorruptRunError
+from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.runlog.filters import Query, query
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import RankDirectory
@@ -40,6 +40,19 @@ class Piece:
     since: int | None = None
 
 
+def checked_engine(engine: str | None) -> str | None:
+    """The name of who reads the pieces, as it was given: None, ``local[:WORKERS]`` or ``dask[:ADDRESS]``.
+
+    Raises:
+        UsageError: there is no such engine.
+    """
+    kind, _, argument = (engine or "local").partition(":")
+    workers = not argument or (argument.isdecimal() and int(argument) > 0)
+    if kind not in ("local", "dask") or (kind == "local" and not workers):
+        raise UsageError(f"--engine takes local, local:WORKERS, dask or dask:ADDRESS, got {engine!r}")
+    return engine
+
+
 def pieces_of(directory: RankDirectory, table: str, kept: Kept) -> list[Piece]:
     """The pieces of one process's table, in the order of writing.
 
@@ -63,7 +76,11 @@ def pieces_of(directory: RankDirectory, table: str, kept: Kept) -> list[Piece]:
 
 
 def piece_rows(
-    piece: Piece, columns: Sequence[str], more: Sequence[str] = (), steps: Sequence[int] | None = None
+    piece: Piece,
+    columns: Sequence[str],
+    more: Sequence[str] = (),
+    steps: Sequence[int] | None = None,
+    kept: Kept | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """All rows of a piece, each part read once, some thousands at a time; always with step, rank and attempt.
 
@@ -72,6 +89,7 @@ def piece_rows(
         columns: of every row.
         more: further columns of the row groups that may hold ``steps``; other batches come without them.
         steps: None means all.
+        kept: what earlier queries found out about the parts of the run.
 
     Raises:
         UsageError: an unknown column.
@@ -79,7 +97,7 @@ def piece_rows(
     """
     wide = query(piece.table, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
     rest = () if steps is None else query(piece.table, columns).needed
-    for batch in joined(rank_rows(piece.directory, wide, Kept(), rest, piece.parts)):
+    for batch in joined(rank_rows(piece.directory, wide, kept or Kept(), rest, piece.parts)):
         if piece.since is not None:
             batch = batch.filter(pc.greater_equal(batch.column("step"), piece.since))  # noqa: PLW2901
         if batch.num_rows:

@@ -113,7 +113,8 @@ class Run:
         #: How the pieces of a table are read: None (processes of this machine, where that pays), ``local:N``, ``dask``
         #: or ``dask:ADDRESS``.
         self.engine: str | None = None
-        self._kept = Kept()
+        #: What was found out about its parts so far.
+        self.kept = Kept()
         self._listed: dict[str, int] | None = None
 
     def __repr__(self) -> str:
@@ -127,7 +128,7 @@ class Run:
             RunUnreadableError: a rank.json, end.json or parts.jsonl is damaged or cannot be read.
         """
         with advice(self.path):
-            return [_rank_log(directory, self._kept) for directory in self._processes().every]
+            return [_rank_log(directory, self.kept) for directory in self._processes().every]
 
     def tensors(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
         """One row per tensor and step, by rank, attempt and time of writing.
@@ -181,7 +182,7 @@ class Run:
             RunUnreadableError: a directory is damaged or cannot be read.
         """
         with advice(self.path):
-            return [p for directory in self._processes().every for p in pieces_of(directory, table, self._kept)]
+            return [p for directory in self._processes().every for p in pieces_of(directory, table, self.kept)]
 
     def attach_lines(self) -> list[dict[str, Any]]:
         """attach.jsonl: one object per process that was offered recording; empty when there is none.
@@ -199,7 +200,7 @@ class Run:
 
     def _processes(self) -> _Processes:
         with readable(str(self.path)):
-            found = self._kept.listing(self.path, lambda: _Processes(rank_directories(self.path)))
+            found = self.kept.listing(self.path, lambda: _Processes(rank_directories(self.path)))
         if self._listed is None:
             self._listed = self._held(found)
         return found
@@ -221,7 +222,7 @@ class Run:
         for number, rank in enumerate(found.every, 1):
             self.progress("reading directories", number, len(found.every))
             with readable(rank.path.name):
-                files = survey(rank.path, self._kept)
+                files = survey(rank.path, self.kept)
             parts += len(files.files)
             hold(parts, MAX_PARTS, f"{self.path} holds {{}} parts")
             for name, part in files.listed.items():
@@ -251,7 +252,7 @@ class Run:
         with advice(self.path):
             processes = self._processes()
             wanted = processes.every if asked.rank is None else processes.of(asked.rank, asked.attempt)
-            rows = (batch for rank in wanted for batch in rank_rows(rank, asked, self._kept))
+            rows = (batch for rank in wanted for batch in rank_rows(rank, asked, self.kept))
             for batch in map(asked.select, joined(rows)):
                 if batch.num_rows:
                     yield batch

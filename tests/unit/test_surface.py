@@ -37,13 +37,15 @@ FLAGS = {
     "diagnose": {
         "--prescription",
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
-        "--verbose", "--preview",
+        "--verbose", "--preview", "--engine",
     },
     "gate": {
         "--baseline", "--write-baseline", "--aggregate", "--fail-if", "--allow", "--output-format", "-o", "--output",
-        "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
+        "--also", "--force", "--select", "--ignore", "--fail-on", "--engine", "-h", "--help",
     },
-    "compare": {"--rename", "--output-format", "-o", "--output", "--also", "--force", "--fail-on", "-h", "--help"},
+    "compare": {
+        "--rename", "--output-format", "-o", "--output", "--also", "--force", "--fail-on", "--engine", "-h", "--help",
+    },
     "whatif": {
         "--format", "--scaling", "--scale", "--scale-rule", "--loss-scale", "--kind", "--module", "--steps", "--worst",
         "--max-flushed", "--max-saturated", "--min-sqnr", "--plan", "--horizon", "--output-format", "-o", "--output",
@@ -51,9 +53,9 @@ FLAGS = {
         "--force", "-h", "--help",
     },
     "autopsy": {"-h", "--help", "--yes", "-y", "--dry-run"},
-    "report": {"-o", "--output", "--against", "--force", "-h", "--help"},
+    "report": {"--engine", "-o", "--output", "--against", "--force", "-h", "--help"},
     "watch": {"--interval", "-h", "--help"},
-    "show": {"--top", "--dtypes", "--scans", "--output-format", "-h", "--help"},
+    "show": {"--engine", "--top", "--dtypes", "--scans", "--output-format", "-h", "--help"},
     "explain": {"-h", "--help"},
     "formats": {"--output-format", "-h", "--help"},
     "export": {"--to", "-o", "--output", "--kind", "--module", "--force", "-h", "--help"},

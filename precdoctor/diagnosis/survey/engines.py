@@ -5,62 +5,62 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from typing import TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from precdoctor.errors import UsageError
+from precdoctor.runlog.kept import Kept
+from precdoctor.runlog.pieces import Piece, checked_engine
 
+if TYPE_CHECKING:
+    from precdoctor.runlog.reader import Run
+
+#: Opening a part takes as long as reading this many rows.
+_OPENING = 1 << 11
 #: Rows from which on other processes are worth their start, which takes about as long as reading a million rows.
 WORTH_IT = 1 << 22
-_Task = TypeVar("_Task")
-_Result = TypeVar("_Result")
+_Task_contra = TypeVar("_Task_contra", contravariant=True)
+_Result_co = TypeVar("_Result_co", covariant=True)
+
+
+class _Worker(Protocol[_Task_contra, _Result_co]):
+    """A function of a module, which takes and returns what can be pickled."""
+
+    def __call__(self, task: _Task_contra, kept: Kept | None = None, /) -> _Result_co: ...
 
 
 def run_all(
-    function: Callable[[_Task], _Result],
-    tasks: Sequence[_Task],
-    *,
-    engine: str | None,
-    rows: int,
-    progress: Callable[[int, int], None] = lambda _done, _of: None,
-) -> Iterator[_Result]:
-    """``function`` of each task, in the order of ``tasks``.
+    what: str,
+    function: _Worker[_Task_contra, _Result_co],
+    tasks: Sequence[_Task_contra],
+    run: Run,
+    pieces: Sequence[Piece],
+) -> Iterator[_Result_co]:
+    """``function`` of each task, in the order of ``tasks``, by the engine of ``run``; its progress is shown.
 
     Args:
-        function: a function of a module, which takes and returns what can be pickled.
+        what: the tasks do, for the progress.
+        function: called in this process with what the run knows of its parts, and without in others.
         tasks: what to do.
-        engine: None, ``local:N``, ``dask`` or ``dask:ADDRESS``; None decides by ``rows``.
-        rows: that are read in all.
-        progress: called with the number of tasks that are done, and of all.
+        run: whose pieces are read.
+        pieces: all that are read.
 
     Raises:
-        UsageError: an unknown engine, or Dask is not installed or cannot be reached.
+        UsageError: Dask is not installed or cannot be reached.
     """
-    with _executor(engine, len(tasks), rows) as executor:
-        results = map(function, tasks) if executor is None else executor.map(function, tasks)
+    weight = sum(p.rows + _OPENING for p in pieces)
+    with _executor(run.engine, len(tasks), weight) as executor:
+        results = (function(t, run.kept) for t in tasks) if executor is None else executor.map(function, tasks)
         for done, result in enumerate(results, 1):
             yield result
-            progress(done, len(tasks))
-
-
-def check_engine(engine: str | None) -> str | None:
-    """The name of an engine as it was given.
-
-    Raises:
-        UsageError: there is no such engine.
-    """
-    kind, _, argument = (engine or "local").partition(":")
-    workers = not argument or (argument.isdecimal() and int(argument) > 0)
-    if kind not in ("local", "dask") or (kind == "local" and not workers):
-        raise UsageError(f"--engine takes local, local:WORKERS, dask or dask:ADDRESS, got {engine!r}")
-    return engine
+            run.progress(what, done, len(tasks))
 
 
 @contextlib.contextmanager
 def _executor(engine: str | None, tasks: int, rows: int) -> Iterator[Executor | None]:
     """None means this process."""
-    kind, _, argument = (check_engine(engine) or "local").partition(":")
+    kind, _, argument = (checked_engine(engine) or "local").partition(":")
     if kind == "dask":
         with _dask(argument) as executor:
             yield executor

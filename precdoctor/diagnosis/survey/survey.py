@@ -8,8 +8,8 @@ it is read: totals per tensor, which kinds were non-finite on which step, and th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from precdoctor.diagnosis.survey.totals import READ, grouped, merged, totals
 from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.filters import ATTEMPT
-from precdoctor.runlog.layout import RankDirectory
+from precdoctor.runlog.kept import Kept
+from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, piece_rows
 from precdoctor.runlog.schema import TENSORS
 
@@ -49,6 +50,8 @@ BAD = pa.schema(
     ]
 )
 BATCHES = pa.schema([ROWS.field(name) for name in _BATCH_COLUMNS])
+#: Pieces of fewer rows are read together, up to as many rows in all.
+_SMALL, _TOGETHER = 1 << 16, 1 << 18
 #: Partial tables are merged when there are this many rows of them.
 _PENDING = 1 << 17
 
@@ -94,35 +97,81 @@ def merged_surveys(surveys: Sequence[Survey]) -> Survey:
 
 @dataclass(frozen=True)
 class Task:
-    """What one worker does: read a piece of the tensors.
+    """What one worker does: read some pieces of the tensors.
 
     Attributes:
-        piece: of the log.
+        pieces: of the log; several only where all are small.
         steps: whose rows are kept; None means all.
         keeps: whether rows are kept at all.
     """
 
-    piece: Piece
+    pieces: tuple[Piece, ...]
     steps: tuple[int, ...] | None
     keeps: bool
 
-    @property
-    def directory(self) -> RankDirectory:
-        """Of the process that wrote the piece."""
-        return self.piece.directory
+
+@dataclass(frozen=True)
+class Read:
+    """What a worker found: the survey of its pieces, and why some of them could not be read."""
+
+    survey: Survey
+    unread: tuple[tuple[Piece, RunUnreadableError], ...]
 
 
-def read_piece(task: Task) -> Survey | RunUnreadableError:
-    """Read every row of a piece once; what is wrong with it where it cannot be read."""
+def tasks_of(pieces: Iterable[tuple[Piece, bool]], steps: Sequence[int] | None) -> list[Task]:
+    """Tasks of some size: small pieces that follow one another are read together.
+
+    Args:
+        pieces: in the log's order, each with whether its rows are kept.
+        steps: of which.
+    """
+    chosen = None if steps is None else tuple(steps)
+    tasks: list[Task] = []
+    rows = 0
+    for piece, keeps in pieces:
+        small = 0 < piece.rows <= _SMALL and piece.since is None
+        if tasks and small and 0 < rows <= _TOGETHER - piece.rows and tasks[-1].keeps is keeps:
+            tasks[-1] = replace(tasks[-1], pieces=(*tasks[-1].pieces, piece))
+            rows += piece.rows
+        else:
+            tasks.append(Task((piece,), chosen, keeps))
+            rows = piece.rows if small else 0
+    return tasks
+
+
+def read_pieces(task: Task, kept: Kept | None = None) -> Read:
+    """Read every row of some pieces once.
+
+    Args:
+        task: what to read.
+        kept: what earlier queries found out about the parts of the run.
+    """
     steps = task.steps if task.keeps else ()
-    collector = _Collector(steps)
     more = [name for name in COLUMNS if name not in READ]
-    try:
-        for batch in piece_rows(task.piece, READ, more, steps):
-            collector.take(batch)
-    except RunUnreadableError as error:
-        return error
-    return collector.result()
+    collector = _Collector(steps)
+    unread: list[tuple[Piece, RunUnreadableError]] = []
+    for batch in joined(_rows(task, more, steps, kept, unread)):
+        collector.take(batch)
+    return Read(collector.result(), tuple(unread))
+
+
+def _rows(
+    task: Task,
+    more: Sequence[str],
+    steps: Sequence[int] | None,
+    kept: Kept | None,
+    unread: list[tuple[Piece, RunUnreadableError]],
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all pieces that can be read; of one of several all or none."""
+    for piece in task.pieces:
+        rows = piece_rows(piece, READ, more, steps, kept)
+        try:
+            if len(task.pieces) == 1:
+                yield from rows
+            else:
+                yield from list(rows)
+        except RunUnreadableError as error:
+            unread.append((piece, error))
 
 
 def chosen_steps(sampled: Sequence[int], bad: Sequence[int], rows: int) -> list[int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -22,10 +22,10 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.measures import MEASURES
-from precdoctor.diagnosis.survey.processes import MOST_PROCESSES, Process, glance, process_step, representatives
+from precdoctor.diagnosis.survey.processes import MOST_PROCESSES, Glance, Process, glance, process_step, representatives
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
-from precdoctor.diagnosis.survey.survey import ROWS, Survey, Task, chosen_steps, merged_surveys, read_piece
+from precdoctor.diagnosis.survey.survey import ROWS, Survey, chosen_steps, merged_surveys, read_pieces, tasks_of
 from precdoctor.errors import RunUnreadableError
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
 from precdoctor.runlog.filters import ATTEMPT, query
@@ -51,7 +51,6 @@ IDENTITY = ("root", "module", "kind", "name", "call")
 #: Steps whose rows are kept at least, and rows that may be kept of more of them: rules ask for the same ones.
 _KEPT_STEPS, _KEPT_ROWS = 8, 1 << 15
 _T = TypeVar("_T")
-_Task = TypeVar("_Task", Piece, Task)
 
 
 class RunView:
@@ -148,39 +147,32 @@ class RunView:
         """The rows of the ``steps`` table by process."""
         pieces = {Process(p.directory.rank, p.directory.attempt): p for p in self._run.pieces("steps")}
         if len(pieces) > MOST_PROCESSES:
-            rows = sum(p.rows for p in pieces.values())
-            glances = self._all("reading steps", glance, list(pieces.values()), rows)
-            chosen = representatives(glances)
-            pieces = {p: pieces[p] for p in chosen}
-        found = {}
+            glances: list[Glance] = []
+            looked = run_all("reading steps", glance, list(pieces.values()), self._run, list(pieces.values()))
+            for piece, found in zip(pieces.values(), looked, strict=True):
+                if isinstance(found, RunUnreadableError):
+                    self._cannot_read(piece, found)
+                else:
+                    glances.append(found)
+            pieces = {p: pieces[p] for p in representatives(glances)}
+        steps: dict[Process, list[pa.RecordBatch]] = {}
         for process, piece in pieces.items():
-            with advice(self._run.path):
-                if len(pieces) == 1:
-                    found[process] = list(piece_rows(piece, _STEP_COLUMNS))
-                    break
-                try:
-                    found[process] = list(piece_rows(piece, _STEP_COLUMNS))
-                except RunUnreadableError as error:
-                    self.unread[process] = str(error)
-        return found
+            try:
+                steps[process] = list(piece_rows(piece, _STEP_COLUMNS, kept=self._run.kept))
+            except RunUnreadableError as error:  # noqa: PERF203 - each process apart
+                self._cannot_read(piece, error)
+        return steps
 
-    def _all(
-        self, what: str, function: Callable[[_Task], _T | RunUnreadableError], tasks: Sequence[_Task], rows: int
-    ) -> list[_T]:
-        """``function`` of each task; where a log of several cannot be read, that is a problem of its process."""
-        found: list[_T] = []
-        run = self._run
-        results = run_all(function, tasks, engine=run.engine, rows=rows, progress=partial(run.progress, what))
-        for task, result in zip(tasks, results, strict=True):
-            if not isinstance(result, RunUnreadableError):
-                found.append(result)
-                continue
-            if len(self.everyone) == 1:
-                with advice(run.path):
-                    raise result
-            directory = task.directory
-            self.unread[Process(directory.rank, directory.attempt)] = str(result)
-        return found
+    def _cannot_read(self, piece: Piece, error: RunUnreadableError) -> None:
+        """A log of several that cannot be read is a problem of its process.
+
+        Raises:
+            RunUnreadableError: there is no other.
+        """
+        if len(self.everyone) == 1:
+            with advice(self._run.path):
+                raise error
+        self.unread[Process(piece.directory.rank, piece.directory.attempt)] = str(error)
 
     @cached_property
     def timeline(self) -> Mapping[Process, Sequence[StepFacts]]:
@@ -319,11 +311,13 @@ class RunView:
         facts = [s for steps in self.timeline.values() for s in steps]
         bad = sorted({s.step for s in facts if s.loss_is_bad or s.non_finite or not s.complete})
         pieces = self._run.pieces("tensors")
-        rows = sum(p.rows for p in pieces)
-        mine = {p for p in pieces if Process(p.directory.rank, p.directory.attempt) in self._steps_of}
-        steps = chosen_steps(self.sampled_steps, bad, sum(p.rows for p in mine))
-        tasks = [Task(p, None if steps is None else tuple(steps), p in mine) for p in pieces]
-        return merged_surveys(self._all("reading tensors", read_piece, tasks, rows))
+        mine = [Process(p.directory.rank, p.directory.attempt) in self._steps_of for p in pieces]
+        rows = sum(p.rows for p, keeps in zip(pieces, mine, strict=True) if keeps)
+        tasks = tasks_of(zip(pieces, mine, strict=True), chosen_steps(self.sampled_steps, bad, rows))
+        found = list(run_all("reading tensors", read_pieces, tasks, self._run, pieces))
+        for piece, error in (u for read in found for u in read.unread):
+            self._cannot_read(piece, error)
+        return merged_surveys([read.survey for read in found])
 
     @cached_property
     def bad(self) -> list[dict[str, Any]]:
