@@ -184,6 +184,17 @@ class Run:
         with advice(self.path):
             return [p for directory in self._processes().every for p in pieces_of(directory, table, self.kept)]
 
+    def seals(self) -> dict[str, str] | None:
+        """The checksum of every part by its name; None while parts are open, missing or not listed."""
+        found: dict[str, str] = {}
+        for directory in self._processes().every:
+            with readable(directory.path.name):
+                files = survey(directory.path, self.kept)
+            if files.missing or files.unlisted or not all(file.sealed for file in files.files):
+                return None
+            found |= {f"{directory.path.name}/{name}": part.blake2b for name, part in files.listed.items()}
+        return found
+
     def attach_lines(self) -> list[dict[str, Any]]:
         """attach.jsonl: one object per process that was offered recording; empty when there is none.
 

@@ -103,7 +103,7 @@ def representatives(glances: Sequence[Glance], most: int = MOST_PROCESSES) -> tu
     )
     chosen = {ordered[0].process}
     for reason in reasons:
-        ranked = sorted((g for g in ordered if math.isfinite(reason(g))), key=lambda g: (reason(g), g.process))
+        ranked = sorted((g for g in ordered if not math.isnan(reason(g))), key=lambda g: (reason(g), g.process))
         if ranked and reason(ranked[0]) < reason(ranked[-1]):
             chosen.update(g.process for g in ranked[:_EACH])
     others = [g.process for g in ordered if g.process not in chosen]

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from precdoctor.diagnosis.claims.finding import Source
 from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey import stored
 from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.measures import MEASURES
@@ -313,11 +314,19 @@ class RunView:
         pieces = self._run.pieces("tensors")
         mine = [Process(p.directory.rank, p.directory.attempt) in self._steps_of for p in pieces]
         rows = sum(p.rows for p, keeps in zip(pieces, mine, strict=True) if keeps)
-        tasks = tasks_of(zip(pieces, mine, strict=True), chosen_steps(self.sampled_steps, bad, rows))
+        steps = chosen_steps(self.sampled_steps, bad, rows)
+        key = stored.key_of(self._run, steps) if sum(p.rows for p in pieces) >= stored.WORTH_STORING else None
+        known = stored.load(key) if key is not None else None
+        if known is not None:
+            return known
+        tasks = tasks_of(zip(pieces, mine, strict=True), steps)
         found = list(run_all("reading tensors", read_pieces, tasks, self._run, pieces))
         for piece, error in (u for read in found for u in read.unread):
             self._cannot_read(piece, error)
-        return merged_surveys([read.survey for read in found])
+        whole = merged_surveys([read.survey for read in found])
+        if key is not None and not self.unread:
+            stored.store(key, whole)
+        return whole
 
     @cached_property
     def bad(self) -> list[dict[str, Any]]:
@@ -396,10 +405,9 @@ class RunView:
             messages.append(text(data.get("message")) or text(data.get("error")) or json.dumps(data, sort_keys=True))
         return tuple(messages)
 
-    @cached_property
+    @property
     def problems(self) -> tuple[str, ...]:
         """What the reader found wrong with the files; a log without its end is told by :attr:`complete`."""
-        self.survey  # noqa: B018 - tells which processes cannot be read
         known = [str(p) for rank in self._run.ranks for p in rank.problems]
         return (*known, *(f"{why}; it is left out" for _, why in sorted(self.unread.items())))
 
@@ -418,7 +426,7 @@ class RunView:
         """Why precdoctor itself ended the run; None when it did not."""
         return next((rank.stopped for rank in self._run.ranks if rank.stopped is not None), None)
 
-    @cached_property
+    @property
     def missing(self) -> str | None:
         """Why a rule that found nothing must not say "passed"; None when the log is whole."""
         if self.dropped:
