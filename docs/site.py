@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from generate import rule_pages
 from mkdocs.structure.files import File
 
+from precdoctor.diagnosis.survey.measures import MEASURES
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -46,8 +48,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def measures() -> str:
+    """A table of the measures."""
+    rows = [f"| `{m.name}` | {m.unit} | {m.definition} | {', '.join(m.columns)} |" for m in MEASURES.values()]
+    return "\n".join(["| measure | unit | definition | from the columns |", "|---|---|---|---|", *rows])
+
+
 def on_page_markdown(markdown: str, page: Page, **_given: object) -> str:
-    """... and links that lead to them through the repository find them; of links to its other files the name stays."""
+    """The table of measures goes where a page asks for it. Links to schemas find them; other files are named."""
 
     def beyond(match: re.Match[str]) -> str:
         words, target = match.groups()
@@ -59,4 +67,5 @@ def on_page_markdown(markdown: str, page: Page, **_given: object) -> str:
             return f"[{words}]({up}schema/{place.name})"
         return f"{words} (`{place.relative_to(DOCS.parent)}`)"
 
-    return re.sub(r"\[([^\]]+)\]\((\.\./[^)\s]+)\)", beyond, markdown)
+    whole = markdown.replace("<!-- measures -->", measures())
+    return re.sub(r"\[([^\]]+)\]\((\.\./[^)\s]+)\)", beyond, whole)

@@ -183,7 +183,7 @@ def describe(view: RunView) -> dict[str, Any]:
     sampled = view.sampled_steps
     facts = view.any_facts
     return {
-        "path": str(view.run.path),
+        "path": view.run.origin,
         "command": view.run.info.get("command"),
         "cwd": view.run.info.get("cwd"),
         "ranks": len({p.rank for p in view.everyone}),

@@ -32,6 +32,7 @@ from precdoctor.runlog.layout import (
 )
 from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, pieces_of, rank_rows
+from precdoctor.runlog.remote import as_url, fetch, local_path, shown
 from precdoctor.runlog.shell import quoted_path
 from precdoctor.runlog.survey import json_lines, readable, survey
 
@@ -106,6 +107,8 @@ class Run:
 
     def __init__(self, path: Path, info: dict[str, Any]) -> None:
         self.path = path
+        #: Where it came from, as reports name it: the path, or the URL that it was copied from.
+        self.origin = str(path)
         #: run.json: the command, host facts, recorder options, ``schema_version``.
         self.info = info
         #: Called with what is being done, how much of it is done, and how much there is.
@@ -119,6 +122,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the run was copied from a store into a directory of this machine."""
+        return self.origin != str(self.path)
 
     @cached_property
     def ranks(self) -> list[RankLog]:
@@ -272,6 +280,8 @@ class Run:
 def open_run(path: str | os.PathLike[str] | Run) -> Run:
     """Open a run directory; only its run.json is read. A run that is open already is given back as it is.
 
+    A URL (``s3://``, ``gs://``, any of fsspec's) is copied to a temporary directory first; see :mod:`.remote`.
+
     Raises:
         RunNotFoundError: there is no run directory at ``path``.
         NewerSchemaError: it was written by a newer precdoctor.
@@ -280,8 +290,15 @@ def open_run(path: str | os.PathLike[str] | Run) -> Run:
     """
     if isinstance(path, Run):
         return path
-    run = Path(path)
-    return Run(run, read_run_info(run))
+    url = as_url(path)
+    local = Path(path) if url is None else local_path(url)
+    if local is not None:
+        return Run(local, read_run_info(local))
+    assert url is not None
+    run = fetch(url)
+    found = Run(run, read_run_info(run))
+    found.origin = shown(url)
+    return found
 
 
 @contextmanager

@@ -47,9 +47,11 @@ def run_all(
         pieces: all that are read.
 
     Raises:
-        UsageError: Dask is not installed or cannot be reached.
+        UsageError: Dask is not installed or cannot be reached, or its workers cannot see the run.
     """
     weight = sum(p.rows + _OPENING for p in pieces)
+    if run.is_copy and (run.engine or "").startswith("dask:"):
+        raise UsageError(f"workers at {run.engine} cannot see the copy of {run.origin}; copy the run to where they do")
     with _executor(run.engine, len(tasks), weight) as executor:
         results = (function(t, run.kept) for t in tasks) if executor is None else executor.map(function, tasks)
         for done, result in enumerate(results, 1):

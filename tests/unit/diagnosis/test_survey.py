@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -246,6 +247,28 @@ def test_every_engine_gives_the_same_report(engine: str, tmp_path: Path) -> None
         run.engine = name
         texts.append(dumps(document(diagnose(run), 0)))
     assert texts[0] == texts[1]
+
+
+def test_a_dask_worker_that_dies_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr("precdoctor.diagnosis.survey.survey._SMALL", 0)
+    run = _several_ranks(tmp_path / "run", 8, bad=5)
+    expected = _facts(RunView(run).survey)
+    again = open_run(run.path)
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        again.engine = f"dask:{cluster.scheduler_address}"
+        killed: list[int] = []
+
+        def kill(what: str, done: int, _of: int) -> None:
+            if what == "reading tensors" and done == 1:
+                worker = next(iter(cluster.workers.values()))
+                killed.append(worker.pid)
+                os.kill(worker.pid, signal.SIGKILL)
+
+        again.progress = kill
+        found = _facts(RunView(again).survey)
+    assert killed
+    assert found == expected
 
 
 def test_an_engine_that_does_not_exist_is_refused() -> None:
