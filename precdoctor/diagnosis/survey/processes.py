@@ -18,7 +18,7 @@ from precdoctor.runlog.pieces import Piece, piece_rows
 MOST_PROCESSES = 16
 #: Of those chosen, how many for each reason to stand out; the rest are spread evenly over the ranks.
 _EACH = 2
-_COLUMNS = ("loss", "grad_norm", "loss_scale", "non_finite")
+_COLUMNS = ("loss", "grad_norm", "loss_scale", "non_finite", "skipped")
 
 
 @dataclass(frozen=True, order=True)
@@ -39,7 +39,7 @@ class Glance:
     """The steps of one process in a few numbers.
 
     Attributes:
-        first_bad: first step with a non-finite loss or tensor.
+        first_bad: first step with a non-finite loss or tensor that no loss scaler skipped.
         last: last step.
         grad_norm: largest finite norm of the gradient.
         loss_scale: smallest loss scale.
@@ -66,6 +66,7 @@ def glance(piece: Piece, kept: Kept | None = None) -> Glance | RunUnreadableErro
     table = pa.Table.from_batches(batches)
     loss = table["loss"]
     bad = pc.or_kleene(pc.and_(pc.is_valid(loss), pc.invert(pc.is_finite(loss))), pc.greater(table["non_finite"], 0))
+    bad = pc.and_not_kleene(bad, pc.fill_null(table["skipped"], False))
     last = _number(pc.max(table["step"]), -1.0)
     norms = table["grad_norm"].filter(pc.is_finite(table["grad_norm"]))
     return Glance(

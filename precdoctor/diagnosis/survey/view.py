@@ -45,7 +45,7 @@ BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
 _STEP_COLUMNS = (
     *("step", "rank", "optimizer", "complete", "micro_steps", "loss", "lr", "lrs", "grad_norm", "clip_norm"),
     *("loss_scale", "clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype"),
-    *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "wait_ns", "device_ns", "step_ns"),
+    *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "wait_ns", "device_ns", "step_ns", "wall_time"),
 )
 #: What identifies a tensor across steps and ranks.
 IDENTITY = ("root", "module", "kind", "name", "call")
@@ -64,6 +64,8 @@ class RunView:
         self._memo: dict[str, Any] = {}
         #: Why the log of a process is left out, where those of others can be read.
         self.unread: dict[Process, str] = {}
+        #: The steps of every process in a few numbers, where there are many.
+        self.glances: list[Glance] = []
 
     @property
     def run(self) -> Run:
@@ -148,7 +150,7 @@ class RunView:
         """The rows of the ``steps`` table by process."""
         pieces = {Process(p.directory.rank, p.directory.attempt): p for p in self._run.pieces("steps")}
         if len(pieces) > MOST_PROCESSES:
-            glances: list[Glance] = []
+            glances = self.glances
             looked = run_all("reading steps", glance, list(pieces.values()), self._run, list(pieces.values()))
             for piece, found in zip(pieces.values(), looked, strict=True):
                 if isinstance(found, RunUnreadableError):

@@ -20,6 +20,7 @@ from precdoctor.diagnosis.families.nonfinite.op_report import (
     report_culprit,
     report_poisoning,
 )
+from precdoctor.diagnosis.families.nonfinite.rank_order import rank_order
 from precdoctor.diagnosis.survey.rows import known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -108,11 +109,15 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
         report = _report_divergence(view, incident, incident.divergence)
         evidence |= root_evidence(incident.divergence)
         confidence = min(confidence, _DIVERGED_CONFIDENCE)
+    order = rank_order(view, incident.step)
+    if order is not None:
+        evidence["rank_order"] = order.evidence
+    spread = order.words if order is not None else ""
     return rule.finding(
         severity=Severity.WARNING if incident.recovered else None,
         confidence=confidence,
         title=report.title,
-        message=report.message + _repetition_words(incident) + _never_stepped_again(view, incident),
+        message=report.message + spread + _repetition_words(incident) + _never_stepped_again(view, incident),
         location=location,
         cause=incident.cause.name,
         evidence=evidence,

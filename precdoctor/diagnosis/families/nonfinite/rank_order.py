@@ -1,0 +1,150 @@
+"""Which of several ranks went non-finite first, as far as steps and clocks can tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
+from precdoctor.diagnosis.survey.rows import integer
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+#: Most ranks that a sentence names.
+_NAMED = 4
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """How non-finite values spread over the ranks.
+
+    Attributes:
+        step: the first non-finite step of any rank.
+        first: the ranks that were non-finite at it.
+        others: how many went non-finite later.
+        last_step: the last step by which a rank did.
+        finite: how many never did.
+        lead: seconds between the two earliest reports of the ranks in ``first``; None where not all have one.
+        earliest: the rank of the earliest report.
+        skew: seconds by which clocks of these ranks differ at most, from the ends of a step that all shared; None where
+            no such step was recorded.
+    """
+
+    step: int
+    first: tuple[int, ...]
+    others: int
+    last_step: int
+    finite: int
+    lead: float | None
+    earliest: int | None
+    skew: float | None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether one rank is known to be the first."""
+        ahead = self.lead is not None and self.skew is not None and self.lead > self.skew
+        return len(self.first) == 1 or ahead
+
+    @property
+    def words(self) -> str:
+        """One or two sentences for a message."""
+        told = f" {_ranks(self.first)} went non-finite first, at step {self.step}."
+        if len(self.first) > 1 and self.is_certain:
+            told = (
+                f" Rank {self.earliest} reported it first, {self.lead:.2g} s before the next (clocks differ by up to "
+                f"{self.skew:.2g} s)."
+            )
+        elif len(self.first) > 1:
+            apart = "" if self.skew is None else f", because their clocks differ by up to {self.skew:.2g} s"
+            told = f" {_ranks(self.first)} went non-finite at the same step. Which came first is unknown{apart}."
+        if self.others:
+            told += f" {plural(self.others, 'more rank')} followed by step {self.last_step}."
+        return told + (f" {plural(self.finite, 'rank')} stayed finite." if self.finite else "")
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """For a finding."""
+        return {
+            "step": self.step,
+            "ranks": list(self.first),
+            "later_ranks": self.others,
+            "finite_ranks": self.finite,
+            "lead_seconds": self.lead,
+            "clock_skew_seconds": self.skew,
+            "certain": self.is_certain,
+        }
+
+
+def rank_order(view: RunView, step: int) -> RankOrder | None:
+    """How the ranks went non-finite, if ``step`` is the first of all; None with one rank, or later."""
+    ranks = {p.rank for p in view.everyone}
+    firsts = _first_steps(view)
+    if len(ranks) < 2 or not firsts or min(firsts.values()) != step:
+        return None
+    first = tuple(sorted(rank for rank, at in firsts.items() if at == step))
+    reports = sorted((time, rank) for rank, time in _reports(view, step).items() if rank in first)
+    told = len(first) > 1 and len(reports) == len(first)
+    return RankOrder(
+        step=step,
+        first=first,
+        others=len(firsts) - len(first),
+        last_step=max(firsts.values()),
+        finite=len(ranks) - len(firsts),
+        lead=(reports[1][0] - reports[0][0]) / 1e9 if told else None,
+        earliest=reports[0][1] if told else None,
+        skew=_skew(view, first, step) if len(first) > 1 else None,
+    )
+
+
+def _first_steps(view: RunView) -> dict[int, int]:
+    """The first non-finite step of each rank that has one."""
+    found: dict[int, int] = {}
+    seen = [(p.rank, min(steps)) for p, steps in incident_steps(view).items() if steps]
+    looked = [g for g in view.glances if g.process not in view.timeline and math.isfinite(g.first_bad)]
+    for rank, step in (*seen, *((g.process.rank, int(g.first_bad)) for g in looked)):
+        found[rank] = min(step, found.get(rank, step))
+    return found
+
+
+def _reports(view: RunView, step: int) -> dict[int, int]:
+    """When each rank reported the step (ns since the epoch)."""
+    events = view.remember("nonfinite-events", lambda: view.events_of("nonfinite"))
+    times: dict[int, int] = {}
+    for event in events:
+        rank, time = integer(event.get("rank")), integer(event.get("time_ns"))
+        if integer(event.get("step")) == step and rank is not None and time is not None:
+            times[rank] = min(time, times.get(rank, time))
+    return times
+
+
+def _skew(view: RunView, ranks: Sequence[int], step: int) -> float | None:
+    """Spread of the ranks' clocks at the end of the last step before ``step`` that all of them have.
+
+    Training in step, ranks end a step within the time of a collective; what is beyond that are their clocks.
+    """
+    ends: Mapping[int, dict[Process, float]] = view.remember("step-ends", lambda: _step_ends(view))
+    shared = [
+        list(at.values())
+        for s, found in ends.items()
+        if s < step and len(at := {p.rank: t for p, t in found.items() if p.rank in ranks}) == len(ranks)
+    ]
+    return max(shared[-1]) - min(shared[-1]) if shared else None
+
+
+def _step_ends(view: RunView) -> dict[int, dict[Process, float]]:
+    """By step and process when it ended, in seconds since the epoch."""
+    frame = view.steps[["step", "rank", "attempt", "wall_time"]].dropna().sort_values("step", kind="stable")
+    found: dict[int, dict[Process, float]] = {}
+    for step, rank, attempt, time in frame.itertuples(index=False, name=None):
+        found.setdefault(int(step), {})[Process(int(rank), int(attempt))] = float(time)
+    return found
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]}"
+    named = ", ".join(map(str, ranks[:_NAMED]))
+    more = f" and {len(ranks) - _NAMED:,} more" if len(ranks) > _NAMED else ""
+    return f"Ranks {named}{more}"

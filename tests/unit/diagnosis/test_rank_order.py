@@ -1,0 +1,73 @@
+"""Which of several ranks went non-finite first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precdoctor.diagnosis.claims.finding import Finding
+from precdoctor.diagnosis.engine import diagnose
+from tests.support.runs import write_run
+from tests.support.training import FACTS, Training
+
+SECOND = 10**9
+
+
+def _finding(
+    path: Path, bad: dict[int, int], *, ranks: int = 4, reports: dict[int, float] | None = None, skew: float = 0.0
+) -> Finding:
+    """The finding of a run of which the ranks in ``bad`` have a NaN from that step on.
+
+    Args:
+        path: where the run is written.
+        bad: the first bad step by rank.
+        ranks: how many there are.
+        reports: seconds at which ranks report it.
+        skew: seconds by which the clock of each rank is ahead of the one before.
+    """
+    tensors: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
+    for rank in range(ranks):
+        training = Training(dtype="float16")
+        if rank in bad:
+            training.poison(bad[rank], "output", "head", nan=1)
+        tensors += [{**row, "rank": rank} for rows in training.tensors.values() for row in rows]
+        ends = {"rank": rank}
+        steps += [{**row, **ends, "wall_time": 100.0 + s + rank * skew} for s, row in training.step_rows.items()]
+        if reports is not None and rank in reports:
+            report = {"event": "nonfinite", "step": bad[rank], "rank": rank, "data": "{}"}
+            events.append({**report, "time_ns": int(reports[rank] * SECOND)})
+    write_run(path, tensors, steps, events, facts=FACTS, ranks=ranks)
+    return diagnose(path).findings[0]
+
+
+def test_the_first_rank_is_named_with_those_that_followed(tmp_path: Path) -> None:
+    finding = _finding(tmp_path / "run", {2: 5, 0: 6, 1: 6})
+    assert "Rank 2 went non-finite first, at step 5. 2 more ranks followed by step 6. 1 rank stayed finite." in (
+        finding.message
+    )
+    order = finding.evidence["rank_order"]
+    assert (order["ranks"], order["certain"], order["later_ranks"], order["finite_ranks"]) == ([2], True, 2, 1)
+
+
+def test_reports_decide_where_clocks_agree(tmp_path: Path) -> None:
+    reports = {0: 110.0, 3: 109.2}
+    finding = _finding(tmp_path / "run", {0: 5, 3: 5}, reports=reports, skew=0.01)
+    assert "Rank 3 reported it first, 0.8 s before the next (clocks differ by up to 0.03 s)." in finding.message
+    assert finding.evidence["rank_order"]["certain"]
+
+
+def test_clocks_that_differ_leave_it_open(tmp_path: Path) -> None:
+    finding = _finding(tmp_path / "run", {0: 5, 3: 5}, reports={0: 110.0, 3: 109.9}, skew=0.5)
+    assert "Ranks 0, 3 went non-finite at the same step. Which came first is unknown, because" in finding.message
+    assert "clocks differ by up to 1.5 s" in finding.message
+    assert not finding.evidence["rank_order"]["certain"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_rank_alone_is_not_worth_a_sentence(ranks: int, tmp_path: Path) -> None:
+    finding = _finding(tmp_path / "run", {0: 5}, ranks=ranks)
+    assert ("rank_order" in finding.evidence) is (ranks > 1)
