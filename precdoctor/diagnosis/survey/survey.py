@@ -83,6 +83,8 @@ class Survey:
 
 def merged_surveys(surveys: Sequence[Survey]) -> Survey:
     """The survey of all rows that ``surveys`` are of, in the log's order; associative."""
+    if len(surveys) == 1:
+        return surveys[0]
     kept = [s.kept for s in surveys]
     kinds = {kind for s in surveys for kind in s.steps_of}
     return Survey(

@@ -1,4 +1,4 @@
-"""A part is decoded once for many queries: never a wrong row for it, and never more than there is room for."""
+"""A part is checked once for many queries: never a wrong row for it."""
 
 import os
 
@@ -6,39 +6,12 @@ import pytest
 
 from precdoctor.errors import CorruptRunError
 from precdoctor.runlog import open_run, parts, survey
-from precdoctor.runlog.kept import Kept
 from tests.support.runs import write_run
 
 
 @pytest.fixture
 def directory(tmp_path):
     return write_run(tmp_path / "run", [{"step": s, "module": m, "amax": float(s)} for s in range(3) for m in "ab"])
-
-
-@pytest.fixture
-def decoded(monkeypatch):
-    """Counts the times a part is given to Arrow."""
-    calls, decode = [], parts._open_parquet
-    monkeypatch.setattr(parts, "_open_parquet", lambda content, table: calls.append(table) or decode(content, table))
-    return calls
-
-
-def test_a_part_asked_for_again_is_decoded_once_more_and_then_no_more(directory, decoded):
-    run = open_run(directory)
-    for _ in range(4):
-        assert run.tensors(["module", "amax"], [("step", "==", 2)]).to_numpy().tolist() == [["a", 2.0], ["b", 2.0]]
-    assert len(decoded) == 2
-    assert run.tensors(["zero"], [("module", "==", "a")])["zero"].tolist() == [0, 0, 0]
-    assert len(run.tensors(["zero", "amax"])) == 6
-    assert len(decoded) == 2, "the second time with columns that nobody had asked for yet"
-
-
-def test_without_room_a_part_is_decoded_every_time(directory, decoded):
-    run = open_run(directory)
-    run._kept = Kept(max_bytes=0)
-    for _ in range(3):
-        assert len(run.tensors(["amax"])) == 6
-    assert len(decoded) == 3
 
 
 def test_a_part_that_was_exchanged_is_looked_at_again(directory):
@@ -71,11 +44,10 @@ def of_a_day(tmp_path):
     return write_run(tmp_path / "day", rows, batch_rows=1, rotate_bytes=1)
 
 
-def test_a_footer_is_read_once_however_many_queries_and_however_little_room(of_a_day, monkeypatch):
+def test_a_footer_is_read_once_however_many_queries(of_a_day, monkeypatch):
     footers, read = [], parts.read_footer
     monkeypatch.setattr(parts, "read_footer", lambda content: footers.append(1) or read(content))
     run = open_run(of_a_day)
-    run._kept = Kept(max_bytes=0)
     for name in ("amax", "nan", "zero"):
         assert len(run.tensors([name])) == 24
     assert len(footers) == len(list(of_a_day.glob("rank-00000/tensors-*.parquet"))) > 20
