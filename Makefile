@@ -15,7 +15,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site torture fuzz faults reliability gating zoo predictions prescriptions samples
+.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site torture fuzz faults reliability scale gating zoo predictions prescriptions samples
 
 help:
 	@awk -F':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
@@ -99,6 +99,10 @@ reliability: $(VENV)/.installed-dev  ## stated confidence against the fault corp
 	mkdir -p benchmarks/results
 	test -d precdoctor-runs/faults || $(BIN)/python -m benchmarks.faults.score --set every --keep precdoctor-runs/faults
 	$(BIN)/python -m benchmarks.reliability precdoctor-runs/faults > benchmarks/results/reliability.md
+
+scale: $(VENV)/.installed-dev  ## time the commands on logs of 10^5 to 10^8 rows; benchmarks/results/scale.md
+	mkdir -p build benchmarks/results
+	$(BIN)/python -m benchmarks.scale measure build/scale $(ARGS) > benchmarks/results/scale.md
 
 gating: $(VENV)/.installed-dev  ## how often the gate is wrong, on recorded runs; benchmarks/results/gate.md
 	mkdir -p benchmarks/results
