@@ -97,8 +97,8 @@ def summarise(run: Run, top: int = 10) -> Summary:
     view = RunView(run)
     nothing = view.steps.empty
     tensors = _tensors(view)
-    steps, timeline, step_rows = _timeline(run)
-    events = Counter(str(e) for batch in run.batches("events", ["event"]) for e in batch.column(0).to_pylist())
+    steps, timeline, step_rows = _timeline(view)
+    events = Counter(map(str, view.events["event"]) if len(view.events) else ())
     kinds, dtypes = Counter[str](), Counter[str]()
     for tensor in tensors:
         kinds[tensor.kind] += tensor.rows
@@ -171,13 +171,15 @@ def _tensor_summary(key: tuple[str, ...], values: Mapping[str, Any]) -> TensorSu
     )
 
 
-def _timeline(run: Run) -> tuple[list[int], dict[str, list[float | None]], int]:
+def _timeline(view: RunView) -> tuple[list[int], dict[str, list[float | None]], int]:
     """The series by step, and how many rows the table has. A NaN stays one; a null is None."""
     by_step: dict[int, dict[str, float | None]] = {}
-    rows = 0
-    for batch in run.batches("steps", ["step", *_SERIES]):
-        rows += batch.num_rows
-        for record in batch.to_pylist():
+    batches = [batch for found in view.step_batches.values() for batch in found]
+    rows = sum(batch.num_rows for batch in batches)
+    if len(view.processes) < len(view.everyone):
+        rows = view.run.listed_rows("steps")
+    for batch in batches:
+        for record in batch.select(["step", *_SERIES]).to_pylist():
             cells = by_step.setdefault(record["step"], dict.fromkeys(_SERIES))
             for name in _SERIES:
                 cells[name] = _worse(cells[name], record[name])

@@ -68,7 +68,7 @@ class RunFacts:
     @property
     def processes(self) -> tuple[Process, ...]:
         """The processes that are looked at one by one: all of a few, those that stand out of many."""
-        return tuple(sorted(self._steps_of))
+        return tuple(sorted(self.step_batches))
 
     def facts(self, process: Process) -> Mapping[str, Any]:
         """The ``rank.json`` of one process; empty when it is missing."""
@@ -116,7 +116,7 @@ class RunFacts:
     def steps(self) -> pd.DataFrame:
         """The ``steps`` table, ordered by process and step; ``loss_is_bad`` tells a NaN loss from a missing one."""
         columns = [*_STEP_COLUMNS, "attempt"]
-        batches = [b.select(columns) for found in self._steps_of.values() for b in found]
+        batches = [b.select(columns) for found in self.step_batches.values() for b in found]
         table = pa.Table.from_batches(batches, schema=table_columns("steps", columns)).unify_dictionaries()
         loss = table.column("loss")
         bad = pc.and_kleene(pc.is_valid(loss), pc.invert(pc.is_finite(loss)))
@@ -125,7 +125,7 @@ class RunFacts:
         return ordered
 
     @cached_property
-    def _steps_of(self) -> Mapping[Process, list[pa.RecordBatch]]:
+    def step_batches(self) -> Mapping[Process, list[pa.RecordBatch]]:
         """The rows of the ``steps`` table by process."""
         pieces = {Process(p.directory.rank, p.directory.attempt): p for p in self._run.pieces("steps")}
         if len(pieces) > MOST_PROCESSES:

@@ -126,7 +126,7 @@ class RunView(RunFacts):
         facts = [s for steps in self.timeline.values() for s in steps]
         bad = sorted({s.step for s in facts if s.loss_is_bad or s.non_finite or not s.complete})
         pieces = self._run.pieces("tensors")
-        mine = [Process(p.directory.rank, p.directory.attempt) in self._steps_of for p in pieces]
+        mine = [Process(p.directory.rank, p.directory.attempt) in self.step_batches for p in pieces]
         rows = sum(p.rows for p, keeps in zip(pieces, mine, strict=True) if keeps)
         steps = chosen_steps(self.sampled_steps, bad, rows)
         key = stored.key_of(self._run, steps) if sum(p.rows for p in pieces) >= stored.WORTH_STORING else None
@@ -146,7 +146,7 @@ class RunView(RunFacts):
     def bad(self) -> list[dict[str, Any]]:
         """The records of :attr:`Survey.bad` of the processes that are looked at one by one."""
         found: list[dict[str, Any]] = self.survey.bad.to_pylist()
-        return [r for r in found if Process(r["rank"], r["attempt"]) in self._steps_of]
+        return [r for r in found if Process(r["rank"], r["attempt"]) in self.step_batches]
 
     @cached_property
     def kept_steps(self) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ class RunView(RunFacts):
         where = [("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]
         columns = [*ROW_COLUMNS, "attempt"]
         found: list[pa.RecordBatch] = []
-        if self.survey.covers([step]) and process in self._steps_of:
+        if self.survey.covers([step]) and process in self.step_batches:
             found.append(query("tensors", columns, where).select(self.survey.rows))
         else:
             found += self._run.batches("tensors", columns=columns, filters=where)

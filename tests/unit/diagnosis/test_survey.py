@@ -181,6 +181,27 @@ def test_a_large_model_keeps_fewer_steps() -> None:
     assert len(found) <= FEWEST_STEPS + 10
 
 
+def test_no_finding_of_a_recorded_log_is_lost_where_only_some_of_its_steps_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tests = Path(__file__).resolve().parents[2]
+    runs = sorted(p.parent for p in (tests / "rules").glob("*/*/*/run/run.json"))
+    long = [path for path in runs if len(RunView(open_run(path)).sampled_steps) > 1.3 * FEWEST_STEPS]
+    assert len(long) >= 10
+    lost = []
+    for path in long:
+        found = []
+        for most in (MOST_ROWS, 10):
+            with monkeypatch.context() as patched:
+                patched.setattr("precdoctor.diagnosis.survey.survey.MOST_ROWS", most)
+                view = view_of(open_run(path))
+                diagnosis = diagnose_view(view, RULES, resolve_options({}))
+            found.append({(f.code, f.severity, f.location.module) for f in diagnosis.findings})
+        if found[0] != found[1]:
+            lost.append(path.relative_to(tests))
+    assert lost == []
+
+
 def test_small_pieces_are_read_together_and_kept_ones_apart_from_others(tmp_path: Path) -> None:
     pieces = _several_ranks(tmp_path / "run", 4).pieces("tensors")
     tasks = tasks_of(zip(pieces, [True, True, False, False], strict=True), [1])
