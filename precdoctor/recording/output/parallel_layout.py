@@ -59,7 +59,7 @@ class Layout:
     # --- dimensions --------------------------------------------------------------------------------------------------
 
     def _dimension(self, name: str, ranks: Sequence[int]) -> str:
-        """Note a dimension of these ranks; returns its name: that of the same ranks if there is one, else a free one."""
+        """Note a dimension of these ranks; returns its name: that of known ranks, else a free one."""
         ranks = tuple(ranks)
         for known, (_, _, others) in self._dimensions.items():
             if others == ranks and (known == name or len(ranks) > 1):
