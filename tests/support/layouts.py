@@ -1,6 +1,7 @@
-"""Small trainings of every parallel layout, recorded one after the other: `torchrun ... -m tests.support.layouts OUT NAME ...`.
+"""Small trainings of every parallel layout, recorded one after the other.
 
-A name is a layout and what is done about it, with dots between: ``ddp``, ``ddp.accumulate``, ``ddp.flip``.
+`torchrun ... -m tests.support.layouts DIRECTORY STEPS NAME ...`, from the root of the repository. A name is a layout
+and what is done about it, with dots between: ``ddp``, ``ddp.accumulate``, ``ddp.flip``.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,9 +32,9 @@ from precdoctor.recording import installation
 from precdoctor.recording.options import RecordOptions
 from precdoctor.runlog.layout import create_run
 
-STEPS, WIDTH, BATCH = 12, 16, 32
+WIDTH, BATCH = 16, 32
 #: The step before which faults happen.
-FAULT = 5
+FAULT = 4
 
 
 class Net(nn.Module):
@@ -82,9 +84,11 @@ class Training:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["up.weight", "up.bias"])
             with torch.no_grad():
                 net.up.weight.add_(1e-3 * self.rank)
-        return DistributedDataParallel(
-            net, broadcast_buffers="batchnorm" not in self.options, init_sync="unsynced" not in self.options
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch rename the argument
+            return DistributedDataParallel(
+                net, broadcast_buffers="batchnorm" not in self.options, init_sync="unsynced" not in self.options
+            )
 
     def fsdp1(self, net: nn.Module) -> nn.Module:
         """One flat parameter, in shards."""
@@ -125,7 +129,7 @@ class Training:
         return fully_shard(self._in_parts(net, mesh["tp"]), mesh=mesh["dp"])
 
     def ddp_tp(self, net: nn.Module) -> nn.Module:
-        """Replicas of pipelines are DistributedDataParallel over two ranks of four."""
+        """Replicas on the ranks of a group."""
         mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("dp", "tp"))
         self.reads = mesh.get_local_rank("dp")
         return DistributedDataParallel(net, process_group=mesh.get_group("dp"))
@@ -139,16 +143,18 @@ class Training:
         return parallelize_module(net, mesh, plan)
 
     def pp(self, net: nn.Module) -> nn.Module:
-        """Two stages, of one rank each, or of two with replicas."""
+        """Two stages, of one rank each, or of two with shards."""
         groups = self.world // 2
         mesh = init_device_mesh("cpu", (2, groups), mesh_dim_names=("pp", "dp"))
         index, self.reads = mesh.get_local_rank("pp"), mesh.get_local_rank("dp")
         part = nn.Sequential(net.up, nn.GELU()) if index == 0 else nn.Sequential(net.norm, net.down)
-        stage_module = DistributedDataParallel(part, process_group=mesh.get_group("dp")) if groups > 1 else part
-        stage = PipelineStage(stage_module, index, 2, torch.device("cpu"), group=mesh.get_group("pp"))
+        self.mesh = mesh
+        if groups > 1:
+            part = fully_shard(part, mesh=mesh["dp"])
+        stage = PipelineStage(part, index, 2, torch.device("cpu"), group=mesh.get_group("pp"))
         schedule = Schedule1F1B if "1f1b" in self.options else ScheduleGPipe
         self.schedule = schedule(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
-        return stage_module
+        return part
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -166,7 +172,7 @@ class Training:
         self.optimizer.step()
         if "local" in self.options and number % 4 == 3:
             for parameter in self.model.parameters():
-                dist.all_reduce(parameter.data, dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM)
+                dist.all_reduce(parameter.data)
                 parameter.data.div_(self.world)
 
     def _backward(self, x: Tensor, weight: float) -> None:
@@ -207,7 +213,7 @@ class Training:
 
 def main() -> None:
     """Record each of the trainings named on the command line into a run directory of its name."""
-    out, *names = sys.argv[1:]
+    out, steps, *names = sys.argv[1:]
     dist.init_process_group("gloo")
     for name in names:
         layout, *options = name.split(".")
@@ -219,7 +225,7 @@ def main() -> None:
         recorder = installation.begin(run, RecordOptions(every=1, strict=True))
         try:
             training = Training(layout, set(options))
-            for number in range(STEPS):
+            for number in range(int(steps)):
                 training.step(number)
         finally:
             recorder.end()

@@ -44,6 +44,7 @@ class Weight:
     #: How often the launcher had restarted the ranks; None: not known.
     restart: int | None
     trained: bool
+    is_matrix: bool
     by: str
 
 
@@ -152,5 +153,6 @@ def _weights(facts: Mapping[str, Any]) -> Iterable[Weight]:
             yield Weight(
                 text(root.get("name")), text(parameter.get("module")), text(parameter.get("name")),
                 placement["first"], placement["replicas"], layout.get("restart"),
-                parameter.get("requires_grad") is not False, text(placement.get("by")),
+                parameter.get("requires_grad") is not False, len(parameter.get("shape") or ()) > 1,
+                text(placement.get("by")),
             )  # fmt: skip

@@ -100,14 +100,14 @@ class RunView:
 
         Empty without a layout, and where all ranks are replicas, or shards, of one another: their number says as much.
         """
-        facts = next((f for p in self.processes if p.rank == rank and (f := self.facts(p))), {})
-        layout = facts.get("layout") or {}
+        facts = (self.facts(p) for p in self.processes if p.rank == rank)
+        layout: Mapping[str, Any] = next((found for f in facts if (found := f.get("layout"))), {})
         places = {text(d["name"]): int(d["rank"]) for d in layout.get("dimensions") or () if d["size"] > 1}
-        stages = layout.get("stages") or ()
+        stages: Sequence[int] = layout.get("stages") or ()
         if len(stages) == 1:
             places.pop("pp", None)
             return {**places, "stage": int(stages[0])}
-        return {} if places.keys() <= _OF_ALL_RANKS and list(places.values()) in ([], [rank]) else places
+        return {} if places.keys() <= _OF_ALL_RANKS and set(places.values()) <= {rank} else places
 
     @cached_property
     def module_classes(self) -> Mapping[tuple[str, str], str]:

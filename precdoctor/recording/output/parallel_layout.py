@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -44,7 +44,7 @@ _LOCAL_STEPS = "post_localSGD"
 class Layout:
     """Collects dimensions and placements for one rank.json."""
 
-    def __init__(self, meshes: Iterable[Any] = ()) -> None:
+    def __init__(self) -> None:
         distributed = sys.modules["torch.distributed"]
         self._rank, self._ranks = int(distributed.get_rank()), int(distributed.get_world_size())
         #: Size and this rank's place by name, and the ranks of the dimension where they are known.
@@ -53,8 +53,6 @@ class Layout:
         self._grids: dict[int, tuple[np.ndarray, tuple[int, ...], tuple[str, ...]] | None] = {}
         #: Keeps what ``_grids`` knows by its id.
         self._meshes: list[Any] = []
-        for mesh in meshes:
-            self._grid(mesh)
 
     # --- dimensions --------------------------------------------------------------------------------------------------
 
@@ -88,11 +86,15 @@ class Layout:
             return None
         place = tuple(int(n) for n in found[0])
         names = mesh.mesh_dim_names or tuple(f"dim{n}" for n in range(ranks.ndim))
-        along = [ranks[(*place[:n], slice(None), *place[n + 1 :])].tolist() for n in range(ranks.ndim)]
+        along = [np.moveaxis(ranks, n, -1)[place[:n] + place[n + 1 :]].tolist() for n in range(ranks.ndim)]
         return ranks, place, tuple(self._dimension(static.text(n), r) for n, r in zip(names, along, strict=True))
 
+    def mesh(self, mesh: Any) -> None:
+        """Add the dimensions of a device mesh, where they have no names yet."""
+        self._grid(mesh)
+
     def libraries(self) -> None:
-        """Add the dimensions that Megatron and DeepSpeed know, where a mesh has not named them."""
+        """Add those that Megatron and DeepSpeed know, where a mesh has not named them."""
         for library, getters in _GETTERS.items():
             module = sys.modules.get(library)
             for name, getter in getters.items() if module is not None else ():
@@ -190,17 +192,24 @@ class LayoutReader:
         if self._searches < _MAX_SEARCHES:
             self._searches += 1
             self._meshes, self._stages = [weakref.ref(m) for m in _meshes()], _stages()
-        layout = Layout(m for ref in self._meshes if (m := ref()) is not None)
+        layout = Layout()
+        # What parameters lie on goes first: a mesh may be left over from something else.
+        parameters = {id(p): p for model in models for p in static.parameters(model) if type(p).__name__ == "DTensor"}
+        sharded = {key: layout.of_dtensor(p) for key, p in parameters.items()}
+        for mesh in self._meshes:
+            layout.mesh(mesh())
         layout.libraries()
         placements: dict[int, int | None] = {}
         for model in models:
-            placements |= _placements(layout, model)
+            placements |= _wrapped(layout, model)
+        placements |= sharded
         known = {key: number for key, number in placements.items() if number is not None}
         self._last = layout.document(self._stages), known
         return self._last
 
 
-def _placements(layout: Layout, model: nn.Module) -> dict[int, int | None]:
+def _wrapped(layout: Layout, model: nn.Module) -> dict[int, int | None]:
+    """Placement of the parameters that a wrapper of torch's looks after, by ``id``."""
     found: dict[int, int | None] = {}
     ddp_class = nn.parallel.DistributedDataParallel
     fsdp_class = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
@@ -213,9 +222,6 @@ def _placements(layout: Layout, model: nn.Module) -> dict[int, int | None]:
         elif kind is fsdp_class:
             number = layout.of_fsdp1(part)
             found |= {id(p): number for p in static.parameters(part)}
-    for parameter in static.parameters(model):
-        if type(parameter).__name__ == "DTensor":
-            found[id(parameter)] = layout.of_dtensor(parameter)
     return found
 
 
@@ -226,15 +232,17 @@ def _mesh_class() -> Any:
 def _meshes() -> list[Any]:
     """Every device mesh of several dimensions; those of one are what parameters lie on, and are met there."""
     kind = _mesh_class()
-    found = live_objects.exactly(kind) if isinstance(kind, type) else []
+    found: list[Any] = live_objects.exactly(kind) if isinstance(kind, type) else []
     return sorted((m for m in found if m.ndim > 1 and m.mesh_dim_names), key=lambda m: -m.ndim)
 
 
 def _stages() -> list[tuple[int, int]]:
     """Index and number of the pipeline stages of this process."""
     module = sys.modules.get("torch.distributed.pipelining.stage")
-    kinds = [getattr(module, name, None) for name in ("PipelineStage", "_PipelineStage")]
-    stages = [s for kind in kinds if isinstance(kind, type) for s in live_objects.exactly(kind)]
+    stages: list[Any] = []
+    for name in ("PipelineStage", "_PipelineStage"):
+        kind: Any = getattr(module, name, None)
+        stages += live_objects.exactly(kind) if isinstance(kind, type) else []
     found = {(static.attribute(s, "stage_index"), static.attribute(s, "num_stages")) for s in stages}
     return sorted((at, of) for at, of in found if type(at) is int and type(of) is int)[:_MAX_STAGES]
 

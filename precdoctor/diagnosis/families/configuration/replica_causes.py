@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from precdoctor.diagnosis.claims.finding import Prescription, rank_place
 from precdoctor.diagnosis.claims.rule import Options
 from precdoctor.diagnosis.families.configuration.replica_copies import Copies, Difference
+from precdoctor.diagnosis.survey.replicas import Weight
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -68,13 +69,24 @@ class Cause:
     mild: bool = False
 
 
-def cause_of(view: RunView, lasting: Sequence[Difference], copies: Copies, compared: int, options: Options) -> Cause:
-    """The cause of the differences; the earliest is the first of ``lasting``, whose copies are given."""
+def cause_of(
+    view: RunView, lasting: Sequence[Difference], copies: Copies, compared: Sequence[Weight], options: Options
+) -> Cause:
+    """The cause of the differences.
+
+    Args:
+        lasting: the differences, the earliest first.
+        copies: those of the first.
+        compared: all weights of which several copies were compared.
+    """
     first, count = lasting[0], len(lasting)
     together = [d for d in lasting if d.since == first.since]
-    many = len(together) > max(1.0, options["whole_model"] * compared)
+    # Vectors start as zeros or ones, whatever the seed.
+    matrices = [w for w in compared if w.is_matrix and w.trained]
+    apart = [d for d in together if d.weight.is_matrix and d.weight.trained]
+    many = len(apart) > 1 and len(apart) >= options["whole_model"] * len(matrices)
     if first.from_the_start:
-        return _never_equal(together, many=many, compared=compared, count=count)
+        return _never_equal(together, many=many, compared=len(compared), count=count)
     if many and (devices := _devices(view, first)):
         return _other_devices(devices, count)
     if copies.gradients_differ:
@@ -133,7 +145,7 @@ def _other_updates(first: Difference, count: int) -> Cause:
     return Cause(
         "unequal-updates",
         f"Many weights part at once, after step {first.equal}: the optimizers made different steps of equal weights, "
-        "as with rounding or noise drawn from each rank's own random state, or with unequal optimizer state.",
+        "as with noise drawn from each rank's own random state, or one rank's weights were written to.",
         0.8, "many weights part on one step, so no single tensor was written to",
         (_prescribe("random_state", "per rank", "one", "draw the same numbers on every rank", count, _SAME_DRAWS),),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.configuration.replica_causes import Cause, cause_of
 from precdoctor.diagnosis.families.configuration.replica_copies import Copies, Difference, copies_of
-from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, replica_differences
+from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, replica_differences
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -70,7 +70,8 @@ def check(view: RunView, options: Options) -> Checked:
         averaged = f"; {len(found)} differ for a while and are averaged again" if found else ""
         return Checked((), f"{seen}, on up to {plural(pc.max(summary['steps']).as_py(), 'step')}{averaged}")
     lasting.sort(key=lambda d: (d.since, d.order is None, d.order or 0, d.name))
-    finding = _finding(view, lasting, summary.num_rows, options)
+    compared = [replicas.weights[n] for n in summary["weight"].to_pylist()]
+    finding = _finding(view, lasting, compared, options)
     return Checked([finding], f"{len(lasting):,} of {seen} differ", Status.FAILED)
 
 
@@ -87,16 +88,15 @@ def _difference(record: Mapping[str, Any], replicas: Replicas) -> Difference:
     )
 
 
-def _finding(view: RunView, lasting: Sequence[Difference], compared: int, options: Options) -> Finding:
+def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[Weight], options: Options) -> Finding:
     first = lasting[0]
     copies = copies_of(view, first)
     cause = cause_of(view, lasting, copies, compared, options)
     rank = copies.suspect if copies.suspect is not None else copies.groups[-1][0]
     together = [d for d in lasting if d.since == first.since]
-    rest = f" {plural(len(together) - 1, 'other weight')} differ on the same step." if len(together) > 1 else ""
-    later = (
-        f" {plural(len(lasting) - len(together), 'more weight')} differ later." if len(lasting) > len(together) else ""
-    )
+    beside, behind = len(together) - 1, len(lasting) - len(together)
+    rest = f" From the same step on {plural(beside, 'other weight')} differ." if beside else ""
+    later = f" Later {plural(behind, 'more weight')} differ." if behind else ""
     equal = "" if first.equal is None else f" All copies were equal on step {first.equal}."
     return RULE.finding(
         confidence=cause.confidence,
@@ -111,7 +111,7 @@ def _finding(view: RunView, lasting: Sequence[Difference], compared: int, option
             first.weight.root, first.weight.module, copies.module_class, "weight", Phase.OPTIMIZER, rank, first.since
         ),
         cause=cause.name,
-        evidence=_evidence(lasting, copies, cause, compared),
+        evidence=_evidence(lasting, copies, cause, len(compared)),
         prescriptions=cause.prescriptions,
     )
 
@@ -146,7 +146,7 @@ def _who(view: RunView, copies: Copies, first: Difference) -> str:
 def _held_by(view: RunView, copies: Copies) -> str:
     """``rank 3 alone holds one value, and 3 ranks another``."""
     if len(copies.alone) == 1:
-        return f"{_rank(view, copies.alone[0])} is alone against {plural(len(copies.groups[0]), 'equal copy')}"
+        return f"{_rank(view, copies.alone[0])} is alone against {len(copies.groups[0]):,} equal copies"
     if copies.alone:
         ranks = ", ".join(map(str, copies.alone[:_LISTED]))
         return f"ranks {ranks} do not hold what {len(copies.groups[0])} others do"
@@ -168,9 +168,9 @@ RULE = Rule(
     page=PAGE,
     options=(
         RuleOption(
-            "whole_model", 0.25, "share of weights",
-            "Share of the compared weights that differ, above which the cause is not one tensor's.",
-            "Chosen empirically: weights that start as zeros or ones are equal under any seed.",
+            "whole_model", 0.75, "share of matrices",
+            "Share of the trained weight matrices that part on one step, from which on the cause is the whole model's.",
+            "Chosen empirically: matrices that start as zeros are equal under any seed.", maximum=1.0,
         ),
     ),
     check=check,
