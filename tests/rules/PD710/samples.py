@@ -131,7 +131,7 @@ FIRING = {
     ),
     "noise_in_the_optimizer": Sample(
         lambda: apart(replicas(), 1, 4, ALL), 4, ALL[0], "weight", "unequal-updates", rank=1,
-        says=("From the same step on 7 other weights differ",), bare=True,
+        says=("7 other weights parted on the same step",), bare=True,
     ),
 }  # fmt: skip
 HEALTHY = {

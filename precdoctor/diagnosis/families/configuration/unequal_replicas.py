@@ -95,8 +95,8 @@ def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[We
     rank = copies.suspect if copies.suspect is not None else copies.groups[-1][0]
     together = [d for d in lasting if d.since == first.since]
     beside, behind = len(together) - 1, len(lasting) - len(together)
-    rest = f" From the same step on {plural(beside, 'other weight')} differ." if beside else ""
-    later = f" Later {plural(behind, 'more weight')} differ." if behind else ""
+    rest = f" {plural(beside, 'other weight')} parted on the same step." if beside else ""
+    later = f" {plural(behind, 'more weight')} parted later." if behind else ""
     equal = "" if first.equal is None else f" All copies were equal on step {first.equal}."
     return RULE.finding(
         confidence=cause.confidence,
