@@ -41,9 +41,9 @@ Run the step again from a checkpoint: if it is finite, run with `CUDA_LAUNCH_BLO
 change the device.
 """,
     confidence="""
-0.7; 0.8 if other ranks were finite at the same step. That the device is at fault is said with a confidence of its own:
-0.5 if other ranks were finite, else 0.3, because memory that is read before it was written looks the same. Python state outside the modules, such as a counter, can also make
-a replay differ; the recorder does not see it.
+0.7; 0.8 if other ranks were finite at the same step. Python state outside the modules, such as a counter, can also make
+a replay differ; the recorder does not see it. The suspicion against the device has a confidence of its own: 0.5 if
+other ranks were finite, else 0.3, because memory that is read before it was written looks the same.
 """,
     references=(
         "PyTorch documentation: CUDA semantics, streams; Reproducibility",
