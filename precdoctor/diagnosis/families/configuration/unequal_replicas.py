@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status, rank_place
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.configuration.replica_causes import Cause, cause_of
-from precdoctor.diagnosis.families.configuration.replica_copies import Copies, Difference, copies_of
+from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import Cause, cause_of
+from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference, copies_of
 from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, replica_differences
 from precdoctor.diagnosis.survey.view import RunView
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Prescription, rank_place
 from precdoctor.diagnosis.claims.rule import Options
-from precdoctor.diagnosis.families.configuration.replica_copies import Copies, Difference
+from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference
 from precdoctor.diagnosis.survey.replicas import Weight
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
