@@ -74,6 +74,7 @@ _PRODUCT: Final[Shape] = {
     "terms": "integer",
 }
 _LAYOUT: Final[Shape] = {
+    "failed": "text",
     "ranks": "integer",
     "restart": "integer",
     "dimensions": Each({"name!": "text", "size!": "integer", "rank!": "integer"}, longest=16),

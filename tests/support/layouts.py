@@ -86,9 +86,9 @@ class Training:
                 net.up.weight.add_(1e-3 * self.rank)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # newer versions of torch rename the argument
-            return DistributedDataParallel(
-                net, broadcast_buffers="batchnorm" not in self.options, init_sync="unsynced" not in self.options
-            )
+            # Older versions of torch always broadcast.
+            unsynced = {"init_sync": False} if "unsynced" in self.options else {}
+            return DistributedDataParallel(net, broadcast_buffers="batchnorm" not in self.options, **unsynced)
 
     def fsdp1(self, net: nn.Module) -> nn.Module:
         """One flat parameter, in shards."""

@@ -23,6 +23,8 @@ from precdoctor.recording.process import attach
 _MAX_DIMENSIONS, _MAX_PLACEMENTS, _MAX_STAGES = 16, 256, 64
 #: A search for meshes and stages walks every live object.
 _MAX_SEARCHES = 8
+#: Characters of the reason why there is none.
+_MAX_WHY = 400
 #: Getters of a dimension's rank and size, without their ``_rank`` and ``_world_size``, by module.
 _GETTERS: Mapping[str, Mapping[str, str]] = {
     "megatron.core.parallel_state": {
@@ -189,6 +191,14 @@ class LayoutReader:
         """
         if not attach.has_other_ranks():
             return self._last
+        try:
+            self._last = self._read(models)
+        except Exception as error:  # noqa: BLE001 - a torch that keeps it elsewhere; the rest of rank.json stands
+            attach.let_through(error)
+            self._last = {"failed": f"{type(error).__name__}: {error}"[:_MAX_WHY]}, {}
+        return self._last
+
+    def _read(self, models: Sequence[nn.Module]) -> tuple[dict[str, Any], dict[int, int]]:
         if self._searches < _MAX_SEARCHES:
             self._searches += 1
             self._meshes, self._stages = [weakref.ref(m) for m in _meshes()], _stages()
@@ -204,8 +214,7 @@ class LayoutReader:
             placements |= _wrapped(layout, model)
         placements |= sharded
         known = {key: number for key, number in placements.items() if number is not None}
-        self._last = layout.document(self._stages), known
-        return self._last
+        return layout.document(self._stages), known
 
 
 def _wrapped(layout: Layout, model: nn.Module) -> dict[int, int | None]:
@@ -217,7 +226,7 @@ def _wrapped(layout: Layout, model: nn.Module) -> dict[int, int | None]:
         kind = type(part)
         if kind is ddp_class and (inner := static.held(part, "_modules").get("module")) is not None:
             number, ignored = layout.of_ddp(part), static.attribute(part, "parameters_to_ignore")
-            ignored = ignored if type(ignored) is set else ()
+            ignored = {n for n in ignored if type(n) is str} if type(ignored) is set else set()
             found |= {id(p): number for name, p in static.named_parameters(inner) if name not in ignored}
         elif kind is fsdp_class:
             number = layout.of_fsdp1(part)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections import defaultdict
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.survey.replicas import COLUMNS, PARTIAL, Replicas, merge, replica_differences, summarise
 from precdoctor.diagnosis.survey.view import Process
+from precdoctor.reporting.finding_view import place as place_of
 from precdoctor.runlog.schema import TENSORS
+from tests.support.training import FACTS, Training, poison
 
 RANKS = 4
 #: FSDP's and DDP's: two weights that all ranks hold, two that ranks 0 and 2, and 1 and 3, hold.
@@ -122,3 +127,36 @@ def test_memory_does_not_grow_with_ranks():
         total = merge([total, replicas.compare(batch_of([row]))])
     assert total.num_rows == 10
     assert set(total["copies"].to_pylist()) == {RANKS}
+
+
+@pytest.mark.parametrize(
+    ("layout", "place"),
+    [
+        ({}, "rank 1"),
+        ({"dimensions": [{"name": "dp", "size": 2, "rank": 1}]}, "rank 1"),
+        ({"dimensions": [{"name": "tp", "size": 2, "rank": 1}]}, "rank 1 (tp rank 1)"),
+        (
+            {"dimensions": [{"name": n, "size": 2, "rank": 1} for n in ("pp", "tp")], "stages": [2], "stage_count": 4},
+            "rank 1 (tp rank 1, stage 2)",
+        ),
+        ({"dimensions": [{"name": n, "size": 2, "rank": 0} for n in ("dp", "cp")]}, "rank 1 (dp rank 0, cp rank 0)"),
+        ({"dimensions": [{"name": "tp", "size": 1, "rank": 0}], "stages": []}, "rank 1"),
+    ],
+)
+def test_a_finding_names_the_place_of_its_rank(tmp_path, layout, place):
+    run = Training(ranks=2, facts={**FACTS, "layout": layout})
+    mine = copy.deepcopy(run.tensors[7])
+    poison(mine, "output", "head", nan=3)
+    run.of_rank[1, 7] = mine
+    (finding,) = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD101"]
+    assert finding.location.rank == 1
+    assert place_of(finding.location).endswith(f"step 7, {place}")
+
+
+@pytest.mark.parametrize(
+    ("layout", "status"), [({}, "not-applicable"), ({"failed": "AttributeError: _spec"}, "indeterminate")]
+)
+def test_a_log_that_does_not_know_the_layout(tmp_path, layout, status):
+    diagnosis = diagnose(Training(ranks=2, facts={**FACTS, "layout": layout}).write(tmp_path / "run"))
+    (outcome,) = [r for r in diagnosis.rules if r.code == "PD710"]
+    assert outcome.status.value == status

@@ -120,5 +120,16 @@ def test_meshes_and_stages_are_searched_for_a_few_times_only(group, monkeypatch)
     assert 0 < len(searches) <= 24
 
 
+def test_a_layout_that_cannot_be_read_costs_the_layout_alone(group, monkeypatch):
+    def elsewhere(*_):
+        raise AttributeError("_spec")
+
+    monkeypatch.setattr(parallel_layout.Layout, "of_ddp", elsewhere)
+    assert LayoutReader().read([DistributedDataParallel(torch.nn.Linear(2, 1))]) == (
+        {"failed": "AttributeError: _spec"},
+        {},
+    )
+
+
 def test_a_process_that_is_alone_has_no_layout():
     assert LayoutReader().read([torch.nn.Linear(2, 1)]) == (None, {})

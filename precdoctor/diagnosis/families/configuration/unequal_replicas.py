@@ -13,6 +13,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import Cause, cause_of
 from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference, copies_of
 from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, replica_differences
+from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -58,6 +59,11 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("the run has one rank")
     replicas = Replicas({p: view.facts(p) for p in view.processes})
     if not replicas.weights:
+        layouts = [view.facts(p).get("layout") or {} for p in view.processes]
+        if failed := next((text(f.get("failed")) for f in layouts if f.get("failed")), ""):
+            return Checked.indeterminate(f"the recorder could not read the parallel layout: {failed}")
+        if not any(layouts):
+            return Checked.not_applicable("the log has no parallel layout")
         return Checked.not_applicable("by its layout no two recorded ranks hold a copy of the same weight")
     rows = view.run.batches("tensors", columns=COLUMNS, filters=[("kind", "==", "weight")])
     summary = replica_differences(rows, replicas)

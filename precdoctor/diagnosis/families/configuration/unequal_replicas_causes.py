@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 torch.manual_seed(0)  # the same on every rank, before the model is made
 model = make_model()
-model = DistributedDataParallel(model, init_sync=True)  # after the last change to its weights
+model = DistributedDataParallel(model)  # after the last change to its weights, without init_sync=False
 """
 _BROADCAST = """
 import torch.distributed as dist
