@@ -263,7 +263,8 @@ def _ranks_of(group: Any) -> list[int]:
         return []
     try:
         return [int(r) for r in distributed.get_process_group_ranks(group)]
-    except (KeyError, ValueError, RuntimeError):  # destroyed
+    except (KeyError, ValueError, RuntimeError) as error:  # destroyed
+        attach.let_through(error)
         return []
 
 

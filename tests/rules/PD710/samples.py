@@ -126,7 +126,7 @@ FIRING = {
         says=("rank 3 is alone", "The other 7 compared weights are equal"), bare=True,
     ),
     "gradient_not_reduced": Sample(
-        not_reduced, 1, "head", "weight", "unreduced-gradient", rank=..., bare=True,
+        not_reduced, 1, "head", "weight", "unequal-gradients", rank=..., bare=True,
         evidence={"gradients_differ": True},
     ),
     "noise_in_the_optimizer": Sample(

@@ -28,11 +28,13 @@ with torch.no_grad():  # on every rank, after the last change to the weights and
         dist.broadcast(parameter, src=0)
 """
 _REDUCED = """
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 model.add_module("head", head)  # every parameter is there before the model is wrapped
 model = DistributedDataParallel(model)
 # model.no_sync() only around micro-steps that no optimizer step follows
+torch.nn.utils.clip_grad_norm_(shared_parameters, 1.0)  # a weight of one rank alone makes its norm another one
 """
 _SAME_DRAWS = """
 import torch
@@ -90,7 +92,7 @@ def cause_of(
     if many and (devices := _devices(view, first)):
         return _other_devices(devices, count)
     if copies.gradients_differ:
-        return _unreduced(first, count)
+        return _unequal_gradients(view, first, count)
     if many:
         return _other_updates(first, count)
     return _one_rank(view, first, copies, count)
@@ -121,11 +123,16 @@ def _never_equal(together: Sequence[Difference], *, many: bool, compared: int, c
     )  # fmt: skip
 
 
-def _unreduced(first: Difference, count: int) -> Cause:
+def _unequal_gradients(view: RunView, first: Difference, count: int) -> Cause:
+    clipped = any(
+        (facts := view.step_facts(process, first.equal or 0)) is not None and facts.clip_norm is not None
+        for process in first.holders
+    )
+    norms = ", or clipped by the norm of more than the ranks share" if clipped else ""
     return Cause(
-        "unreduced-gradient",
+        "unequal-gradients",
         f"On step {first.equal} the weights were equal and the gradients that the optimizers got were not: they are "
-        "not reduced over the ranks.",
+        f"not reduced over the ranks{norms}.",
         0.9, "the gradients on the last equal step differ between the ranks",
         (_prescribe("gradient_reduction", False, True, "have the gradient reduced", count, _REDUCED),),
     )  # fmt: skip
