@@ -68,6 +68,14 @@ def every_rank_draws(modules: tuple[str, ...], *, frozen: tuple[str, ...] = ()) 
     return run
 
 
+def standing_still() -> Training:
+    """A rate of zero: every weight has the same bits on all steps, but for one of one rank."""
+    run = replicas()
+    for row in (row for rows in run.tensors.values() for row in rows if row["kind"] == "weight"):
+        row["fingerprint"] = 1 + row["order"]
+    return apart(run, 2, 6, (NORM,), change=moved)
+
+
 def moved(row: Row) -> None:
     row["sum"] += 0.5
 
@@ -108,6 +116,9 @@ FIRING = {
         says=("on rank 2 is not what its replicas hold", "alone against 3 equal copies", "equal on step 5"), bare=True,
         evidence={"alone": [2], "suspected_rank": 2, "last_equal_step": 5, "differing_weights": 1,
                   "gradients_differ": False},
+    ),
+    "flipped_bit_in_a_warm_up": Sample(
+        standing_still, 6, NORM, "weight", "rank-local-change", rank=2, says=("against 3 equal copies",), bare=True,
     ),
     "flipped_bit_of_two": Sample(
         lambda: apart(replicas(2), 1, 6, (NORM,), change=moved), 6, NORM, "weight", "rank-local-change", rank=1,

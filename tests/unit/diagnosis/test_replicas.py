@@ -17,6 +17,7 @@ from precdoctor.diagnosis.survey.replicas import COLUMNS, PARTIAL, Replicas, mer
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.reporting.finding_view import place as place_of
 from precdoctor.runlog.schema import TENSORS
+from tests.rules.PD710.samples import replicas
 from tests.support.training import FACTS, Training, poison
 
 RANKS = 4
@@ -55,12 +56,12 @@ def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.record_batch([*arrays, pa.array([0] * len(rows), pa.int32())], [*columns, "attempt"])
 
 
-def slowly(rows: list[dict[str, Any]], replicas: Replicas) -> list[dict[str, Any]]:
+def slowly(rows: list[dict[str, Any]], held_by: Replicas) -> list[dict[str, Any]]:
     """The summary, row by row."""
     held = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        for number, weight in enumerate(replicas.weights):
-            mine = weight.module == row["module"] and Process(row["rank"], 0) in replicas.holders(number)
+        for number, weight in enumerate(held_by.weights):
+            mine = weight.module == row["module"] and Process(row["rank"], 0) in held_by.holders(number)
             if mine and row["kind"] == "weight" and row["fingerprint"] is not None:
                 held[number][row["step"]].append(row)
     found = []
@@ -151,6 +152,19 @@ def test_a_finding_names_the_place_of_its_rank(tmp_path, layout, place):
     (finding,) = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD101"]
     assert finding.location.rank == 1
     assert place_of(finding.location).endswith(f"step 7, {place}")
+
+
+def test_ranks_that_count_steps_differently_are_not_held_against_one_another(tmp_path):
+    run = replicas(2)
+    for step, rows in run.tensors.items():
+        mine = copy.deepcopy(rows)
+        for row in mine:
+            if row["kind"] == "weight" and step >= 4:
+                row["fingerprint"] -= 1000  # those of the step before
+        run.of_rank[1, step] = mine
+    (outcome,) = [r for r in diagnose(run.write(tmp_path / "run")).rules if r.code == "PD710"]
+    assert outcome.status.value == "indeterminate"
+    assert "rank 1 holds on step 5 what rank 0 held on step 4" in outcome.reason
 
 
 @pytest.mark.parametrize(

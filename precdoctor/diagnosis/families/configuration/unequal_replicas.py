@@ -11,7 +11,12 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severi
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import Cause, cause_of
-from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import Copies, Difference, copies_of
+from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import (
+    Copies,
+    Difference,
+    copies_of,
+    steps_apart,
+)
 from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, replica_differences
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
@@ -22,7 +27,8 @@ A weight whose bits differ between ranks that hold copies of it: replicas of Dis
 (FSDP, HSDP), and parameters that tensor parallelism replicates. The layout that the recorder wrote names these ranks.
 Shards, parts of tensor-parallel weights, pipeline stages and parameters that DistributedDataParallel ignores are not
 compared. Neither are buffers: the statistics of batch norm differ between ranks without harm. Copies that become equal
-again are not reported, because training with local steps averages them from time to time.
+again are not reported, because training with local steps averages them from time to time. Nothing is said where one
+rank holds what another held a step earlier, because then they count steps differently.
 """,
     matters="""
 Gradients are averaged over ranks as if all had the same weights. They are gradients of different models, and the
@@ -76,6 +82,9 @@ def check(view: RunView, options: Options) -> Checked:
         averaged = f"; {len(found)} differ for a while and are averaged again" if found else ""
         return Checked((), f"{seen}, on up to {plural(pc.max(summary['steps']).as_py(), 'step')}{averaged}")
     lasting.sort(key=lambda d: (d.since, d.order is None, d.order or 0, d.name))
+    trained = next((d for d in lasting if d.weight.trained), None)
+    if trained is not None and (apart := steps_apart(view, trained)) is not None:
+        return Checked.indeterminate(f"{seen}, but ranks count their steps differently: {apart}")
     compared = [replicas.weights[n] for n in summary["weight"].to_pylist()]
     finding = _finding(view, lasting, compared, options)
     return Checked([finding], f"{len(lasting):,} of {seen} differ", Status.FAILED)
@@ -111,7 +120,7 @@ def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[We
         message=(
             f"By the layout of the run ({first.weight.by}), {plural(first.weight.replicas, 'rank')} hold a copy of "
             f"`{first.name}`. From step {first.since} on its bits differ, on {plural(first.steps, 'recorded step')}: "
-            f"{_held_by(view, copies)}.{equal}{rest}{later} {cause.sentence}"
+            f"{_held_by(copies)}.{equal}{rest}{later} {cause.sentence}"
         ),
         location=Location(
             first.weight.root, first.weight.module, copies.module_class, "weight", Phase.OPTIMIZER, rank, first.since
@@ -149,16 +158,16 @@ def _who(view: RunView, copies: Copies, first: Difference) -> str:
     return f"`{first.name}` differs between its {plural(first.weight.replicas, 'replica')}"
 
 
-def _held_by(view: RunView, copies: Copies) -> str:
-    """``rank 3 alone holds one value, and 3 ranks another``."""
+def _held_by(copies: Copies) -> str:
+    """``rank 3 is alone against 3 equal copies``."""
     if len(copies.alone) == 1:
-        return f"{_rank(view, copies.alone[0])} is alone against {len(copies.groups[0]):,} equal copies"
+        return f"rank {copies.alone[0]} is alone against {len(copies.groups[0]):,} equal copies"
     if copies.alone:
         ranks = ", ".join(map(str, copies.alone[:_LISTED]))
         return f"ranks {ranks} do not hold what {len(copies.groups[0])} others do"
     values = f"{plural(len(copies.groups), 'value')} on {plural(sum(map(len, copies.groups)), 'rank')}"
     if copies.moved is not None:
-        return f"{values}, and only {_rank(view, copies.moved)} changed by more than its optimizer's step"
+        return f"{values}, and only rank {copies.moved} changed by more than its optimizer's step"
     return f"{values}, with no majority"
 
 

@@ -17,6 +17,8 @@ _KINDS = ("weight", "weight_grad_step", "update")
 #: By how much one rank's unexplained change must exceed the others' to be named. Chosen empirically: a change that an
 #: optimizer step explains leaves rounding alone.
 _STANDS_OUT = 4.0
+#: Steps looked at for a rank that counts steps differently.
+_NEAR = 8
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,7 @@ def copies_of(view: RunView, difference: Difference) -> Copies:
     """Read the rows of both steps again."""
     weight, holders = difference.weight, {(p.rank, p.attempt) for p in difference.holders}
     steps = [difference.since] if difference.equal is None else [difference.equal, difference.since]
-    where = [("root", "==", weight.root), ("module", "==", weight.module), ("name", "==", weight.name)]
-    frames = [f for f in view.scan(_COLUMNS, _KINDS, steps=steps, where=where) if len(f)]
+    frames = [f for f in view.scan(_COLUMNS, _KINDS, steps=steps, where=_rows_of(weight)) if len(f)]
     frame = pd.concat(frames, ignore_index=True)
     frame = frame[[key in holders for key in zip(frame["rank"], frame["attempt"], strict=True)]]
     now = frame[(frame["step"] == difference.since) & (frame["kind"] == "weight")]
@@ -104,6 +105,32 @@ def copies_of(view: RunView, difference: Difference) -> Copies:
         gradients_differ=len(set(given["fingerprint"])) > 1 if known else None,
         module_class=text(now["module_class"].iloc[0]) or None,
     )
+
+
+def steps_apart(view: RunView, difference: Difference) -> str | None:
+    """What shows that ranks number their steps differently: one holds the bits that another held on another step.
+
+    A weight in training has other bits on every step, or on most. Null where nothing shows it.
+    """
+    one, other = (ranks[0] for ranks in copies_of(view, difference).groups[:2])
+    holders = {(p.rank, p.attempt) for p in difference.holders if p.rank in (one, other)}
+    near = [s for s in view.sampled_steps if s >= difference.since][:_NEAR]
+    held: dict[int, dict[int, int]] = {one: {}, other: {}}
+    for frame in view.scan(("fingerprint",), ("weight",), steps=near, where=_rows_of(difference.weight)):
+        for rank, attempt, step, value in zip(
+            frame["rank"], frame["attempt"], frame["step"], frame["fingerprint"], strict=True
+        ):
+            if (rank, attempt) in holders:
+                held[rank].setdefault(int(value), int(step))
+    shared = sorted(held[one].keys() & held[other].keys(), key=lambda value: held[other][value])
+    for value in shared:
+        if held[one][value] != held[other][value]:
+            return f"rank {other} holds on step {held[other][value]} what rank {one} held on step {held[one][value]}"
+    return None
+
+
+def _rows_of(weight: Weight) -> Sequence[tuple[str, str, Any]]:
+    return [("root", "==", weight.root), ("module", "==", weight.module), ("name", "==", weight.name)]
 
 
 def _moved(before: pd.DataFrame, now: pd.DataFrame, adjacent: bool) -> int | None:
