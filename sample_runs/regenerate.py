@@ -27,8 +27,8 @@ EVERY = {
 #: Recorded as nobody asks for anything: led by the budget.
 BUDGETED = ("crash-after-one-step", "five-steps", "nan-in-data", "lora-bf16", "two-ranks", "compiled")
 
-#: What is not run by `python train.py`.
-LAUNCHED = {"two-ranks": ("-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")}
+#: What is not run by `python train.py`, but on two ranks.
+ON_TWO_RANKS = ("two-ranks", "reset-after-wrapping", "batch-norm-per-rank")
 
 #: Samples whose command fails.
 FAILING = ("crash-after-one-step",)
@@ -62,8 +62,8 @@ def record(folder: Path) -> None:
     options = (*every, "--redact-names", "-o", "run", "--force")
     if folder.name in OBSERVED:
         options += ("--on-nonfinite", "observe")
-    command = LAUNCHED.get(folder.name, ("train.py",))
-    precdoctor(folder, "record", *options, "--", "python", *command, fails=folder.name in FAILING)
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2") if folder.name in ON_TWO_RANKS else ()
+    precdoctor(folder, "record", *options, "--", "python", *launcher, "train.py", fails=folder.name in FAILING)
     (folder / "run" / "attach.jsonl").unlink()  # speaks of this machine's processes only
     if folder.parent == SAMPLE_RUNS:
         precdoctor(folder, "diagnose", "run", "--output-format", "json", "-o", "diagnosis.json", "--force")

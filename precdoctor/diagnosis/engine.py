@@ -11,7 +11,7 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome,
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
-from precdoctor.diagnosis.ranking.model_names import with_model
+from precdoctor.diagnosis.ranking.model_names import with_coordinates, with_model
 from precdoctor.diagnosis.registry import RELATIONS, RULES, Named, find, nearest, select_rules
 from precdoctor.diagnosis.survey.recording_cost import overhead
 from precdoctor.diagnosis.survey.view import RunView
@@ -84,7 +84,7 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
     for number, rule in enumerate(rules, 1):
         checked[rule.code] = _check(view, rule, settings[rule.code])
         view.run.progress("rules", number, len(rules))
-    found = [with_model(view, f) for result in checked.values() for f in result.findings]
+    found = [with_coordinates(view, with_model(view, f)) for result in checked.values() for f in result.findings]
     findings = [worthwhile_first(f) for f in fold(found, RELATIONS)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(

@@ -74,7 +74,7 @@ def headline(finding: Finding) -> Text:
 
 
 def place(location: Location) -> str:
-    """``blocks.3.attn (SelfAttention) output, forward, step 37, rank 0``; empty when the finding has no place."""
+    """``blocks.3.attn (SelfAttention) output, forward, step 37, rank 5 (tp rank 1)``; empty without a place."""
     thing = "" if location.module is None else location.module or location.root or "the model"
     if location.module_class and thing:
         thing += f" ({location.module_class})"
@@ -86,7 +86,7 @@ def place(location: Location) -> str:
     if location.step is not None:
         parts.append(f"step {location.step}")
     if location.rank is not None:
-        parts.append(f"rank {location.rank}")
+        parts.append(location.rank_place)
     return clean(", ".join(parts))
 
 

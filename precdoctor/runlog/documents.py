@@ -41,6 +41,7 @@ _PARAMETER: Final[Shape] = {
     "dtype": "text",
     "requires_grad": "flag",
     "tied": Each("text"),
+    "placement": "integer",
 }
 _ROOT: Final[Shape] = {
     "name!": "text",
@@ -72,9 +73,28 @@ _PRODUCT: Final[Shape] = {
     "fast_accum": "flag",
     "terms": "integer",
 }
+_LAYOUT: Final[Shape] = {
+    "failed": "text",
+    "ranks": "integer",
+    "restart": "integer",
+    "dimensions": Each({"name!": "text", "size!": "integer", "rank!": "integer"}, longest=16),
+    "stages": Each("integer", longest=64),
+    "stage_count": "integer",
+    "placements": Each(
+        {
+            "by": "text",
+            "replicated": Each("text", longest=16),
+            "sharded": Each("text", longest=16),
+            "first!": "integer",
+            "replicas!": "integer",
+        },
+        longest=256,
+    ),
+}
 RANK: Final[Shape] = {
     "schema_version": "integer",
     "pid": "integer",
+    "layout": _LAYOUT,
     "roots": Each(_ROOT),
     "optimizers": Each(_OPTIMIZER),
     "scalers": Each(_SCALER),

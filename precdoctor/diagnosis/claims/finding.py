@@ -72,6 +72,19 @@ class Location:
     step: int | None = None
     op: str | None = None
     source: Source | None = None
+    #: The rank's place in a parallel layout, by dimension; ``stage`` is that of a pipeline.
+    coordinates: Mapping[str, int] | None = None
+
+    @property
+    def rank_place(self) -> str:
+        """``rank 5 (tp rank 1, stage 2)``; empty without a rank."""
+        return "" if self.rank is None else rank_place(self.rank, self.coordinates)
+
+
+def rank_place(rank: int, coordinates: Mapping[str, int] | None) -> str:
+    """A rank and its place in the parallel layout: ``rank 5 (tp rank 1, stage 2)``."""
+    parts = [f"stage {at}" if name == "stage" else f"{name} rank {at}" for name, at in (coordinates or {}).items()]
+    return f"rank {rank} ({', '.join(parts)})" if parts else f"rank {rank}"
 
 
 @dataclass(frozen=True)

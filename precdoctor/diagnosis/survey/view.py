@@ -102,6 +102,34 @@ class RunView(RunFacts):
         for batch in self._batches(columns, kinds, False, steps, where):
             yield from batch_records(batch)
 
+    def rows_of_everyone(
+        self,
+        columns: Sequence[str],
+        kinds: Sequence[str],
+        *,
+        steps: Sequence[int] | None = None,
+        where: Sequence[tuple[str, str, Any]] = (),
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of all processes: those that were kept, or the log again where not all are looked at one by one."""
+        if len(self.processes) == len(self.everyone):
+            return self._batches(columns, kinds, False, steps, where)
+        return self._run.batches("tensors", *self._query(columns, kinds, False, steps, where))
+
+    @staticmethod
+    def _query(
+        columns: Sequence[str],
+        kinds: Sequence[str],
+        bad: bool,
+        steps: Sequence[int] | None,
+        where: Sequence[tuple[str, str, Any]],
+    ) -> tuple[list[str], list[list[tuple[str, str, Any]]]]:
+        """Columns and filters, as the reader takes them."""
+        base: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
+        if steps is not None:
+            base.append(("step", "in", [int(s) for s in steps]))
+        filters = [[*base, (count, ">", 0)] for count in BAD_COUNTS] if bad else [base]
+        return list(dict.fromkeys(["step", "rank", "attempt", *columns])), filters
+
     def _batches(
         self,
         columns: Sequence[str],
@@ -110,11 +138,7 @@ class RunView(RunFacts):
         steps: Sequence[int] | None,
         where: Sequence[tuple[str, str, Any]],
     ) -> Iterator[pa.RecordBatch]:
-        wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
-        base: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
-        if steps is not None:
-            base.append(("step", "in", [int(s) for s in steps]))
-        filters = [[*base, (count, ">", 0)] for count in BAD_COUNTS] if bad else [base]
+        wanted, filters = self._query(columns, kinds, bad, steps, where)
         if self.survey.covers(steps) and set(wanted) <= set(ROWS.names):
             found = query("tensors", wanted, filters).select(self.survey.rows)
             return iter([found] if found.num_rows else [])

@@ -21,7 +21,7 @@ from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import Retiring
+from precdoctor.recording.ops.dispatch_modes import Retiring, left_to_others
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
@@ -112,7 +112,7 @@ class ScanMode(Retiring):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(tensor_leaves.computes_itself(t) for t in types):
-            return NotImplemented  # its inner ops will come by here
+            return left_to_others(func, types, args, kwargs)
         over = self.over or self.resting or self.failure is not None or not self.complete
         if over or torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
             return func(*args, **kwargs)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import (
 )
 
 from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.ops.dispatch_modes import left_to_others
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.cast_observer import Observer
@@ -68,7 +69,7 @@ class CastMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(tensor_leaves.computes_itself(t) for t in types):
-            return NotImplemented  # its inner ops will come by here
+            return left_to_others(func, types, args, kwargs)
         what, mutable, _ = _known.get(id(func)) or _meet(func)
         if what is None:
             result = func(*args, **kwargs)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import Retiring
+from precdoctor.recording.ops.dispatch_modes import Retiring, left_to_others
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
@@ -116,7 +116,7 @@ class Tracer(Retiring):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(tensor_leaves.computes_itself(t) for t in types):
-            return NotImplemented  # its inner ops will come by here
+            return left_to_others(func, types, args, kwargs)
         if self.over:
             return func(*args, **kwargs)
         if len(self.records) >= MAX_OPS:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -24,11 +25,20 @@ def instances(kind: type[T]) -> list[T]:
 
     Types are asked, not objects: ``isinstance`` reads ``__class__``, which can be somebody's code.
     """
+    return _found(issubclass, kind)
+
+
+def exactly(kind: type[T]) -> list[T]:
+    """Every live object of this very type, which may have a metaclass: a check against it would run Python code."""
+    return _found(operator.is_, kind)
+
+
+def _found(test: Callable[[type, type], bool], kind: type) -> list[Any]:
     # Two walks over the same objects in the same order, one for the objects, one for their types. Both have to end: a
     # list that is left half read would hold the iterator that holds it.
     longer = itertools.chain(_objects(), itertools.repeat(None, _MORE_THAN_THAT))
-    found: list[Any] = list(itertools.compress(longer, map(issubclass, map(type, _objects()), itertools.repeat(kind))))
-    return [o for o in found if issubclass(type(o), kind)]
+    found: list[Any] = list(itertools.compress(longer, map(test, map(type, _objects()), itertools.repeat(kind))))
+    return [o for o in found if test(type(o), kind)]
 
 
 def _objects() -> Iterator[object]:

@@ -57,6 +57,11 @@ class Root:
     #: What it is wrapped in.
     outer: weakref.ref[nn.Module] | None = None
 
+    def called(self) -> nn.Module | None:
+        """The module as it is called: the wrapper if there is one; null when it is gone."""
+        outer = self.outer() if self.outer is not None else None
+        return self.module() if outer is None else outer
+
 
 def unwrap(module: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, FSDP, ``torch.compile`` and their like."""

@@ -20,7 +20,7 @@ from precdoctor.recording.fp8.fp8_mode import CastMode
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.module_hooks import something_is_compiled
-from precdoctor.recording.ops.dispatch_modes import Retiring, is_own_run, put_on, retire, take_off
+from precdoctor.recording.ops.dispatch_modes import Retiring, is_own_run, left_to_others, put_on, retire, take_off
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.logit_sample import Sampled, Sharpness, of_attention, of_scores, sharpness
@@ -78,7 +78,7 @@ class LogitMode(Retiring):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if types and any(map(tensor_leaves.computes_itself, types)):
-            return NotImplemented  # its inner ops will come by here
+            return left_to_others(func, types, args, kwargs)
         known = _known.get(id(func)) or _meet(func)
         result = func(*args, **kwargs)
         if known[0] is not None and not self.over:

@@ -26,6 +26,22 @@ class Retiring(TorchDispatchMode):
     ignores_ours = False
 
 
+#: Tensors that a mode of torch's runs the ops of; it lies beneath all other modes.
+_RUN_BY_A_MODE = frozenset(("FakeTensor", "FunctionalTensor"))
+
+
+def left_to_others(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an op for a mode that does not look into tensors that compute by themselves.
+
+    Returns:
+        ``NotImplemented`` for DTensors and their like: they run the op, and the mode sees the ops inside of it. Fake
+        tensors, with which a DTensor finds out how a result is sharded, have a mode of torch's, which is asked next.
+    """
+    if any(kind.__name__ in _RUN_BY_A_MODE for kind in types):
+        return func(*args, **kwargs)
+    return NotImplemented
+
+
 #: What is on some thread's stack, by ``id``.
 _open: dict[int, TorchDispatchMode] = {}
 

@@ -16,6 +16,7 @@ from precdoctor.recording.model.module_names import Names, Root
 from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in
 from precdoctor.recording.output.gradient_reduction import reduction
 from precdoctor.recording.output.numeric_flags import flags
+from precdoctor.recording.output.parallel_layout import LayoutReader
 from precdoctor.runlog.files import SCHEMA_VERSION
 
 #: Products of float8 tensors reported; a model has a few kinds per layer.
@@ -33,6 +34,7 @@ class Facts:
         self._autocast: set[str] = set()
         #: By its facts, the longest sum of each.
         self._fp8_products: dict[str, tuple[dict[str, Any], int]] = {}
+        self._layout = LayoutReader()
         self._written: object = None
 
     def optimizer(self, name: str, optimizer: torch.optim.Optimizer, intended_update: str) -> None:
@@ -86,10 +88,14 @@ class Facts:
             self._write(self._collect())
 
     def _collect(self) -> dict[str, Any]:
+        roots = list(self._names.roots.values())
+        models = [m for root in roots if (m := root.called()) is not None]
+        layout, placements = self._layout.read(models)
         return {
             "schema_version": SCHEMA_VERSION,
             "pid": os.getpid(),
-            "roots": [_root(root, self._names) for root in self._names.roots.values()],
+            **({"layout": layout} if layout is not None else {}),
+            "roots": [_root(root, self._names, placements) for root in roots],
             "optimizers": list(self._optimizers.values()),
             "scalers": list(self._scalers.values()),
             "autocast": sorted(self._autocast),
@@ -105,11 +111,11 @@ class Facts:
         }
 
 
-def _root(root: Root, names: Names) -> dict[str, Any]:
-    module = root.module()
+def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, Any]:
+    module, called = root.module(), root.called()
     parameters = []
     tied = _tied(module, names) if module is not None else {}
-    for parameter in static.parameters(module) if module is not None else ():
+    for parameter in static.parameters(called) if called is not None else ():
         found = names.parameter(parameter)
         if found is None:
             continue
@@ -122,6 +128,7 @@ def _root(root: Root, names: Names) -> dict[str, Any]:
                 "dtype": str(parameter.dtype).removeprefix("torch."),
                 "requires_grad": parameter.requires_grad,
                 **({"tied": tied[id(parameter)]} if id(parameter) in tied else {}),
+                **({"placement": placements[id(parameter)]} if id(parameter) in placements else {}),
             }
         )
     modules = [{"name": name, "class": kind} for name, kind in root.modules]

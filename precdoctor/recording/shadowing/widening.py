@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.ops.dispatch_modes import left_to_others
 from precdoctor.recording.ops.dispatched_ops import written_by
 
 #: Bits of a float that any wide format here has more of.
@@ -38,7 +39,7 @@ class _Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(tensor_leaves.computes_itself(t) for t in types):
-            return NotImplemented  # its inner ops will come by here
+            return left_to_others(func, types, args, kwargs)
         if kwargs.get("generator") is not None:
             raise RefusedError("its forward pass draws from a random number generator of its own")
         if torch.Tag.nondeterministic_seeded in func.tags and func._can_decompose():

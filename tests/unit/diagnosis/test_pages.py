@@ -73,6 +73,7 @@ NAMES = {
     "PD707": "incomplete-determinism",
     "PD708": "narrow-gradient-reduction",
     "PD709": "fp16-where-bf16-fits",
+    "PD710": "unequal-replicas",
 }
 
 

@@ -39,6 +39,7 @@ def test_a_finding_has_the_agreed_keys():
         "step",
         "op",
         "source",
+        "coordinates",
     ]
     assert finding["location"]["source"] == {"file": "train.py", "line": 42, "code": "att = q @ k.transpose(-2, -1)"}
 

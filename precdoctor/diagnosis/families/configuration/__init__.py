@@ -10,6 +10,9 @@ and reduced-precision accumulation (PD702), partial determinism (PD707), the for
 FP16 where BF16 has the range (PD709). PD703 finds *positions* and angles that their format cannot tell apart: tables by
 their buffers, sines by their scan.
 
+PD710 holds the *replicas* of a weight against one another: copies that several ranks should hold alike, by the layout
+that the recorder wrote (``survey.replicas``).
+
 PD704 reads ``precdoctor shadow``, which runs steps again in FP32. Errors are in units *u* of half an ulp at 1; a
 *piece* of code has an *own* error, and *amplifies* the errors of its inputs (``survey.shadow_errors``).
 """
@@ -25,6 +28,7 @@ from precdoctor.diagnosis.families.configuration import (
     precision_error_above_expectation,
     reduced_precision_flags,
     reduction_in_half,
+    unequal_replicas,
 )
 
 RULES: tuple[Rule, ...] = (
@@ -37,4 +41,5 @@ RULES: tuple[Rule, ...] = (
     incomplete_determinism.RULE,
     narrow_gradient_reduction.RULE,
     fp16_where_bf16_fits.RULE,
+    unequal_replicas.RULE,
 )

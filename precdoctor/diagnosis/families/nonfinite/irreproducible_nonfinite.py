@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status, rank_place
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -21,7 +21,8 @@ A forward pass that gave a NaN or an infinity, while its immediate replay with t
 random state was finite. On the recorded step before, every activation must have stayed `headroom` binades or more below
 the end of its format, so that no number was near an overflow. Replays do not count if the script had changed an
 argument in place by then, or if the replay changed attributes of a module: both explain another result. With several
-ranks the finding says whether the others were finite.
+ranks the finding says whether the others were finite. Where no kernel may give two results, because the run is on a CPU
+or torch's deterministic algorithms are on, the finding names the device as a suspect.
 """,
     matters="""
 Precision is deterministic: the same operands overflow again. A value that comes and goes points to memory read before
@@ -41,7 +42,8 @@ change the device.
 """,
     confidence="""
 0.7; 0.8 if other ranks were finite at the same step. Python state outside the modules, such as a counter, can also make
-a replay differ; the recorder does not see it.
+a replay differ; the recorder does not see it. The suspicion against the device has a confidence of its own: 0.5 if
+other ranks were finite, else 0.3, because memory that is read before it was written looks the same.
 """,
     references=(
         "PyTorch documentation: CUDA semantics, streams; Reproducibility",
@@ -89,6 +91,25 @@ def _others_finite(view: RunView, incident: Incident) -> int:
     return count
 
 
+def _allows_two_results(view: RunView, process: Process) -> bool:
+    """Whether kernels may give other bits for the same operands: on CUDA, unless deterministic ones were asked for."""
+    facts = view.facts(process)
+    flags, device = facts.get("flags") or {}, facts.get("device") or {}
+    strict = flags.get("deterministic_algorithms") is True and not flags.get("deterministic_warn_only")
+    return device.get("type") != "cpu" and not strict
+
+
+def _device_words(rank: str, others: int, *, suspected: bool) -> str:
+    finite = f"{plural(others, 'other rank')} had a finite loss at that step. " if others else ""
+    if not suspected:
+        words = f"If it stays with {rank}, suspect its device. " if others else ""
+        return f"{finite}Kernels of this run may give other bits each time. {words}"
+    return (
+        f"{finite}No kernel of this run may give two results for the same operands. That leaves memory that was read "
+        f"before it was written, and the device of {rank} as a suspect. "
+    )
+
+
 def _finding(view: RunView, incident: Incident, replay: Replay, room: float, options: Options) -> Finding:
     place = location_of(incident)
     others = _others_finite(view, incident)
@@ -98,10 +119,9 @@ def _finding(view: RunView, incident: Incident, replay: Replay, room: float, opt
         f"and random state was finite. On the recorded step before, every activation was at least {room:.1f} binades "
         f"below the end of its format (limit {options['headroom']:g}), so this is not a matter of range. "
     )
-    if others:
-        message += (
-            f"{plural(others, 'other rank')} had a finite loss at that step: suspect rank {place.rank}'s device. "
-        )
+    suspected = not _allows_two_results(view, incident.process)
+    rank = rank_place(incident.process.rank, view.coordinates(incident.process.rank))
+    message += _device_words(rank, others, suspected=suspected)
     return RULE.finding(
         confidence=0.8 if others else 0.7,
         title=f"step {incident.step} is non-finite, its replay is finite: not a matter of precision",
@@ -112,6 +132,8 @@ def _finding(view: RunView, incident: Incident, replay: Replay, room: float, opt
             "headroom_binades_before": room,
             "limit": options["headroom"],
             "finite_ranks": others,
+            "suspected_device_of_rank": incident.process.rank if suspected else None,
+            "suspected_device_confidence": (0.5 if others else 0.3) if suspected else None,
             "confidence_reason": "the replay of the step from the same state was finite",
         },
         prescriptions=(

@@ -1,0 +1,153 @@
+"""The copies of one weight on the step they first differ: who is alone, and what the step before says about why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from precdoctor.diagnosis.survey.replicas import Weight
+from precdoctor.diagnosis.survey.rows import integer, number, text
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+_COLUMNS = ("root", "module", "module_class", "kind", "name", "fingerprint", "sum", "dtype")
+_KINDS = ("weight", "weight_grad_step", "update")
+#: By how much one rank's unexplained change must exceed the others' to be named. Chosen empirically: a change that an
+#: optimizer step explains leaves rounding alone.
+_STANDS_OUT = 4.0
+#: Steps looked at for a rank that counts steps differently.
+_NEAR = 8
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A weight whose copies differ, with the steps between which they parted.
+
+    Attributes:
+        since: the first step on which they differ.
+        first: the first step on which they were compared.
+        equal: the last step on which all were equal; None where they never were.
+        steps: the number of steps on which they differ.
+    """
+
+    weight: Weight
+    since: int
+    first: int
+    equal: int | None
+    steps: int
+    order: int | None
+    holders: Sequence[Process]
+
+    @property
+    def name(self) -> str:
+        """FQN of the parameter below its root."""
+        return ".".join(part for part in (self.weight.module, self.weight.name) if part)
+
+    @property
+    def from_the_start(self) -> bool:
+        """Whether the copies differ on the first step on which they were compared."""
+        return self.since == self.first
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """As an entry of a finding's evidence."""
+        return {"root": self.weight.root, "tensor": self.name, "since": self.since, "steps": self.steps}
+
+
+@dataclass(frozen=True)
+class Copies:
+    """The copies on the step on which they first differ.
+
+    Attributes:
+        groups: ranks by their fingerprint, the largest group first.
+        alone: the ranks that hold another value than most; empty where there is no majority.
+        moved: the rank whose sum changed most without an optimizer step that explains it; None where none stands out.
+        gradients_differ: whether the optimizers were given different gradients on the last step on which the weights
+            were equal; None where that is not recorded.
+    """
+
+    groups: Sequence[Sequence[int]]
+    alone: Sequence[int]
+    moved: int | None
+    gradients_differ: bool | None
+    module_class: str | None
+
+    @property
+    def suspect(self) -> int | None:
+        """The one rank to look at; None where the log does not say."""
+        return self.alone[0] if len(self.alone) == 1 else None if self.alone else self.moved
+
+
+def copies_of(view: RunView, difference: Difference) -> Copies:
+    """Read the rows of both steps again."""
+    weight, holders = difference.weight, {(p.rank, p.attempt) for p in difference.holders}
+    steps = [difference.since] if difference.equal is None else [difference.equal, difference.since]
+    batches = view.rows_of_everyone(_COLUMNS, _KINDS, steps=steps, where=_rows_of(weight))
+    frame = pd.concat([b.to_pandas() for b in batches], ignore_index=True)
+    frame = frame[[key in holders for key in zip(frame["rank"], frame["attempt"], strict=True)]]
+    now = frame[(frame["step"] == difference.since) & (frame["kind"] == "weight")]
+    by_value: dict[int, list[int]] = {}
+    for rank, value in sorted(zip(now["rank"], now["fingerprint"], strict=True)):
+        by_value.setdefault(int(value), []).append(int(rank))
+    groups = sorted(by_value.values(), key=lambda ranks: (-len(ranks), ranks))
+    count = sum(map(len, groups))
+    alone = sorted(r for ranks in groups[1:] for r in ranks) if 2 * len(groups[0]) > count else []
+    before = frame[frame["step"] == difference.equal]
+    given = before[(before["kind"] == "weight_grad_step") & before["fingerprint"].notna()]
+    # The gradient of a DTensor may be a part of a sum, which the optimizer adds up.
+    known = len(given) > 1 and weight.by != "DTensor"
+    return Copies(
+        groups=groups,
+        alone=alone,
+        moved=None if difference.equal is None else _moved(before, now, difference.since - difference.equal == 1),
+        gradients_differ=len(set(given["fingerprint"])) > 1 if known else None,
+        module_class=text(now["module_class"].iloc[0]) or None,
+    )
+
+
+def steps_apart(view: RunView, difference: Difference) -> str | None:
+    """What shows that ranks number their steps differently: one holds the bits that another held on another step.
+
+    A weight in training has other bits on every step, or on most. Null where nothing shows it.
+    """
+    one, other = (ranks[0] for ranks in copies_of(view, difference).groups[:2])
+    holders = {(p.rank, p.attempt) for p in difference.holders if p.rank in (one, other)}
+    near = [s for s in view.sampled_steps if s >= difference.since][:_NEAR]
+    held: dict[int, dict[int, int]] = {one: {}, other: {}}
+    for frame in view.scan(("fingerprint",), ("weight",), steps=near, where=_rows_of(difference.weight)):
+        for rank, attempt, step, value in zip(
+            frame["rank"], frame["attempt"], frame["step"], frame["fingerprint"], strict=True
+        ):
+            if (rank, attempt) in holders:
+                held[rank].setdefault(int(value), int(step))
+    shared = sorted(held[one].keys() & held[other].keys(), key=lambda value: held[other][value])
+    for value in shared:
+        if held[one][value] != held[other][value]:
+            return f"rank {other} holds on step {held[other][value]} what rank {one} held on step {held[one][value]}"
+    return None
+
+
+def _rows_of(weight: Weight) -> Sequence[tuple[str, str, Any]]:
+    return [("root", "==", weight.root), ("module", "==", weight.module), ("name", "==", weight.name)]
+
+
+def _moved(before: pd.DataFrame, now: pd.DataFrame, adjacent: bool) -> int | None:
+    changes: dict[int, float] = {}
+    for rank in sorted(set(now["rank"])):
+        old = _sum(before, rank, "weight")
+        new = _sum(now, rank, "weight")
+        update = _sum(before, rank, "update") if adjacent else 0.0
+        if old is None or new is None:
+            return None
+        changes[rank] = abs(new - old - (update or 0.0))
+    ordered = sorted(changes, key=lambda r: changes[r])
+    if len(ordered) < 2 or not changes[ordered[-1]] > _STANDS_OUT * changes[ordered[-2]]:
+        return None
+    return integer(ordered[-1])
+
+
+def _sum(frame: pd.DataFrame, rank: int, kind: str) -> float | None:
+    found = frame.loc[(frame["rank"] == rank) & (frame["kind"] == kind), "sum"]
+    return number(found.iloc[0]) if len(found) else None

@@ -1,0 +1,280 @@
+"""How a model lies over the ranks: this rank's place in each dimension, and which ranks hold the same of a parameter.
+
+Read from what torch, Megatron and DeepSpeed keep about it. Nothing here communicates, and nothing is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from precdoctor.recording.kernels import apart_from_user_modes
+from precdoctor.recording.model import live_objects, static
+from precdoctor.recording.process import attach
+
+#: What is recorded at most; a model has a handful of each.
+_MAX_DIMENSIONS, _MAX_PLACEMENTS, _MAX_STAGES = 16, 256, 64
+#: A search for meshes and stages walks every live object.
+_MAX_SEARCHES = 8
+#: Characters of the reason why there is none.
+_MAX_WHY = 400
+#: Getters of a dimension's rank and size, without their ``_rank`` and ``_world_size``, by module.
+_GETTERS: Mapping[str, Mapping[str, str]] = {
+    "megatron.core.parallel_state": {
+        "tp": "get_tensor_model_parallel",
+        "pp": "get_pipeline_model_parallel",
+        "dp": "get_data_parallel",
+        "cp": "get_context_parallel",
+        "ep": "get_expert_model_parallel",
+    },
+    # Those with a leading underscore may create groups, which is a collective.
+    "deepspeed.utils.groups": {"tp": "get_tensor_model_parallel", "dp": "get_data_parallel"},
+}
+#: Placement of a DTensor along a dimension of its mesh, by class.
+_SHARDED, _REPLICATED = ("Shard", "_StridedShard"), "Replicate"
+#: A communication hook under which replicas differ between two averagings of the weights.
+_LOCAL_STEPS = "post_localSGD"
+
+
+class Layout:
+    """Collects dimensions and placements for one rank.json."""
+
+    def __init__(self) -> None:
+        distributed = sys.modules["torch.distributed"]
+        self._rank, self._ranks = int(distributed.get_rank()), int(distributed.get_world_size())
+        #: Size and this rank's place by name, and the ranks of the dimension where they are known.
+        self._dimensions: dict[str, tuple[int, int, tuple[int, ...]]] = {}
+        self._placements: list[dict[str, Any]] = []
+        self._grids: dict[int, tuple[np.ndarray, tuple[int, ...], tuple[str, ...]] | None] = {}
+        #: Keeps what ``_grids`` knows by its id.
+        self._meshes: list[Any] = []
+
+    # --- dimensions --------------------------------------------------------------------------------------------------
+
+    def _dimension(self, name: str, ranks: Sequence[int]) -> str:
+        """Note a dimension of these ranks; returns its name: that of known ranks, else a free one."""
+        ranks = tuple(ranks)
+        for known, (_, _, others) in self._dimensions.items():
+            if others == ranks and (known == name or len(ranks) > 1):
+                return known
+        free, n = name, 1
+        while free in self._dimensions:
+            free, n = f"{name}#{n}", n + 1
+        if len(self._dimensions) < _MAX_DIMENSIONS:
+            self._dimensions[free] = len(ranks), ranks.index(self._rank), ranks
+        return free
+
+    def _grid(self, mesh: Any) -> tuple[np.ndarray, tuple[int, ...], tuple[str, ...]] | None:
+        """The ranks of a device mesh, this rank's place in it, the names of its dimensions; null where it is none."""
+        if id(mesh) not in self._grids:
+            self._meshes.append(mesh)
+            self._grids[id(mesh)] = self._read_grid(mesh)
+        return self._grids[id(mesh)]
+
+    def _read_grid(self, mesh: Any) -> tuple[np.ndarray, tuple[int, ...], tuple[str, ...]] | None:
+        if type(mesh) is not _mesh_class():
+            return None
+        with apart_from_user_modes():
+            ranks = mesh.mesh.numpy()
+        found = np.argwhere(ranks == self._rank)
+        if len(found) != 1:
+            return None
+        place = tuple(int(n) for n in found[0])
+        names = mesh.mesh_dim_names or tuple(f"dim{n}" for n in range(ranks.ndim))
+        along = [np.moveaxis(ranks, n, -1)[place[:n] + place[n + 1 :]].tolist() for n in range(ranks.ndim)]
+        return ranks, place, tuple(self._dimension(static.text(n), r) for n, r in zip(names, along, strict=True))
+
+    def mesh(self, mesh: Any) -> None:
+        """Add the dimensions of a device mesh, where they have no names yet."""
+        self._grid(mesh)
+
+    def libraries(self) -> None:
+        """Add those that Megatron and DeepSpeed know, where a mesh has not named them."""
+        for library, getters in _GETTERS.items():
+            module = sys.modules.get(library)
+            for name, getter in getters.items() if module is not None else ():
+                size, rank = _asked(module, f"{getter}_world_size"), _asked(module, f"{getter}_rank")
+                if size is not None and rank is not None and name not in self._dimensions:
+                    self._dimensions[name] = size, rank, ()
+
+    # --- placements --------------------------------------------------------------------------------------------------
+
+    def of_dtensor(self, parameter: Tensor) -> int | None:
+        """Placement of a DTensor; null where a dimension of its mesh holds parts of sums."""
+        spec = static.attribute(parameter, "_spec")
+        grid = self._grid(static.attribute(spec, "mesh"))
+        kinds = [type(p).__name__ for p in static.elements(static.attribute(spec, "placements"))]
+        if grid is None or len(kinds) != len(grid[1]) or not {*kinds} <= {*_SHARDED, _REPLICATED}:
+            return None
+        ranks, place, names = grid
+        same = ranks[tuple(slice(None) if k == _REPLICATED else n for k, n in zip(kinds, place, strict=True))]
+        split = [n for n, k in zip(names, kinds, strict=True) if k != _REPLICATED]
+        return self._number("DTensor", same.reshape(-1).tolist(), [n for n in names if n not in split], split)
+
+    def of_ddp(self, wrapper: nn.Module) -> int | None:
+        """Placement of what DistributedDataParallel keeps equal."""
+        hooks = static.elements(static.attribute(wrapper, "_comm_hooks"))
+        if any(type(h[0]) is FunctionType and _LOCAL_STEPS in h[0].__name__ for h in hooks):
+            return None
+        ranks = _ranks_of(static.attribute(wrapper, "process_group"))
+        if self._rank not in ranks:
+            return None
+        return self._number("DistributedDataParallel", ranks, [self._dimension("dp", ranks)], [])
+
+    def of_fsdp1(self, wrapper: nn.Module) -> int | None:
+        """Placement of the parameters that FullyShardedDataParallel manages."""
+        strategy = getattr(static.attribute(wrapper, "sharding_strategy"), "name", "")
+        inner = _ranks_of(static.attribute(wrapper, "process_group"))
+        if self._rank not in inner:
+            return None
+        if strategy == "NO_SHARD":
+            return self._number("FullyShardedDataParallel", inner, [self._dimension("dp", inner)], [])
+        if "HYBRID" not in strategy:
+            return self._number("FullyShardedDataParallel", [self._rank], [], [self._dimension("shard", inner)])
+        outer = _ranks_of(static.attribute(wrapper, "_inter_node_pg"))
+        if self._rank not in outer:
+            return None
+        replicated, split = self._dimension("replicate", outer), self._dimension("shard", inner)
+        return self._number("FullyShardedDataParallel", outer, [replicated], [split])
+
+    def _number(self, by: str, same: Sequence[int], replicated: list[str], sharded: list[str]) -> int | None:
+        placement = {
+            "by": by, "replicated": replicated, "sharded": sharded, "first": min(same), "replicas": len(same),
+        }  # fmt: skip
+        if placement not in self._placements:
+            if len(self._placements) >= _MAX_PLACEMENTS:
+                return None
+            self._placements.append(placement)
+        return self._placements.index(placement)
+
+    def document(self, stages: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        """What rank.json holds under ``layout``.
+
+        Args:
+            stages: of a pipeline that this rank runs: index, and how many there are.
+        """
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        dimensions = [{"name": n, "size": size, "rank": at} for n, (size, at, _) in self._dimensions.items()]
+        return {
+            "ranks": self._ranks,
+            "restart": int(restart) if restart.isdecimal() else None,
+            "dimensions": dimensions,
+            "stages": [index for index, _ in stages],
+            "stage_count": max((count for _, count in stages), default=None),
+            "placements": self._placements,
+        }
+
+
+class LayoutReader:
+    """Reads the layout of a process, again each time rank.json is written."""
+
+    def __init__(self) -> None:
+        self._searches = 0
+        self._meshes: list[weakref.ref[Any]] = []
+        self._stages: list[tuple[int, int]] = []
+        self._last: tuple[dict[str, Any] | None, dict[int, int]] = None, {}
+
+    def read(self, models: Sequence[nn.Module]) -> tuple[dict[str, Any] | None, dict[int, int]]:
+        """The layout, null in a process that is alone, and the number of its placement by ``id`` of a parameter.
+
+        When the process group is gone, what was last read stands.
+
+        Args:
+            models: the top-level modules as they are called, wrappers included.
+        """
+        if not attach.has_other_ranks():
+            return self._last
+        try:
+            self._last = self._read(models)
+        except Exception as error:  # noqa: BLE001 - a torch that keeps it elsewhere; the rest of rank.json stands
+            attach.let_through(error)
+            self._last = {"failed": f"{type(error).__name__}: {error}"[:_MAX_WHY]}, {}
+        return self._last
+
+    def _read(self, models: Sequence[nn.Module]) -> tuple[dict[str, Any], dict[int, int]]:
+        if self._searches < _MAX_SEARCHES:
+            self._searches += 1
+            self._meshes, self._stages = [weakref.ref(m) for m in _meshes()], _stages()
+        layout = Layout()
+        # What parameters lie on goes first: a mesh may be left over from something else.
+        parameters = {id(p): p for model in models for p in static.parameters(model) if type(p).__name__ == "DTensor"}
+        sharded = {key: layout.of_dtensor(p) for key, p in parameters.items()}
+        for mesh in self._meshes:
+            layout.mesh(mesh())
+        layout.libraries()
+        placements: dict[int, int | None] = {}
+        for model in models:
+            placements |= _wrapped(layout, model)
+        placements |= sharded
+        known = {key: number for key, number in placements.items() if number is not None}
+        return layout.document(self._stages), known
+
+
+def _wrapped(layout: Layout, model: nn.Module) -> dict[int, int | None]:
+    """Placement of the parameters that a wrapper of torch's looks after, by ``id``."""
+    found: dict[int, int | None] = {}
+    ddp_class = nn.parallel.DistributedDataParallel
+    fsdp_class = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    for part in static.modules(model):  # a wrapper comes before the wrappers in it, which know better
+        kind = type(part)
+        if kind is ddp_class and (inner := static.held(part, "_modules").get("module")) is not None:
+            number, ignored = layout.of_ddp(part), static.attribute(part, "parameters_to_ignore")
+            ignored = {n for n in ignored if type(n) is str} if type(ignored) is set else set()
+            found |= {id(p): number for name, p in static.named_parameters(inner) if name not in ignored}
+        elif kind is fsdp_class:
+            number = layout.of_fsdp1(part)
+            found |= {id(p): number for p in static.parameters(part)}
+    return found
+
+
+def _mesh_class() -> Any:
+    return getattr(sys.modules.get("torch.distributed.device_mesh"), "DeviceMesh", None)
+
+
+def _meshes() -> list[Any]:
+    """Every device mesh of several dimensions; those of one are what parameters lie on, and are met there."""
+    kind = _mesh_class()
+    found: list[Any] = live_objects.exactly(kind) if isinstance(kind, type) else []
+    return sorted((m for m in found if m.ndim > 1 and m.mesh_dim_names), key=lambda m: -m.ndim)
+
+
+def _stages() -> list[tuple[int, int]]:
+    """Index and number of the pipeline stages of this process."""
+    module = sys.modules.get("torch.distributed.pipelining.stage")
+    stages: list[Any] = []
+    for name in ("PipelineStage", "_PipelineStage"):
+        kind: Any = getattr(module, name, None)
+        stages += live_objects.exactly(kind) if isinstance(kind, type) else []
+    found = {(static.attribute(s, "stage_index"), static.attribute(s, "num_stages")) for s in stages}
+    return sorted((at, of) for at, of in found if type(at) is int and type(of) is int)[:_MAX_STAGES]
+
+
+def _ranks_of(group: Any) -> list[int]:
+    """Global ranks of a process group of torch's; none of another one."""
+    distributed = sys.modules["torch.distributed"]
+    if not type(group).__module__.startswith("torch."):
+        return []
+    try:
+        return [int(r) for r in distributed.get_process_group_ranks(group)]
+    except (KeyError, ValueError, RuntimeError) as error:  # destroyed
+        attach.let_through(error)
+        return []
+
+
+def _asked(module: Any, getter: str) -> int | None:
+    function = vars(module).get(getter)
+    if type(function) is not FunctionType:
+        return None
+    try:
+        found = function()
+    except Exception as error:  # noqa: BLE001 - its groups are not there
+        attach.let_through(error)
+        return None
+    return found if type(found) is int and found >= 0 else None
