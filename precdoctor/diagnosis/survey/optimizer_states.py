@@ -22,7 +22,7 @@ _OTHER_NAMES = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|varia
 SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
 MOMENT_COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "dtype", "numel", "nan", "pos_inf", "zero", "subnormal"),
-    *("amax", "sum", "sum_sq", "exp_lo", "exp_hist", "scale"),
+    *("amax", "sum", "sum_sq", "exp_lo", "exp_hist", "scale", "format"),
 )
 
 
@@ -40,6 +40,8 @@ class Held:
     histogram: ExponentHistogram
     #: Divisor of the histogram's magnitudes: the loss scale.
     scale: float = 1.0
+    #: What quantised state is stored in, with a scale per block; empty for state that lies in memory as it is.
+    stored: str = ""
 
     @property
     def without_sign(self) -> bool:
@@ -110,6 +112,7 @@ def held_in(r: Mapping[str, Any]) -> Held:
         sum_sq=number(r["sum_sq"]) or 0.0,
         histogram=ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]),
         scale=number(r["scale"]) or 1.0,
+        stored=text(r["format"]),
     )
 
 

@@ -24,8 +24,8 @@ from torchao.prototype.mx_formats.config import (
     MXFP8Dim1CastKernelChoice,
     ScaleCalculationMode,
 )
+from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
 from torchao.prototype.qat.mx import MXFakeQuantizeConfig, MXFakeQuantizedLinear
-from torchao.prototype.qat.nvfp4 import NVFP4FakeQuantizeConfig, NVFP4FakeQuantizedLinear
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, PerTensor, quantize_
 from torchao.quantization.qat import Float8FakeQuantizeConfig, QATConfig
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
@@ -120,10 +120,21 @@ def torchao_mxfp4() -> Trained:
     return trained(classifier(lambda i, o: MXFakeQuantizedLinear(i, o, True, config, config)))
 
 
+class NVFP4Linear(nn.Linear):
+    """Operands rounded to NVFP4 and back, with a scale per tensor and one per 16 elements; gradients pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(self._rounded(x), self._rounded(self.weight), self.bias)
+
+    @staticmethod
+    def _rounded(x: Tensor) -> Tensor:
+        scale = per_tensor_amax_to_scale(x.detach().abs().amax())
+        return x + (NVFP4Tensor.to_nvfp4(x.detach(), per_tensor_scale=scale).dequantize() - x).detach()
+
+
 @specimen
 def torchao_nvfp4() -> Trained:
-    config = NVFP4FakeQuantizeConfig(use_per_tensor_scale=True)
-    return trained(classifier(lambda i, o: NVFP4FakeQuantizedLinear(i, o, True, config, config)))
+    return trained(classifier(NVFP4Linear))
 
 
 # --- optimizers --------------------------------------------------------------------------------------------------------
