@@ -13,6 +13,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
 from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, scalar, scaled
 from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -187,7 +188,7 @@ class Observer:
             block_scales(recorder, entry, by, inverse=made.parts[1])
         return entry
 
-    def quantised(self, x: Tensor, scaled: Tensor, fmt: Format, multipliers: Tensor) -> None:
+    def quantised(self, x: Tensor, scaled: Tensor, fmt: Format, multipliers: Tensor) -> tuple[Place, str] | None:
         """A library's quantiser was called.
 
         Args:
@@ -195,18 +196,24 @@ class Observer:
             scaled: the same times the scales that came out, float32.
             fmt: what the elements were rounded to.
             multipliers: the scales: one, or one per row or block.
+
+        Returns:
+            The module, and the role of the operand there: ``weight``, ``input`` or ``grad_output``.
         """
         recorder = self._recorder
         call = self._call_of(running_node())
         if call is None or not recorder.live:
-            return
+            return None
         self.casts += 1
-        name = self._name(call, _known_as(call, self._history(x)) or ("grad_output" if call.backward else "cast"))
+        made = self._history(x)
+        name = self._name(call, _known_as(call, made) or ("grad_output" if call.backward else "cast"))
         by_parts = multipliers.numel() != 1
         operand = Operand(fmt, None if by_parts else ((scalar(multipliers), False),), whole=True, by_parts=by_parts)
         entry = measure(recorder, call, name, x, operand, scaled)
         if entry is not None and by_parts:
             block_scales(recorder, entry, multipliers, inverse=False)
+        role = "weight" if made.parameter is not None else "grad_output" if call.backward else "input"
+        return call.place, role
 
 
 def _known_as(call: Call, made: Made) -> str | None:

@@ -53,6 +53,14 @@ def has_scales(module: nn.Module) -> bool:
     return "fp8_meta" in held or "_fp8_metas" in held
 
 
+def quantises(module: nn.Module) -> bool:
+    """Whether it is a module of Transformer Engine that has been given a recipe."""
+    meta: Any = static.module_dict(module).get("fp8_meta")
+    metas: Any = static.module_dict(module).get("_fp8_metas")
+    states: list[Any] = list(dict.values(metas)) if issubclass(type(metas), dict) else [meta]
+    return any(issubclass(type(state), dict) and not dict.keys(state).isdisjoint(_STATES) for state in states)
+
+
 def _of_state(state: Any, roles: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
     for held in _HELD:
         values = static.attribute(state, held)

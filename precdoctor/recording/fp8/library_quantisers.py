@@ -19,8 +19,10 @@ from torch import Tensor
 
 from precdoctor.numerics.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, Format
 from precdoctor.recording import kernels
+from precdoctor.recording.fp8 import engine_scales
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 
@@ -53,12 +55,15 @@ class LibraryQuantisers:
         self._recorder, self._casts = recorder, casts
         self._see = guarded(recorder)(self._seen)
         self._found: set[str] = set()
+        #: Modules of which an operand of this role was seen.
+        self._roles: dict[str, set[Place]] = {"input": set(), "weight": set(), "grad_output": set()}
         self._inside = threading.local()
 
     def install(self) -> None:
         """Look for the libraries whenever a step begins: scripts import them when they like."""
         takes = self._recorder.options.takes
         if takes("fp8_operand") or takes("subbyte_operand"):
+            self._recorder.when_closing.append(guarded(self._recorder)(self._say_what_was_not_seen))
             self._recorder.when_step_begins.append(guarded(self._recorder)(self._look))
 
     def _look(self) -> None:
@@ -99,7 +104,27 @@ class LibraryQuantisers:
             if found is None or tensor_leaves.plain(found.given) is None:
                 return
             scaled = found.given.detach().float() * found.elementwise
-        observer.quantised(found.given, scaled, found.fmt, found.multipliers)
+        seen = observer.quantised(found.given, scaled, found.fmt, found.multipliers)
+        if seen is not None:
+            self._roles[seen[1]].add(seen[0])
+
+    def _say_what_was_not_seen(self) -> None:
+        """Modules of Transformer Engine that keep FP8 scales, and of which the casts of an operand were all its own."""
+        recorder = self._recorder
+        places = {}
+        for root in recorder.names.roots.values():
+            for module in static.modules(top) if (top := root.module()) is not None else ():
+                place = recorder.names.find(module) if engine_scales.quantises(module) else None
+                if place is not None and recorder.wants(place):
+                    places[place] = place.module_class
+        missing = []
+        for role, word in (("input", "inputs"), ("weight", "weights"), ("grad_output", "gradients")):
+            kinds = {kind for place, kind in places.items() if place not in self._roles[role]}
+            if kinds:
+                missing.append(f"{word} ({', '.join(sorted(kinds))})")
+        if missing:
+            message = f"casts inside kernels of Transformer Engine; there are no rows of {', '.join(missing)}"
+            recorder.event("warning", data={"what": "unseen", "message": message})
 
 
 # --- reading a call ---------------------------------------------------------------------------------------------------

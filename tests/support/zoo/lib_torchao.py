@@ -12,11 +12,9 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 import torchao.float8.float8_utils
 import torchao.optim
-from tests.support.zoo import Trained, fit, specimen
+from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.prototype.moe_training.mxfp8_linear import mx_mm
 from torchao.prototype.mx_formats.config import (
@@ -29,6 +27,8 @@ from torchao.prototype.qat.mx import MXFakeQuantizeConfig, MXFakeQuantizedLinear
 from torchao.quantization import Int8DynamicActivationIntxWeightConfig, PerGroup, PerTensor, quantize_
 from torchao.quantization.qat import Float8FakeQuantizeConfig, QATConfig
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+from tests.support.zoo import Trained, fit, specimen
 
 #: More than any step of a warm-up, and a step after which state is recorded (8).
 STEPS = 12
@@ -52,7 +52,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **
     return Trained(fit(model, optimizer, loss, steps=STEPS, **how), [model])
 
 
-# --- FP8 ---------------------------------------------------------------------------------------------------------------
+# --- FP8 -------------------------------------------------------------------------------------------------------------
 
 
 def float8(recipe: str) -> nn.Module:
@@ -96,7 +96,7 @@ def torchao_float8_rowwise_scale_too_small() -> Trained:
     return with_wrong_scale(2.0**-14, lambda: trained(float8("rowwise")))
 
 
-# --- MX ----------------------------------------------------------------------------------------------------------------
+# --- MX --------------------------------------------------------------------------------------------------------------
 
 
 class MXLinear(nn.Linear):
@@ -137,7 +137,7 @@ def torchao_nvfp4() -> Trained:
     return trained(classifier(NVFP4Linear))
 
 
-# --- optimizers --------------------------------------------------------------------------------------------------------
+# --- optimizers ------------------------------------------------------------------------------------------------------
 
 
 def with_optimizer(kind: type, before_step: Callable[[torch.optim.Optimizer], None] | None = None) -> Trained:
@@ -179,7 +179,7 @@ def torchao_adamwfp8_outliers() -> Trained:
     return with_optimizer(torchao.optim.AdamWFp8, spike)
 
 
-# --- fake quantisation -------------------------------------------------------------------------------------------------
+# --- fake quantisation -----------------------------------------------------------------------------------------------
 
 
 @specimen
