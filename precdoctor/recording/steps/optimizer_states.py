@@ -99,7 +99,8 @@ class StateRows:
         entry = recorder.measure(recorder.site(place, kind, name, found.values), found.values)
         if entry is not None:
             entry.format = found.format
-        scales = recorder.site(place, "block_scale", name, found.multipliers)
+        called = f"{name}.grad" if kind == "weight_grad_step" else name
+        scales = recorder.site(place, "block_scale", called, found.multipliers)
         if recorder.options.takes(scales.kind):
             recorder.measure(scales, found.multipliers)
 
