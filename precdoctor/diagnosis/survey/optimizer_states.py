@@ -70,6 +70,11 @@ class Moment:
     gradient: Held
 
 
+def is_second_moment(state: str) -> bool:
+    """Whether a state is called as means or sums of squared gradients are."""
+    return state in SECOND_MOMENTS or _OTHER_NAMES.search(state.lower()) is not None
+
+
 def second_moments(view: RunView) -> Mapping[Parameter, list[Moment]]:
     """Finite second moments with a finite gradient of the same step: by parameter, in order of steps."""
     return view.remember("second-moments", lambda: _second_moments(view))
@@ -79,8 +84,7 @@ def _second_moments(view: RunView) -> dict[Parameter, list[Moment]]:
     held: dict[tuple[Parameter, Process, int], tuple[str, Held]] = {}
     for r in view.scan_records(MOMENT_COLUMNS, ("opt_state",)):
         name, _, key = str(r["name"]).rpartition(".")
-        known = key in SECOND_MOMENTS or _OTHER_NAMES.search(key.lower())
-        if name and known and not r["nan"] and not r["pos_inf"]:
+        if name and is_second_moment(key) and not r["nan"] and not r["pos_inf"]:
             moment = held_in(r)
             if moment.without_sign:
                 held[_key(r, name)] = (str(r["name"]), moment)
