@@ -72,8 +72,8 @@ def _table(states: tuple[StateForecast, ...]) -> Table:
 def _notes(answer: StatesAnswer) -> Iterator[str]:
     recipe = answer.answer.question.recipe
     yield (
-        f"steps > 2x: second moments that become zero above eps^2 (eps {answer.eps:g}). A step that divides by sqrt(v) + "
-        "eps as stored gets up to so many times as long."
+        f"steps > 2x: second moments that become zero above eps^2 (eps {answer.eps:g}). A step that divides by "
+        "sqrt(v) + eps as stored gets up to so many times as long."
     )
     longest = f"{answer.longest_after:.3g}x"
     yield f"An optimizer that adds the new squared gradient before it divides makes steps at most {longest} too long."

@@ -98,9 +98,9 @@ def test_real_casts_lie_between_the_ends(recorded, name):
         doubled = (lost & (values > EPS**2)).sum() / nonzero.sum()
         assert s.effect.doubled.low - 1e-9 <= doubled <= s.effect.doubled.high + 1e-9
         longer = (np.sqrt(values) + EPS) / (np.sqrt(stored) + EPS)
-        assert longer[nonzero].max() <= s.effect.longest * 1.5 + 1.0  # survivors gain less than a factor of two
-        rest = np.sqrt(np.square(longer[nonzero & ~lost] - 1).mean())
-        assert s.effect.error == pytest.approx(rest, rel=0.35)
+        assert longer[lost].max(initial=1.0) <= s.effect.longest * (1 + 1e-6)
+        if (survivors := nonzero & ~lost).sum() >= 100:
+            assert s.effect.error == pytest.approx(np.sqrt(np.square(longer[survivors] - 1).mean()), rel=0.35)
     assert np.median(decibels) <= 1.0
 
 
@@ -126,11 +126,7 @@ def test_the_command_answers_in_words_and_in_json(recorded):
     found = json.loads(told(path, "--state", "fp16", "--output-format", "json").stdout)
     assert found["question"] == {"mode": "state", "asked": "FP16"}
     assert {"parameter", "state", "doubled", "longest", "error_of_rest", "flushed"} <= set(found["states"][0])
-    assert (
-        found["states"][0]["doubled"]["high"] >= found["states"][-1]["doubled"]["high"]
-        if found["states"][-1]["doubled"]
-        else True
-    )
+    assert found["states"][0]["doubled"]["estimate"] > 0.05 and found["failing"] > 0
 
 
 @pytest.mark.parametrize(
