@@ -12,7 +12,10 @@ from precdoctor.diagnosis.engine import describe_recorder, diagnose
 from precdoctor.diagnosis.survey.view import RunView
 from tests.integration.observe.conftest import Zoo, train
 
-HEALTHY = ("te_current", "te_delayed_ops", "te_blocks", "te_mxfp8", "te_mxfp8_swizzled", "te_nvfp4", "te_fused")
+HEALTHY = (
+    *("te_current", "te_custom", "te_delayed_ops", "te_blocks"),
+    *("te_mxfp8", "te_mxfp8_swizzled", "te_nvfp4", "te_fused"),
+)
 FAULTY = {"te_delayed_ops_stale": "PD404", "te_blocks_saturated": "PD401"}
 #: Each linear layer has three operands, cast once a step.
 OPERANDS = {(module, name) for module in ("0", "3") for name in ("input", "weight", "grad_output")}
@@ -39,7 +42,7 @@ def test_the_fault_is_the_first_finding(te, name):
     assert diagnose(te.run(name)).findings[0].code == FAULTY[name]
 
 
-@pytest.mark.parametrize("name", ["te_current", "te_delayed_ops"])
+@pytest.mark.parametrize("name", ["te_current", "te_custom", "te_delayed_ops"])
 def test_one_scale_for_a_tensor_is_in_its_row(te, name):
     rows = te.rows(name, kind="fp8_operand", step=5).set_index(["module", "name"])
     assert set(rows.index) == OPERANDS

@@ -156,6 +156,20 @@ class NVFP4Quantizer(Quantizer):
         )  # fmt: skip
 
 
+class CurrentScalingQuantizerRef(Quantizer):
+    """Of a custom recipe, as ``custom_recipes/quantization_ref_current_scaling.py``: torch casts, nothing is fused."""
+
+    def quantize(self, tensor: Tensor, **_: Any) -> Storage:
+        return self.quantize_impl(tensor)
+
+    def quantize_impl(self, tensor: Tensor) -> Storage:
+        dtype = torch.float8_e5m2 if self.dtype is E5M2 else torch.float8_e4m3fn
+        amax = torch.amax(torch.abs(tensor.detach())).view(1).to(torch.float32)
+        scale = LARGEST[self.dtype] / amax
+        data = (tensor.detach().float() * scale).to(dtype)
+        return Storage(data.float() / scale, data=data, scale=1.0 / scale, quant_dtype=dtype)
+
+
 #: Where the recorder looks for the base class: ``transformer_engine.pytorch.quantized_tensor``.
 _package = types.ModuleType("transformer_engine.pytorch.quantized_tensor")
 _package.Quantizer = Quantizer
@@ -264,6 +278,11 @@ def with_quantizer(forward: Callable[[], Quantizer], backward: Callable[[], Quan
 @specimen
 def te_current() -> Trained:
     return with_quantizer(lambda: Float8CurrentScalingQuantizer(E4M3), lambda: Float8CurrentScalingQuantizer(E5M2))
+
+
+@specimen
+def te_custom() -> Trained:
+    return with_quantizer(lambda: CurrentScalingQuantizerRef(E4M3), lambda: CurrentScalingQuantizerRef(E5M2))
 
 
 @specimen
