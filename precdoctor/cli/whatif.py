@@ -16,6 +16,7 @@ from precdoctor.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.offline.whatif.forecast import Question
+    from precdoctor.diagnosis.offline.whatif.recipe import Recipe
     from precdoctor.diagnosis.offline.whatif.target import Target
     from precdoctor.runlog import Run
 
@@ -25,6 +26,7 @@ Examples:
   precdoctor whatif runs/a --format mxfp8 --module 'blocks.*.mlp*'
   precdoctor whatif runs/a --format fp16 --loss-scale 2^13 --kind grad_output
   precdoctor whatif runs/a --format e5m2 --output-format json
+  precdoctor whatif runs/a --state e4m3
   precdoctor whatif runs/a --plan -o plan.toml
   precdoctor whatif runs/a --loss-scaler best
   precdoctor whatif runs/a --recipe delayed:16:max --format hybrid
@@ -84,6 +86,9 @@ def whatif(
     accumulator: Annotated[
         str | None, typer.Option(help="Error of sums in a narrow accumulator.", metavar="BITS[:PROMOTE]")
     ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Would the optimizer's states survive in e4m3, bf16, fp16 ...?", metavar="NAME")
+    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Per module the narrowest precision that holds, instead of one format.")
     ] = False,
@@ -130,6 +135,15 @@ def whatif(
     if scaling is not None and scaling not in SCALINGS:
         raise UsageError(f"--scaling {scaling!r} is not one of {', '.join(SCALINGS)}{did_you_mean(scaling, SCALINGS)}")
     target = Target(*limits)
+    if state is not None:
+        _refuse({"--kind": kind, "--plan": plan}, "--state NAME asks about the states of the optimizer alone")
+        given = {"--format": number_format, "--loss-scale": loss_scale, "--horizon": horizon}
+        _refuse(given, "--state NAME asks about the states of the optimizer alone")
+        recipe = ask(state, scaling=scaling, scale=scales[0], rule=rule)
+        recorded = opened(run)
+        with destination(output, force=force) as stream:
+            _write_states(recorded, recipe, (module, span), shape, count, stream)
+        return 0
     if plan:
         given = {"--format": number_format, "--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule}
         _refuse({**given, "--loss-scale": loss_scale, "--kind": kind}, "a plan chooses formats and scalings itself")
@@ -165,6 +179,31 @@ def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -
         whatif_view.print_concise(answer, make_console(stream))
     else:
         whatif_view.print_full(answer, facts, make_console(stream), worst=worst)
+
+
+def _write_states(
+    run: Run,
+    recipe: Recipe,
+    asked: tuple[str | None, tuple[int | None, int | None]],
+    shape: str,
+    worst: int,
+    stream: IO[str],
+) -> None:
+    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.offline.whatif.states import forecast_states
+    from precdoctor.diagnosis.survey.view import RunView
+    from precdoctor.reporting import states_view
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.json_report import dumps
+
+    if shape not in ("full", "json"):
+        raise UsageError(f"--state has no {shape} output; choose full or json")
+    answer = forecast_states(run, recipe, module=asked[0], steps=asked[1])
+    facts = describe(RunView(run))
+    if shape == "json":
+        stream.write(dumps(states_view.document(answer, facts)))
+    else:
+        states_view.print_states(answer, facts, make_console(stream), worst=worst)
 
 
 def _write_plan(

@@ -211,13 +211,17 @@ def _applied(view: RunView) -> dict[str, Any]:
 
 
 def describe_recorder(view: RunView) -> dict[str, Any]:
-    """What recording cost, what it lost, and (if anything) what of its options changed the training."""
+    """What recording cost, what it lost, and (if anything) what of its options changed the training and
+    what could not be seen.
+    """
     changed_by = _changing_options(view.run.info.get("options"))
+    unseen = sorted({str(e["data"].get("message")) for _, e in view.warnings_about("unseen")})
     return {
         **overhead(view),
         "dropped": dict(view.dropped),
         "errors": list(view.recorder_errors),
         **({"changed_by": changed_by} if changed_by else {}),
+        **({"unseen": unseen} if unseen else {}),
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from precdoctor.recording.deepscan.scan import DeepScan
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.fp8.library_quantisers import LibraryQuantisers
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.observe.backward_hooks import BackwardHooks
@@ -118,6 +119,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         ).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
+        LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
         OptimizerHooks(recorder, manual, thrown, kept, guard, casts, shadow).install()
         recorder.end_open_step = manual.end_open_step

@@ -32,6 +32,8 @@ KINDS = {
     "opt_state": "optimizer state",
     "master_weight": "master weight",
     "fp8_operand": "FP8 operand",
+    "subbyte_operand": "FP4 or FP6 operand",
+    "block_scale": "block scale",
     "logits": "softmax input",
 }
 

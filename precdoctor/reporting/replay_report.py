@@ -13,7 +13,8 @@ from precdoctor.diagnosis.offline.replay.loss_scale import LossScaleReplay
 from precdoctor.reporting.json_report import SCHEMA_VERSION
 
 
-def _document(mode: str, asked: str, run: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+def answer_document(mode: str, asked: str, run: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The envelope of an answer to a question other than the plain one: run, question, and the answer itself."""
     head = {
         "schema_version": SCHEMA_VERSION,
         "tool": {"name": "precdoctor", "version": precdoctor.__version__},
@@ -56,7 +57,7 @@ def loss_scale_document(answer: LossScaleReplay, asked: str, run: Mapping[str, A
         "steps": steps,
         "notes": list(answer.notes),
     }
-    return _document("loss-scaler", asked, run, body)
+    return answer_document("loss-scaler", asked, run, body)
 
 
 def recipe_document(
@@ -76,7 +77,7 @@ def recipe_document(
     ]
     steps, tensors = ([jsonable(part) for part in parts] for parts in (shown.steps, shown.tensors))
     body = {"recipe": shown.recipe, "recipes": totals, "steps": steps, "tensors": tensors}
-    return _document("recipe", asked, run, body)
+    return answer_document("recipe", asked, run, body)
 
 
 def accumulator_document(answer: AccumulatorReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,4 +94,4 @@ def accumulator_document(answer: AccumulatorReplay, asked: str, run: Mapping[str
         for entry in answer.lengths
     ]
     body = {"accumulator": jsonable(answer.accumulator), "lengths": lengths, "notes": list(answer.notes)}
-    return _document("accumulator", asked, run, body)
+    return answer_document("accumulator", asked, run, body)

@@ -248,5 +248,7 @@ def _recorder(recorder: Mapping[str, Any], console: Console) -> None:
         out.append(f"Rows lost: {reasons}.")
     if out:
         console.print(Text(" ".join(out), "pd.near" if dropped else "pd.quiet"))
+    for unseen in list(recorder.get("unseen") or []):
+        console.print(Text(f"Not seen: {clean(unseen)}.", "pd.near"))
     for error in list(recorder.get("errors") or [])[:3]:
         console.print(Text(f"Recorder: {clean(error)}", "pd.near"))

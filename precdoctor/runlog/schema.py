@@ -23,6 +23,8 @@ KINDS: Final = (
     "master_weight",
     "loss",  # the tensor given to backward; carries the loss scale
     "fp8_operand",
+    "subbyte_operand",  # the same of a cast to a format of fewer than 8 bits: FP4, FP6
+    "block_scale",  # of an operand or a state with several: what each row or block was multiplied by
     "logits",  # what a softmax reads, on some of its rows; masked positions are zeros
 )
 PHASES: Final = ("train", "no_grad", "recompute")

@@ -49,7 +49,7 @@ FLAGS = {
     "whatif": {
         "--format", "--scaling", "--scale", "--scale-rule", "--loss-scale", "--kind", "--module", "--steps", "--worst",
         "--max-flushed", "--max-saturated", "--min-sqnr", "--plan", "--horizon", "--output-format", "-o", "--output",
-        "--loss-scaler", "--recipe", "--accumulator",
+        "--loss-scaler", "--recipe", "--accumulator", "--state",
         "--force", "-h", "--help",
     },
     "autopsy": {"-h", "--help", "--yes", "-y", "--dry-run"},

@@ -22,7 +22,7 @@ _OTHER_NAMES = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|varia
 SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
 MOMENT_COLUMNS = (
     *("root", "module", "module_class", "kind", "name", "dtype", "numel", "nan", "pos_inf", "zero", "subnormal"),
-    *("amax", "sum", "sum_sq", "exp_lo", "exp_hist", "scale"),
+    *("amax", "sum", "sum_sq", "exp_lo", "exp_hist", "scale", "format"),
 )
 
 
@@ -40,6 +40,8 @@ class Held:
     histogram: ExponentHistogram
     #: Divisor of the histogram's magnitudes: the loss scale.
     scale: float = 1.0
+    #: What quantised state is stored in, with a scale per block; empty for state that lies in memory as it is.
+    stored: str = ""
 
     @property
     def without_sign(self) -> bool:
@@ -68,6 +70,11 @@ class Moment:
     gradient: Held
 
 
+def is_second_moment(state: str) -> bool:
+    """Whether a state is called as means or sums of squared gradients are."""
+    return state in SECOND_MOMENTS or _OTHER_NAMES.search(state.lower()) is not None
+
+
 def second_moments(view: RunView) -> Mapping[Parameter, list[Moment]]:
     """Finite second moments with a finite gradient of the same step: by parameter, in order of steps."""
     return view.remember("second-moments", lambda: _second_moments(view))
@@ -77,8 +84,7 @@ def _second_moments(view: RunView) -> dict[Parameter, list[Moment]]:
     held: dict[tuple[Parameter, Process, int], tuple[str, Held]] = {}
     for r in view.scan_records(MOMENT_COLUMNS, ("opt_state",)):
         name, _, key = str(r["name"]).rpartition(".")
-        known = key in SECOND_MOMENTS or _OTHER_NAMES.search(key.lower())
-        if name and known and not r["nan"] and not r["pos_inf"]:
+        if name and is_second_moment(key) and not r["nan"] and not r["pos_inf"]:
             moment = held_in(r)
             if moment.without_sign:
                 held[_key(r, name)] = (str(r["name"]), moment)
@@ -110,6 +116,7 @@ def held_in(r: Mapping[str, Any]) -> Held:
         sum_sq=number(r["sum_sq"]) or 0.0,
         histogram=ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]),
         scale=number(r["scale"]) or 1.0,
+        stored=text(r["format"]),
     )
 
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from precdoctor.recording import kernels
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
 from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, scalar, scaled
 from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -80,8 +82,7 @@ class Observer:
         elif isinstance(before, Made):
             self._made.put(result, before)
         elif what in ("mul", "div"):
-            found = scaled(args[0], args[1], result, divide=what == "div")
-            self._note(result, None if found is None else self._history(found[0]).times(found[1]))
+            self._note(result, self._scaled(args[0], args[1], result, divide=what == "div"))
         elif what in ("convert", "copy"):
             source = args[1] if what == "copy" else args[0]
             if (entry := self._results.get(source)) is not None:
@@ -106,6 +107,13 @@ class Observer:
             return found
         owner = self._recorder.names.parameter(x)
         return Made(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
+
+    def _scaled(self, a: Any, b: Any, result: Tensor, *, divide: bool) -> Made | None:
+        found = scaled(a, b, result, divide=divide)
+        if found is None:
+            return None
+        made, by = self._history(found[0]), found[1]
+        return made.by_parts(by, divide=divide) if isinstance(by, Tensor) else made.times(by)
 
     def _note(self, x: Tensor, made: Made | None) -> None:
         if made is None:
@@ -169,21 +177,77 @@ class Observer:
         if call is None or not recorder.live:
             return None
         self.casts += 1
-        known = call.names.at(made.origin) if made.origin is not None else None
-        if known is None and made.parameter is not None:  # of another module: named as the casting one would
-            known = made.parameter.removeprefix(f"{call.place.module}.")
+        known = _known_as(call, made)
         # A tensor nobody knows and nothing has multiplied may have been scaled and clipped by something not followed.
         followed = known is not None or made.factors != ()
         factors = made.factors if followed else None
         operand = Operand(fmt, factors, made.whole and followed, by_parts=made.factors is None)
         name = self._name(call, known or ("grad_output" if call.backward else "cast"))
-        return measure(recorder, call, name, x, operand)
+        entry = measure(recorder, call, name, x, operand)
+        if entry is not None and made.parts is not None and (by := made.parts[0]()) is not None:
+            block_scales(recorder, entry, by, inverse=made.parts[1])
+        return entry
+
+    def quantised(self, x: Tensor, scaled: Tensor, fmt: Format, multipliers: Tensor) -> tuple[Place, str] | None:
+        """A library's quantiser was called.
+
+        Args:
+            x: what it was given.
+            scaled: the same times the scales that came out, float32.
+            fmt: what the elements were rounded to.
+            multipliers: the scales: one, or one per row or block.
+
+        Returns:
+            The module, and the role of the operand there: ``weight``, ``input`` or ``grad_output``.
+        """
+        recorder = self._recorder
+        call = self._call_of(running_node())
+        if call is None or not recorder.live:
+            return None
+        self.casts += 1
+        made = self._history(x)
+        name = self._name(call, _known_as(call, made) or ("grad_output" if call.backward else "cast"))
+        by_parts = multipliers.numel() != 1
+        operand = Operand(fmt, None if by_parts else ((scalar(multipliers), False),), whole=True, by_parts=by_parts)
+        entry = measure(recorder, call, name, x, operand, scaled)
+        if entry is not None and by_parts:
+            block_scales(recorder, entry, multipliers, inverse=False)
+        role = "weight" if made.parameter is not None else "grad_output" if call.backward else "input"
+        return call.place, role
 
 
-def measure(recorder: Recorder, call: Call, name: str, x: Tensor, operand: Operand) -> Entry | None:
-    """Put the statistics of a tensor about to be cast into the row of that cast."""
-    dense = tensor_leaves.plain(x)
-    site = recorder.site(call.place, "fp8_operand", name, x, call=call.number, phase=call.phase)
+def _known_as(call: Call, made: Made) -> str | None:
+    """What the call was given a tensor as, or the name of the parameter it was."""
+    known: str | None = call.names.at(made.origin) if made.origin is not None else None
+    if known is None and made.parameter is not None:  # of another module: named as the casting one would
+        known = made.parameter.removeprefix(f"{call.place.module}.")
+    return known
+
+
+def block_scales(recorder: Recorder, operand: Entry, by: Tensor, *, inverse: bool) -> None:
+    """Put what an operand was multiplied by, by row or block, into a row of its own.
+
+    Args:
+        operand: of the cast.
+        by: one number per row or block, or the divisor if ``inverse``.
+    """
+    dense = tensor_leaves.plain(by) if recorder.options.takes("block_scale") else None
+    if dense is None:
+        return
+    with kernels.apart_from_user_modes():
+        dense = dense.detach().float()
+        dense = dense.reciprocal() if inverse else dense
+    site = operand.site._replace(kind="block_scale", dtype="float32")
+    recorder.measure(site, dense, dense, restart=True)
+
+
+def measure(
+    recorder: Recorder, call: Call, name: str, x: Tensor, operand: Operand, scaled: Tensor | None = None
+) -> Entry | None:
+    """Put the statistics of a tensor about to be cast into the row of that cast; of ``scaled`` instead, if given."""
+    dense = tensor_leaves.plain(x if scaled is None else scaled)
+    kind = "fp8_operand" if operand.fmt.bits == 8 else "subbyte_operand"
+    site = recorder.site(call.place, kind, name, x, call=call.number, phase=call.phase)
     if call.evaluating:
         site = site._replace(evaluating=True)
     if dense is None or not recorder.options.takes(site.kind):

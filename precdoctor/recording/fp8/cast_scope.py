@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from precdoctor.recording.fp8.provenance import Notes
 from precdoctor.recording.model import static, tensor_leaves
@@ -49,7 +49,7 @@ class Call:
         for name, x in found:
             self.names.put(x, "input" if len(found) == 1 else f"input.{name}")
         for name, parameter in static.held(module, "_parameters").items():
-            if parameter is not None:
+            if issubclass(type(parameter), Tensor):
                 self.names.put(parameter, name)
 
 

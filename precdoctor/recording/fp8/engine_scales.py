@@ -1,6 +1,8 @@
-"""Scales that frameworks keep to themselves: Transformer Engine's per FP8 operand, DeepSpeed's loss scale.
+"""Scales that frameworks keep to themselves: Transformer Engine's per FP8 operand, torchao's of integer fake
+quantisers, DeepSpeed's loss scale.
 
-Read from their documented attributes, which tests know from stand-ins only: neither runs without a GPU.
+Read from their attributes (Transformer Engine 2.18, torchao 0.18); tests know those of Transformer Engine and DeepSpeed
+from stand-ins only, which need a GPU.
 """
 
 from __future__ import annotations
@@ -16,6 +18,12 @@ from precdoctor.recording.slots.step_batch import Deferred, defer
 #: ``fp8_meta`` keys of Transformer Engine, and the operands of each matrix product in the order it keeps them
 #: (``transformer_engine/pytorch/constants.py``, ``FP8FwdTensors`` and ``FP8BwdTensors``).
 _STATES = {"scaling_fwd": ("input", "weight", "output"), "scaling_bwd": ("grad_output", "grad_input")}
+#: The same of an operation of ``transformer_engine.pytorch.ops``: keys of ``_fp8_metas``, and below each the state's
+#: key and the roles in the order of the quantisers (``ops/basic/basic_linear.py``).
+_OP_STATES = {
+    "forward": ("scaling_fwd", ("input", "weight")),
+    "backward": ("scaling_bwd", ("grad_output",)),
+}
 #: What a state of delayed scaling holds: one scale per operand, and a history with a column per operand.
 _HELD = ("scale", "amax_history")
 
@@ -28,17 +36,48 @@ def delayed_scaling(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         products ``gemm1.input.scale`` ... Nothing for other modules, and for recipes that keep no history.
     """
     meta: Any = static.module_dict(module).get("fp8_meta")
-    if not issubclass(type(meta), dict):
-        return
-    for key, roles in _STATES.items():
-        for held in _HELD:
-            values = static.attribute(dict.get(meta, key), held)
-            if not issubclass(type(values), Tensor) or not values.dim() or not values.is_floating_point():
-                continue
-            operands = values.shape[-1]
-            for i in range(operands):
-                prefix = f"gemm{1 + i // len(roles)}." if operands > len(roles) else ""
-                yield f"{prefix}{roles[i % len(roles)]}.{held}", values[..., i]
+    metas: Any = static.module_dict(module).get("_fp8_metas")
+    if issubclass(type(meta), dict):
+        for key, roles in _STATES.items():
+            yield from _of_state(dict.get(meta, key), roles)
+    if issubclass(type(metas), dict):
+        for mode, (key, roles) in _OP_STATES.items():
+            own: Any = dict.get(metas, mode)
+            if issubclass(type(own), dict):
+                yield from _of_state(dict.get(own, key), roles)
+
+
+def has_scales(module: nn.Module) -> bool:
+    """Whether a module may have some of these."""
+    held = static.module_dict(module)
+    return "fp8_meta" in held or "_fp8_metas" in held
+
+
+def quantises(module: nn.Module) -> bool:
+    """Whether it is a module of Transformer Engine that has been given a recipe."""
+    meta: Any = static.module_dict(module).get("fp8_meta")
+    metas: Any = static.module_dict(module).get("_fp8_metas")
+    states: list[Any] = list(dict.values(metas)) if issubclass(type(metas), dict) else [meta]
+    return any(issubclass(type(state), dict) and not dict.keys(state).isdisjoint(_STATES) for state in states)
+
+
+def _of_state(state: Any, roles: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    for held in _HELD:
+        values = static.attribute(state, held)
+        if not issubclass(type(values), Tensor) or not values.dim() or not values.is_floating_point():
+            continue
+        operands = values.shape[-1]
+        for i in range(operands):
+            prefix = f"gemm{1 + i // len(roles)}." if operands > len(roles) else ""
+            yield f"{prefix}{roles[i % len(roles)]}.{held}", values[..., i]
+
+
+def fake_quantisation(module: nn.Module) -> Tensor | None:
+    """What torchao's fake quantiser of integers divided its last input by: one per tensor, row, group or token."""
+    if type(module).__name__ != "IntxFakeQuantizer":
+        return None
+    scale = static.module_dict(module).get("scale")
+    return scale.detach() if type(scale) is Tensor and scale.is_floating_point() and scale.numel() else None
 
 
 def loss_scale(modules: Iterable[nn.Module | None]) -> Deferred:

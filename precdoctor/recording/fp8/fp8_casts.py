@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from precdoctor.recording.fp8.cast_observer import Observer, measure, outside
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, Calls
-from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, supported
+from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, open_observer, supported
 from precdoctor.recording.fp8.provenance import Notes, is_float
 from precdoctor.recording.ops.dispatch_modes import is_own_run, put_on, take_off
 from precdoctor.recording.recorder import Recorder
@@ -101,6 +101,24 @@ class Casts:
         elif type(frame.module) not in self._casting:
             self._casting.add(type(frame.module))
             self._in_backward, self._vain = True, 0  # what casts on its way forward may do so on its way back
+
+    def observer_of_library(self) -> Observer | None:
+        """Who is to be told of a call of a library's quantiser, now; null when nobody observes this code (yet)."""
+        recorder = self._recorder
+        if recorder.state != "armed":
+            return None
+        first, self.met = not self.met, True
+        if (observer := open_observer()) is not None:
+            return observer
+        frame = self._running()
+        if first:
+            self._note_running()
+        if torch._C._current_graph_task_id() != -1:
+            self._in_backward, self._vain = True, 0
+        elif frame is not None and frame.recorded:
+            self._casting.add(type(frame.module))
+            self._in_backward, self._vain = True, 0
+        return None
 
     def _note_running(self) -> None:
         """The calls in progress at the first cast of all were begun unnoticed."""

@@ -105,6 +105,12 @@ def supported() -> bool:
     return not any(callable(backend) for backend in backends.values())  # None stands for what is never compiled
 
 
+def open_observer() -> Observer | None:
+    """The observer of the innermost mode of this thread."""
+    found = [m.observer for m in _get_current_dispatch_mode_stack() if isinstance(m, CastMode)]
+    return found[-1] if found else None
+
+
 def is_open() -> bool:
     """Whether a mode observes this thread's ops."""
     return any(isinstance(m, CastMode) for m in _get_current_dispatch_mode_stack())

@@ -7,6 +7,7 @@ from being used again while a note speaks of it; it keeps no tensor alive.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ class Made:
         factors: what multiplied it since; None when that was no scalar.
         whole: no op has clipped it.
         measured: the row of the tensor before it was clipped at the maximum of a format.
+        parts: what multiplied it by row or block (or, if true, divided it), if nothing else but scalars did.
     """
 
     origin: int | None
@@ -38,11 +40,17 @@ class Made:
     factors: tuple[Factor, ...] | None = ()
     whole: bool = True
     measured: Entry | None = None
+    parts: tuple[weakref.ref[Tensor], bool] | None = None
 
     def times(self, factors: tuple[Factor, ...] | None) -> Made:
         """Multiplied by scalars (None: by something else)."""
         together = None if self.factors is None or factors is None else self.factors + factors
         return dataclasses.replace(self, factors=together, measured=None)
+
+    def by_parts(self, other: Tensor, *, divide: bool) -> Made:
+        """Multiplied or divided by one number per row or block; the tensor of these is not kept alive."""
+        only = self.factors == () and self.parts is None
+        return dataclasses.replace(self.times(None), parts=(weakref.ref(other), divide) if only else None)
 
 
 class Notes:
@@ -76,8 +84,8 @@ class Notes:
         self._notes.clear()
 
 
-def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tuple[Factor, ...] | None] | None:
-    """Which operand of ``a * b`` or ``a / b`` is the data, and by what scalar it was multiplied (None: no scalar).
+def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tuple[Factor, ...] | Tensor] | None:
+    """Which operand of ``a * b`` or ``a / b`` is the data, and by what scalar, or by what tensor, it was multiplied.
 
     Returns:
         None when neither operand multiplies the other: both are as large as the result, or it is a scalar itself.
@@ -90,7 +98,9 @@ def scaled(a: Any, b: Any, result: Tensor, *, divide: bool) -> tuple[Tensor, tup
     if isinstance(other, Tensor) and other.numel() == size:
         return None
     factor = scalar(other)
-    return data, None if factor is None else ((factor, divide),)
+    if factor is None:
+        return (data, other) if isinstance(other, Tensor) else None
+    return data, ((factor, divide),)
 
 
 def scalar(value: Any) -> Any:

@@ -274,7 +274,7 @@ def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
     found: set[int] = set()
     for prefix, part in named_modules(module):
         for name, x in held(part, kind).items():
-            if x is not None and id(x) not in found:
+            if issubclass(type(x), Tensor) and id(x) not in found:
                 found.add(id(x))
                 yield f"{prefix}.{name}" if prefix else name, x
 
@@ -294,7 +294,7 @@ def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
         if type(tensors) not in _DICTIONARIES or type(children) not in _DICTIONARIES:
             tensors, children = held(part, kind), held(part, "_modules")
         for x in tensors.values():
-            if x is not None and id(x) not in found:
+            if issubclass(type(x), Tensor) and id(x) not in found:
                 found.add(id(x))
                 yield x
         if children:

@@ -7,6 +7,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from precdoctor.recording import kernels
 from precdoctor.recording.fp8 import engine_scales
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
@@ -35,7 +36,7 @@ class FrozenAndBuffers:
         modules = static.modules(module)
         self._frozen(module, together)
         self._buffers(modules, together)
-        self._delayed_scaling(modules, together)
+        self._scales(modules, together)
 
     def _frozen(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
         """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again.
@@ -72,11 +73,21 @@ class FrozenAndBuffers:
             if found is not None and recorder.wants(found[0]):
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
 
-    def _delayed_scaling(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
-        """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers."""
+    def _scales(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
+        """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers, and the scales
+        of torchao's fake quantisers.
+        """
         recorder = self._recorder
         for owner in modules:
-            place = recorder.names.find(owner) if "fp8_meta" in static.module_dict(owner) else None
-            if place is not None and recorder.wants(place):
-                for name, x in engine_scales.delayed_scaling(owner):
-                    recorder.measure(recorder.site(place, "buffer", name, x), x, together=together)
+            divisors = engine_scales.fake_quantisation(owner)
+            if divisors is None and not engine_scales.has_scales(owner):
+                continue
+            place = recorder.names.find(owner)
+            if place is None or not recorder.wants(place):
+                continue
+            for name, x in engine_scales.delayed_scaling(owner):
+                recorder.measure(recorder.site(place, "buffer", name, x), x, together=together)
+            if divisors is not None:
+                with kernels.apart_from_user_modes():
+                    multipliers = divisors.float().reciprocal()
+                recorder.measure(recorder.site(place, "block_scale", "input", multipliers), multipliers)

@@ -241,10 +241,10 @@ class StepTensors:
         return {"scale": arrays.numbers(scales, known)} if known.any() else {}
 
     def _casts(self) -> dict[str, Any]:
-        """Which format a tensor was cast to, and what that clipped and flushed."""
+        """Which format a tensor was cast to or is stored in, and what a cast clipped and flushed."""
+        names: list[str | None] = [e.format for e in self._entries]
         if not self._cast_rows:
-            return {}
-        names: list[str | None] = [None] * self.rows
+            return {"format": arrays.strings(names)} if any(names) else {}
         counts, known = np.zeros((2, self.rows), np.int64), np.zeros((2, self.rows), np.bool_)
         bins = self._ints(at.HIST + 1, at.HIST + 1 + at.HIST_BINS)
         for row in self._cast_rows:

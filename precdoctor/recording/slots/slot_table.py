@@ -48,6 +48,8 @@ class Entry:
     scaled: bool = False
     #: Of a tensor about to be cast to float8: what is known of the cast.
     operand: Operand | None = None
+    #: Of a tensor that is stored in another format than that of the elements measured: which.
+    format: str | None = None
     #: Of what a softmax reads: what it is for, and how sharp it is.
     sharpness: Sharpness | None = None
 
@@ -87,7 +89,7 @@ class SlotTable:
         slot = self._slots.get((site, device))
         if slot is None:
             slot = self._slots[(site, device)] = len(self._slots)
-            if site.kind in ("weight", "fp8_operand"):
+            if site.kind in ("weight", "fp8_operand", "subbyte_operand"):
                 kernels.want_block16(slot)
             if site.kind not in _WITHOUT_FINGERPRINT:
                 kernels.want_fingerprint(slot)

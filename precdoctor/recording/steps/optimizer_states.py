@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model import quantised_tensors, static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.model.optimizer_contents import parameters_of, state_of
+from precdoctor.recording.model.optimizer_contents import groups_of, parameters_of, state_of
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 
@@ -57,11 +58,51 @@ class StateRows:
         with self._together as together:
             for parameter, place, own in parameters:
                 for key, x in _kept_for(optimizers, parameter):
+                    if quantised_tensors.is_quantised(x):
+                        self._take_quantised(place, "opt_state", f"{own}.{key}", x)
+                        continue
                     if _is_master(key, x, parameter):
                         continue
                     # LBFGS keeps vectors over all parameters at the first one
                     owner, called = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
                     recorder.measure(recorder.site(owner, "opt_state", called, x), x.detach(), together=together)
+
+        for optimizer in optimizers:
+            self._take_scaling_parameters(optimizer)
+
+    def _take_scaling_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        """Weight, gradient and state of parameters that are no tensors: nothing else of the recorder sees them."""
+        names = self._recorder.names
+        for group in groups_of(optimizer):
+            for parameter in static.elements(dict.get(group, "params")):
+                if issubclass(type(parameter), Tensor) or not quantised_tensors.is_quantised(parameter):
+                    continue
+                found = names.search_parameter(parameter)
+                if found is None or not self._recorder.wants(found[0]):
+                    continue
+                place, own = found
+                self._take_quantised(place, "weight", own, parameter)
+                self._take_quantised(place, "weight_grad_step", own, static.attribute(parameter, "_grad"))
+                for key, x in _kept_for((optimizer,), parameter):
+                    if quantised_tensors.is_quantised(x):
+                        self._take_quantised(place, "opt_state", f"{own}.{key}", x)
+
+    def _take_quantised(self, place: Place, kind: str, name: str, x: Any) -> None:
+        """The dequantised elements, and what its blocks were multiplied by."""
+        recorder = self._recorder
+        if not recorder.options.takes(kind):
+            return
+        with kernels.apart_from_user_modes():
+            found = quantised_tensors.quantised(x)
+        if found is None:
+            return
+        entry = recorder.measure(recorder.site(place, kind, name, found.values), found.values)
+        if entry is not None:
+            entry.format = found.format
+        called = f"{name}.grad" if kind == "weight_grad_step" else name
+        scales = recorder.site(place, "block_scale", called, found.multipliers)
+        if recorder.options.takes(scales.kind):
+            recorder.measure(scales, found.multipliers)
 
 
 class Masters:
@@ -120,17 +161,25 @@ def masters_in_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Ite
     """FP32 copies of a 16-bit parameter that an optimizer keeps in its state."""
     if parameter.dtype not in _HALF:
         return iter(())
-    return (x for key, x in _kept_for((optimizer,), parameter) if _is_master(key, x, parameter))
+    kept = _kept_for((optimizer,), parameter)
+    return (x for key, x in kept if issubclass(type(x), Tensor) and _is_master(key, x, parameter))
 
 
-def _kept_for(optimizers: Iterable[torch.optim.Optimizer], parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _kept_for(optimizers: Iterable[torch.optim.Optimizer], parameter: Any) -> Iterator[tuple[str, Any]]:
     """Name and tensor of what they keep for a parameter, beside step counters and quantised state."""
     for optimizer in optimizers:
         kept = state_of(optimizer, parameter)
-        tensors = {key: x for key, x in kept.items() if issubclass(type(x), Tensor) and x.ndim and key != "step"}
-        if any(not tensor_leaves.counts(x) for x in tensors.values()):
+        tensors = {key: x for key, x in kept.items() if key != "step" and _has_elements(x)}
+        if any(issubclass(type(x), Tensor) and not tensor_leaves.counts(x) for x in tensors.values()):
             continue  # 8-bit state: what else there is are its scales and code books
         yield from tensors.items()
+
+
+def _has_elements(x: Any) -> bool:
+    if not issubclass(type(x), Tensor):
+        return quantised_tensors.is_quantised(x)
+    with torch._C.DisableTorchFunctionSubclass():
+        return bool(x.ndim)
 
 
 def _is_master(key: str, x: Tensor, parameter: Tensor) -> bool:

@@ -11,11 +11,12 @@ import math
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model import quantised_tensors, static, tensor_leaves
 from precdoctor.recording.model.module_names import Root
 from precdoctor.recording.model.optimizer_contents import parameters_of, state_of
 from precdoctor.recording.ops.tensor_facts import badness
@@ -178,11 +179,14 @@ class OptimizerStateWatch:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str, Tensor]]:
-    """Parameter, name and tensor of all state an optimizer keeps beside step counters."""
+    """Parameter, name and tensor of all state an optimizer keeps beside step counters; of quantised state the scales,
+    which are not finite where an element of their block was not.
+    """
     for parameter in parameters_of(optimizer):
         for name, x in state_of(optimizer, parameter).items():
-            if issubclass(type(x), Tensor) and tensor_leaves.counts(x) and name != "step":
-                yield parameter, name, x
+            held: Any = quantised_tensors.scales(x) if quantised_tensors.is_quantised(x) else x
+            if issubclass(type(held), Tensor) and tensor_leaves.counts(held) and name != "step":
+                yield parameter, name, held
 
 
 def _root_of_range(tensors: Iterable[tuple[Tensor, str, Tensor]]) -> float:

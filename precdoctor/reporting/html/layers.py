@@ -30,12 +30,14 @@ KIND_TITLES = {
     "master_weight": "master weights",
     "loss": "loss",
     "fp8_operand": "FP8 operands",
+    "subbyte_operand": "FP4 and FP6 operands",
+    "block_scale": "block scales",
     "logits": "logits of softmaxes",
 }
 #: In the order of the page: what people look at first, first.
 KIND_ORDER = (
     *("output", "grad_output", "weight_grad", "weight", "weight_grad_step", "update", "input", "batch", "loss"),
-    *("opt_state", "master_weight", "buffer", "logits", "fp8_operand"),
+    *("opt_state", "master_weight", "buffer", "logits", "fp8_operand", "subbyte_operand", "block_scale"),
 )
 #: Kinds whose values carry the loss scale.
 SCALED_KINDS = ("grad_output", "weight_grad", "loss")

@@ -83,8 +83,8 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> Zoo:
     return Zoo(directory, *json.loads(results.read_text()))
 
 
-def train(directory: Path, **more: str) -> list[dict[str, dict[str, Any]]]:
-    """The zoo without and with the recorder, at the same time; the specimens' JSON lines by name.
+def train(directory: Path, *names: str, **more: str) -> list[dict[str, dict[str, Any]]]:
+    """The zoo, or the named of it, without and with the recorder, at the same time; the specimens' JSON lines by name.
 
     With variables of the environment given, only with the recorder.
     """
@@ -96,7 +96,7 @@ def train(directory: Path, **more: str) -> list[dict[str, dict[str, Any]]]:
         "ZOO_RUNS": str(directory / "runs"),
         "ZOO_ORACLE": str(directory / "oracle"),
     }
-    command = [sys.executable, "-m", "tests.support.zoo"]
+    command = [sys.executable, "-m", "tests.support.zoo", *names]
     environments = (
         environment(PYTHONPATH=str(ROOT), **AS_ANYWHERE),
         environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **AS_ANYWHERE, **recording, **more),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib
 from collections.abc import Callable, Iterable
 
 import torch
@@ -82,7 +83,11 @@ def fit(
 
 
 def load(names: Iterable[str]) -> list[Callable[[], Trained]]:
-    """The specimens with these names; all for none."""
+    """The specimens with these names; for none, all but those of libraries, which stand in modules of their own."""
+    names = list(names)
+    for name in names:
+        if (library := name.partition("_")[0]) in ("torchao", "te", "msamp"):
+            importlib.import_module(f"tests.support.zoo.lib_{library}")
     from tests.support.zoo import (  # noqa: F401 - register
         adversarial,
         healthy,

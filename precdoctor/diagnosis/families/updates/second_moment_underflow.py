@@ -155,14 +155,24 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Lost], total: int, eps: 
     message = (
         f"{percent(lost.share)} of the elements of `{label(owner)}` with a gradient above eps ({eps:g}) have a second "
         f"moment of exactly zero, in the median of {plural(len(lost.shares), 'step')} (limit "
-        f"{percent(share_limit)}); of the others {percent(subnormal)} are subnormal. It is kept in "
-        f"{last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. "
-        + (f"There only eps divides, {step}. " if known else f"Where {_foreign(view)} divides by its root, {step}. ")
+        f"{percent(share_limit)})"
+        + (
+            _quantised(view, last, added)
+            if last.held.stored
+            else f"; of the others {percent(subnormal)} are subnormal. It is kept in "
+            f"{last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. "
+            + (
+                f"There only eps divides, {step}. "
+                if known
+                else f"Where {_foreign(view)} divides by its root, {step}. "
+            )
+        )
         + f"{plural(len(guilty), 'parameter')} of {total:,} affected."
     )
     return RULE.finding(
         confidence=0.95 if known and len(lost.shares) >= 4 else 0.8,
-        title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient ({row.dtype})",
+        title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient "
+        f"({last.held.stored or row.dtype})",
         message=message,
         location=Location(
             *(row.root, row.module, row.module_class or None, row.kind),
@@ -174,10 +184,10 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Lost], total: int, eps: 
             "zero_share": lost.share,
             "limit": share_limit,
             "subnormal_share": subnormal,
-            "dtype": last.held.dtype,
+            "dtype": last.held.stored or last.held.dtype,
             "eps": eps,
             "eps_in_state_format": stored_eps,
-            "smallest_gradient_kept": limit,
+            "smallest_gradient_kept": None if last.held.stored else limit,
             "parameters": [
                 {"parameter": label(o), "zero_share": v.share}
                 for o, v in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
@@ -187,6 +197,15 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Lost], total: int, eps: 
             "confidence_reason": "zeros of the moment and of the gradient were counted in the same steps",
         },
         prescriptions=(_prescribe(view, lost, last, added),),
+    )
+
+
+def _quantised(view: RunView, last: Moment, added: float) -> str:
+    """Why a state with a scale per block has zeros, and what they do."""
+    longer = f"; else steps are up to {(1.0 / added) ** 0.5:.3g} times too long" if added > 0.0 else ""
+    return (
+        f". It is kept in {last.held.stored} with a scale per block: elements far below the largest of a block become "
+        f"zero. Where {_foreign(view)} divides before it adds the new g^2, only eps divides{longer}. "
     )
 
 
@@ -209,8 +228,11 @@ def _prescribe(view: RunView, lost: _Lost, last: Moment, added: float) -> Prescr
         snippet = wide_weights(view, HALF)
     else:  # the weights are wide already: the optimizer itself chose the format
         key = last.name.rpartition(".")[2]
-        title += f", +{memory(last.held.numel * 2)} for this weight"
-        change = {"state_dtype": {"from": last.held.dtype, "to": "float32"}}
+        bits = {"codebook8": 8, "codebook4": 4}.get(last.held.stored)
+        fmt = known_format(last.held.stored or last.held.dtype)
+        bits = bits or (fmt.bits if fmt is not None else 16)
+        title += f", +{memory(last.held.numel * (32 - bits) // 8)} for this weight"
+        change = {"state_dtype": {"from": last.held.stored or last.held.dtype, "to": "float32"}}
         snippet = (
             f"import torch\n\nstate[{key!r}] = torch.zeros_like(p, dtype=torch.float32)  # in the optimizer's step\n"
         )

@@ -1,0 +1,161 @@
+"""Whether an optimizer's states would survive in a narrower format, and what the loss would do to its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast, Question, forecast
+from precdoctor.diagnosis.survey.optimizer_states import is_second_moment
+from precdoctor.diagnosis.survey.parameters import beta2_of, parameter_groups, parameter_label
+from precdoctor.diagnosis.survey.rows import number
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.errors import UsageError
+from precdoctor.numerics.casting_array import Floats, cast_array
+from precdoctor.numerics.cells import Estimate
+from precdoctor.numerics.histogram import ExponentHistogram
+
+if TYPE_CHECKING:
+    from precdoctor.diagnosis.offline.whatif.recipe import Recipe
+    from precdoctor.runlog.reader import Run
+
+#: The default of torch.optim.Adam, AdamW and RMSprop.
+_USUAL_EPS, _USUAL_BETA2 = 1e-8, 0.999
+#: Points per binade at which the rounding of survivors is tried.
+_POINTS = 32
+
+
+@dataclass(frozen=True)
+class StepEffect:
+    """What the format does to ``1 / (sqrt(v) + eps)``, the factor of an update, at the worst step of a second moment.
+
+    Attributes:
+        doubled: share of the non-zero elements that become zero above eps squared: a step that divides by what is
+            stored gets more than twice as long.
+        longest: the largest such factor: ``(sqrt(v) + eps) / eps`` at the largest v that becomes zero; 1 without any.
+        error: RMS of the relative change of the factor over the elements that do not become zero.
+    """
+
+    doubled: Estimate
+    longest: float
+    error: float
+
+
+@dataclass(frozen=True)
+class StateForecast:
+    """One state of one parameter.
+
+    Attributes:
+        parameter: its full name below the root.
+        state: as the optimizer calls it, such as ``exp_avg_sq``.
+        forecast: at the worst recorded step.
+        effect: of second moments; None for others, and where nothing can be told.
+    """
+
+    parameter: str
+    state: str
+    forecast: Forecast
+    effect: StepEffect | None
+
+
+@dataclass(frozen=True)
+class StatesAnswer:
+    """All states; the worst on top.
+
+    Attributes:
+        eps: the largest of the optimizers' groups.
+        longest_after: how much longer than meant a step can be that adds the new squared gradient to a v of zero first:
+            ``1 / sqrt(1 - beta2)``.
+        stalls: whether ``v * beta2`` rounds back to v under round to nearest, whatever the scale.
+    """
+
+    answer: Answer
+    states: tuple[StateForecast, ...]
+    eps: float
+    longest_after: float
+    stalls: bool
+
+    def share(self, of: str) -> float:
+        """Of all elements at their worst steps the most likely share that is ``flushed`` or ``doubled``.
+
+        ``doubled`` is over the elements of second moments alone.
+        """
+        found = elements = 0.0
+        for s in self.states:
+            if s.forecast.prediction is None or (of == "doubled" and s.effect is None):
+                continue
+            share = s.effect.doubled.estimate if of == "doubled" and s.effect is not None else s.forecast.flushed
+            found += share * s.forecast.prediction.elements
+            elements += s.forecast.prediction.elements
+        return found / elements if elements else 0.0
+
+
+def forecast_states(
+    run: Run, recipe: Recipe, *, module: str | None = None, steps: tuple[int | None, int | None] = (None, None)
+) -> StatesAnswer:
+    """Ask the log about every recorded state.
+
+    Args:
+        run: with ``opt_state`` rows.
+        recipe: format and scaling of the states.
+        module: a glob over module names; None for all.
+        steps: half-open.
+
+    Raises:
+        UsageError: no state was recorded.
+        RunUnreadableError: the log is damaged.
+    """
+    view = RunView(run)
+    groups = parameter_groups(view)
+    eps = max((e for g in groups if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
+    beta2 = max((b for g in groups if (b := beta2_of(g)) is not None), default=_USUAL_BETA2)
+    if not any(True for _ in view.places("opt_state")):
+        raise UsageError("--state: the run has no optimizer state; record one with an optimizer that keeps any (Adam)")
+    answer = forecast(run, Question(recipe, kinds=("opt_state",), module=module, steps=steps))
+    states = [_state(f, recipe, eps) for f in answer.forecasts]
+    states.sort(key=lambda s: (-(s.effect.doubled.estimate if s.effect else 0.0), -s.forecast.flushed, s.parameter))
+    added = 1.0 - min(max(beta2, 0.0), 1.0)
+    stalls = 0.0 < added < 2.0 ** -(recipe.format.mantissa_bits + 2)
+    return StatesAnswer(answer, tuple(states), eps, added**-0.5 if added else 1.0, stalls)
+
+
+def _state(f: Forecast, recipe: Recipe, eps: float) -> StateForecast:
+    key = f.seen.key
+    own, _, state = key.name.rpartition(".")
+    row = f.seen.worst[0]
+    effect = None
+    if row is not None and f.prediction is not None and f.prediction.scale and is_second_moment(state):
+        effect = _effect(row, f.prediction.scale, recipe, eps)
+    return StateForecast(parameter_label(key.root, key.module, own), state, f, effect)
+
+
+def _effect(row: Mapping[str, Any], scale: float, recipe: Recipe, eps: float) -> StepEffect:
+    held = ExponentHistogram.of(row["exp_lo"], row["exp_hist"]).trimmed()
+    total = max(held.total, 1)
+    limit = recipe.format.flush_limit / scale
+    zero, harmless = held.at_most(limit), held.at_most(min(limit, eps * eps))
+    low, high = max(0.0, zero.low - harmless.high), max(0.0, zero.high - harmless.low)
+    points, weights = _spread(held, row)
+    stored: Floats = np.abs(cast_array(points * scale, recipe.format)) / scale
+    lost = stored == 0.0
+    doubled = float(weights[lost & (points > eps * eps)].sum())
+    largest = min(limit, float(row["amax"])) if zero.high else 0.0
+    changes = (np.sqrt(points) + eps) / (np.sqrt(stored) + eps) - 1.0
+    kept = float(weights[~lost].sum())
+    error = float(np.sqrt((weights[~lost] * changes[~lost] ** 2).sum() / kept)) if kept else 0.0
+    return StepEffect(
+        Estimate.of(low / total, high / total, doubled / total), (largest**0.5 + eps) / eps if largest else 1.0, error
+    )
+
+
+def _spread(held: ExponentHistogram, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
+    """Magnitudes that stand for the elements, and how many each stands for: log-uniform within each bin."""
+    within = (np.arange(_POINTS) + 0.5) / _POINTS
+    exponents = np.arange(held.lo, held.lo + held.counts.size)
+    points = np.exp2(exponents[:, None] + within[None, :])
+    amin, amax = (float(row[name]) if row[name] is not None else None for name in ("amin_nonzero", "amax"))
+    points = np.clip(points, amin, amax).ravel()
+    return points, np.repeat(held.counts / _POINTS, _POINTS)

@@ -1,0 +1,301 @@
+"""Quantisers of libraries whose casts torch's dispatcher does not see: what goes in, and the scales that come out.
+
+Followed, from their source: Transformer Engine 2.18 (``Quantizer.quantize`` and ``update_quantized``), MS-AMP 0.4.0
+(``TypeCast.cast_to_fp8``), and of torchao 0.18 what casts to FP4 and FP6 by integer arithmetic (``to_mx``,
+``nvfp4_quantize``). The functions are replaced by ones that call them and look at what they were given and returned.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from precdoctor.numerics.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, Format
+from precdoctor.recording import kernels
+from precdoctor.recording.fp8 import engine_scales
+from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.recorder.hook_guard import guarded
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """One call of a quantiser.
+
+    Attributes:
+        given: what it was given.
+        fmt: the format of the elements.
+        multipliers: what they were multiplied by, float32: one, or one per row or block.
+        elementwise: the same for every element of ``given``, of a shape that multiplies it.
+    """
+
+    given: Tensor
+    fmt: Format
+    multipliers: Tensor
+    elementwise: Tensor
+
+
+#: Reads a call from its arguments and its result; null where it cannot.
+Reader = Callable[[tuple[Any, ...], dict[str, Any], Any], Quantisation | None]
+
+
+class LibraryQuantisers:
+    """Replaces the quantisers of every library that has been imported, once, as steps begin."""
+
+    def __init__(self, recorder: Recorder, casts: Casts) -> None:
+        self._recorder, self._casts = recorder, casts
+        self._see = guarded(recorder)(self._seen)
+        self._found: set[str] = set()
+        #: Modules of which an operand of this role was seen.
+        self._roles: dict[str, set[Place]] = {"input": set(), "weight": set(), "grad_output": set()}
+        self._inside = threading.local()
+
+    def install(self) -> None:
+        """Look for the libraries whenever a step begins: scripts import them when they like."""
+        takes = self._recorder.options.takes
+        if takes("fp8_operand") or takes("subbyte_operand"):
+            self._recorder.when_closing.append(guarded(self._recorder)(self._say_what_was_not_seen))
+            self._recorder.when_step_begins.append(guarded(self._recorder)(self._look))
+
+    def _look(self) -> None:
+        for name, places in _LIBRARIES.items():
+            if name in self._found or (module := sys.modules.get(name)) is None:
+                continue
+            self._found.add(name)
+            for owner, function, read in places(module):
+                original = static.members(owner).get(function) if isinstance(owner, type) else vars(owner).get(function)
+                plain = original.__func__ if isinstance(original, staticmethod) else original
+                if callable(plain):
+                    looking = self._looking(plain, read)
+                    setattr(owner, function, staticmethod(looking) if plain is not original else looking)
+
+    def _looking(self, original: Callable[..., Any], read: Reader) -> Callable[..., Any]:
+        recorder, see, inside = self._recorder, self._see, self._inside
+
+        @functools.wraps(original)
+        def looking(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not recorder.live or getattr(inside, "call", False):
+                return original(*args, **kwargs)
+            inside.call = True
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                inside.call = False
+            see(read, args, kwargs, result)
+            return result
+
+        return looking
+
+    def _seen(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        observer = self._casts.observer_of_library()
+        if observer is None:
+            return
+        with kernels.apart_from_user_modes():
+            found = read(args, kwargs, result)
+            if found is None or tensor_leaves.plain(found.given) is None:
+                return
+            scaled = found.given.detach().float() * found.elementwise
+        seen = observer.quantised(found.given, scaled, found.fmt, found.multipliers)
+        if seen is not None:
+            self._roles[seen[1]].add(seen[0])
+
+    def _say_what_was_not_seen(self) -> None:
+        """Modules of Transformer Engine that keep FP8 scales, and of which the casts of an operand were all its own."""
+        recorder = self._recorder
+        places = {}
+        for root in recorder.names.roots.values():
+            for module in static.modules(top) if (top := root.module()) is not None else ():
+                place = recorder.names.find(module) if engine_scales.quantises(module) else None
+                if place is not None and recorder.wants(place):
+                    places[place] = place.module_class
+        missing = []
+        for role, word in (("input", "inputs"), ("weight", "weights"), ("grad_output", "gradients")):
+            kinds = {kind for place, kind in places.items() if place not in self._roles[role]}
+            if kinds:
+                missing.append(f"{word} ({', '.join(sorted(kinds))})")
+        if missing:
+            message = f"casts inside kernels of Transformer Engine; there are no rows of {', '.join(missing)}"
+            recorder.event("warning", data={"what": "unseen", "message": message})
+
+
+# --- reading a call ---------------------------------------------------------------------------------------------------
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _tensor(owner: Any, name: str) -> Tensor | None:
+    found = static.attribute(owner, name)
+    return found.detach() if type(found) is Tensor else None
+
+
+def _by_blocks(x: Tensor, scales: Tensor, columns: int, rows: int = 1) -> Tensor:
+    """One number per block of ``rows`` x ``columns`` elements of the last dimension, for every element of ``x``."""
+    width = x.shape[-1]
+    height = x.numel() // width
+    wide = scales.repeat_interleave(columns, -1)[:, :width].repeat_interleave(rows, 0)[:height]
+    return wide.reshape(x.shape)
+
+
+def _powers(exponents: Tensor) -> Tensor:
+    """The multipliers behind E8M0 scales, which are divisors: ``2 ** (127 - e)``, NaN for 255."""
+    e = exponents.view(torch.uint8).float()
+    return torch.where(e == 255, torch.nan, torch.exp2(127.0 - e))
+
+
+def _row_major(scales: Tensor) -> Tensor:
+    """Scales in the order of a matrix unit (tiles of 128 rows and 4 columns, 32 x 4 x 4 inside) as rows and columns."""
+    rows, columns = scales.shape
+    tiles = scales.reshape(rows // 128, columns // 4, 32, 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
+
+
+def _scalar(x: Tensor, fmt: Format, multiplier: Tensor) -> Quantisation:
+    return Quantisation(x, fmt, multiplier.reshape(1), multiplier.reshape(()))
+
+
+def _blocks(x: Tensor, fmt: Format, scales: Tensor, columns: int, rows: int = 1) -> Quantisation | None:
+    """Of scales that may be padded to more rows and columns than the tensor has blocks."""
+    if x.dim() == 0 or not x.numel():
+        return None
+    high, wide = -(-(x.numel() // x.shape[-1]) // rows), -(-x.shape[-1] // columns)
+    if scales.dim() != 2 or scales.shape[0] < high or scales.shape[1] < wide:
+        return None
+    scales = scales[:high, :wide]
+    return Quantisation(x, fmt, scales, _by_blocks(x, scales, columns, rows))
+
+
+# --- torchao ----------------------------------------------------------------------------------------------------------
+
+_ELEMENTS: Final = {"float4_e2m1fn_x2": E2M1, "fp6_e2m3": E2M3, "fp6_e3m2": E3M2}
+
+
+def _to_mx(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
+    """Of ``to_mx(data_hp, elem_dtype, block_size, ...)``; casts to FP8 in it are seen as such."""
+    x, block = _argument(args, kwargs, 0, "data_hp"), _argument(args, kwargs, 2, "block_size")
+    fmt = _ELEMENTS.get(str(_argument(args, kwargs, 1, "elem_dtype")).removeprefix("torch."))
+    scales = result[0] if type(result) is tuple else None
+    if fmt is None or type(scales) is not Tensor or type(block) is not int or kwargs.get("is_swizzled_scales"):
+        return None
+    return _blocks(x, fmt, _powers(scales).reshape(-1, scales.shape[-1]), block)
+
+
+def _nvfp4(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
+    """Of ``nvfp4_quantize(data_hp, block_size, per_tensor_scale)``."""
+    x, outer = _argument(args, kwargs, 0, "data_hp"), _argument(args, kwargs, 2, "per_tensor_scale")
+    scales = result[0] if type(result) is tuple else None
+    if type(scales) is not Tensor or (outer is not None and (type(outer) is not Tensor or outer.numel() != 1)):
+        return None
+    divisors = scales.float() if outer is None else scales.float() * outer.detach().float().reshape(())
+    return _blocks(x, E2M1, divisors.reciprocal().reshape(-1, scales.shape[-1]), 16)
+
+
+# --- Transformer Engine -----------------------------------------------------------------------------------------------
+
+_ENGINE_FORMATS: Final = {"kFloat8E4M3": E4M3FN, "kFloat8E5M2": E5M2, "kFloat4E2M1": E2M1}
+
+
+def _engine_format(result: Any) -> Format | None:
+    for name in ("_fp8_dtype", "_fp4_dtype"):
+        dtype = static.attribute(result, name)
+        # a Python enumeration, and one of pybind11's in older releases
+        told = static.attribute(dtype, "_name_") or (
+            str(dtype).rpartition(".")[2] if type(type(dtype)).__name__ == "pybind11_type" else None
+        )
+        if told in _ENGINE_FORMATS:
+            return _ENGINE_FORMATS[told]
+    return None
+
+
+def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
+    """Of ``quantizer.quantize(tensor, ...)``, or of ``quantizer.update_quantized(src, dst, ...)``.
+
+    Read is the row-wise copy; of a tensor that has only the transposed one, there is no row.
+    """
+    x = _argument(args, kwargs, 1, "tensor")
+    x = kwargs.get("src") if x is None else x
+    fmt = _engine_format(result)
+    if fmt is None or x is None or not issubclass(type(x), Tensor) or kwargs.get("noop_flag") is not None:
+        return None
+    single, scales = _tensor(result, "_scale_inv"), _tensor(result, "_rowwise_scale_inv")
+    if single is not None and single.numel() == 1:
+        return _scalar(x, fmt, single.float().reciprocal())
+    if scales is None or scales.dim() != 2:
+        return None
+    if static.attribute(result, "_is_2D_scaled") is not None:
+        return _engine_tiles(x, fmt, scales, square=static.attribute(result, "_is_2D_scaled") is True)
+    if static.attribute(result, "_with_gemm_swizzled_scales") is True:
+        if scales.shape[0] % 128 or scales.shape[1] % 4:
+            return None
+        scales = _row_major(scales)
+    if fmt is E2M1:
+        return _engine_nvfp4(x, scales, result)
+    return _blocks(x, fmt, _powers(scales), 32)
+
+
+def _engine_tiles(x: Tensor, fmt: Format, scales: Tensor, *, square: bool) -> Quantisation | None:
+    """Float8BlockQuantizer: one scale per 128 x 128 elements, or per 128 in a row, the latter kept transposed."""
+    return _blocks(x, fmt, scales.reciprocal(), 128, 128) if square else _blocks(x, fmt, scales.reciprocal().t(), 128)
+
+
+def _engine_nvfp4(x: Tensor, scales: Tensor, result: Any) -> Quantisation | None:
+    """NVFP4: an E4M3 scale per 16 elements, times the amax of the tensor or row over 6 times the largest such scale."""
+    amax = _tensor(result, "_amax_rowwise")
+    largest = static.number(static.attribute(result, "_nvfp4_e4m3_max"))
+    if amax is None:
+        return None
+    outer = amax.float().reshape(-1, 1) / (E2M1.max * (largest or E4M3FN.max))
+    divisors = scales.view(torch.float8_e4m3fn).float()
+    height = x.numel() // x.shape[-1] if x.dim() and x.numel() else 0
+    if outer.numel() not in (1, height):
+        return None
+    return _blocks(x, E2M1, (divisors[:height] * outer).reciprocal(), 16)
+
+
+def _engine(module: Any) -> Iterator[tuple[Any, str, Reader]]:
+    base = vars(module).get("Quantizer")
+    waiting = [base] if isinstance(base, type) else []
+    while waiting:
+        kind = waiting.pop()
+        waiting += type.__subclasses__(kind)
+        for name in ("quantize", "update_quantized"):
+            if name in static.members(kind):
+                yield kind, name, _engine_quantised
+
+
+# --- MS-AMP -----------------------------------------------------------------------------------------------------------
+
+
+def _msamp_cast(args: tuple[Any, ...], kwargs: dict[str, Any], _result: Any) -> Quantisation | None:
+    """Of ``TypeCast.cast_to_fp8(input, meta, ...)``, which has written the scale in force to ``meta.scale``."""
+    x, meta = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "meta")
+    fmt = _ENGINE_FORMATS.get(static.text(static.attribute(static.attribute(meta, "qtype"), "name")))
+    scale = _tensor(meta, "scale")
+    if fmt is None or scale is None or scale.numel() != 1 or not issubclass(type(x), Tensor):
+        return None
+    return _scalar(x, fmt, scale.float())
+
+
+def _msamp(module: Any) -> Iterator[tuple[Any, str, Reader]]:
+    if isinstance(owner := vars(module).get("TypeCast"), type):
+        yield owner, "cast_to_fp8", _msamp_cast
+
+
+#: Modules, and what in them to replace: the owner of a function, its name, and what reads its calls.
+_LIBRARIES: Final[dict[str, Callable[[Any], Iterator[tuple[Any, str, Reader]]]]] = {
+    "torchao.prototype.mx_formats.mx_tensor": lambda module: iter(((module, "to_mx", _to_mx),)),
+    "torchao.prototype.mx_formats.nvfp4_tensor": lambda module: iter(((module, "nvfp4_quantize", _nvfp4),)),
+    "transformer_engine.pytorch.quantized_tensor": _engine,
+    "transformer_engine.pytorch.tensor.quantized_tensor": _engine,  # up to release 2.9
+    "msamp.common.tensor.cast": _msamp,
+}
