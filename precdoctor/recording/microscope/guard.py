@@ -19,7 +19,7 @@ from precdoctor.recording.microscope import event_rows, examination, optimizer_f
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.model import live_objects, static
-from precdoctor.recording.model.optimizer_contents import parameters_of
+from precdoctor.recording.model.optimizer_contents import parameters_in_place, parameters_of
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.ops.tensor_facts import describe
 from precdoctor.recording.process import attach
@@ -33,6 +33,8 @@ from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerSt
 from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradient_sentinel
 from precdoctor.recording.steps.skip_streak import Streak
 
+_BASE: Any = torch._C.TensorBase
+_IS_CPU, _GRADIENT = _BASE.is_cpu.__get__, _BASE.grad.__get__
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
 #: Poisoned tensors named per incident.
@@ -86,21 +88,23 @@ class Guard:
         Raises:
             SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
         """
-        if self._policy == "observe":
+        policy = self._policy
+        if policy == "observe":
             return False
-        if self._context.traced:
+        if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
-        if self._policy in ("skip", "stop") and any(map(_is_sharded, parameters_of(optimizer))):
+        if policy in ("skip", "stop") and _are_sharded(parameters_in_place(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
         gradients_bad = self._gradients_are_bad(optimizer, look)
-        poisoned = self._buffers.judge(*launched)
+        poisoned = self._buffers.judge(*launched) if launched[1] else []
         loss_bad = self._loss_is_bad(scaled=scaler is not None)
-        step = self._context.step
+        step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         streak.add(bad=gradients_bad or loss_bad)
         if not gradients_bad and not loss_bad:
-            self._examine_buffers(poisoned, streak)
+            if poisoned:
+                self._examine_buffers(poisoned, streak)
             return False
         if scaler is not None and not loss_bad and not streak.is_stuck(scaler):
             self._leave_to_scaler(poisoned, streak)
@@ -207,16 +211,18 @@ class Guard:
             SystemExit: the run is to stop here.
         """
         context = self._context
-        if context.traced:
+        if context.trace is not None and context.traced:
             return
-        if self._policy == "observe" or self._last_bad == context.step or self._examined >= MAX_EXAMINED:
+        if self._policy == "observe" or self._last_bad == context.current.step or self._examined >= MAX_EXAMINED:
             return
         gradient, self._gradient = self._gradient, None
-        parameters = parameters_of(optimizer)
-        if [p for p in parameters if not p.is_cpu]:
+        if not context.live and not self._state.due(optimizer, gradient):
+            return
+        if not all(map(_IS_CPU, parameters := parameters_of(optimizer))):
             return
         if not context.live or math.isfinite(_value(amax(parameters))):
-            if self._state.due(optimizer, gradient) and (poisoned := self._state.look(optimizer)):
+            due = not context.live or self._state.due(optimizer, gradient)
+            if due and (poisoned := self._state.look(optimizer)):
                 self._report_state(optimizer, poisoned)
             return
         self._last_bad = context.step
@@ -292,13 +298,17 @@ class Guard:
         fresh = look is not None and (look.of is None or look.covers(parameters_of(optimizer)))
         if fresh and look is not None and math.isfinite(known := _value(look.amax)):
             self._gradient = known
-        else:  # not read yet, or bad before clipping by value, which mends infinities
-            self._gradient = _value(gradient_amax(parameters_of(optimizer)))
+            return False
+        # Not read yet, or bad before clipping by value, which mends infinities.
+        self._gradient = _value(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:
         """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
-        values = [v for v in map(read, self._context.current.losses) if v is not None]
+        losses = self._context.current.losses
+        if len(losses) == 1 and type(losses[0]) is float and math.isfinite(losses[0]):  # most often
+            return False
+        values = [v for v in map(read, losses) if v is not None]
         if not scaled or all(map(math.isfinite, values)):
             return not all(map(math.isfinite, values))
         return any(map(math.isnan, values)) or not self._context.current.narrow_loss
@@ -383,12 +393,13 @@ def _told_poison(poisoned: Poisoned) -> dict[str, Any]:
 
 
 def _value(amax: Deferred) -> float:
-    value = read(amax)
+    value = amax if type(amax) is float else read(amax)
     return 0.0 if value is None else value
 
 
-def _is_sharded(parameter: Tensor) -> bool:
-    return bool({type(parameter).__name__, type(parameter.grad).__name__} & {"DTensor", "FlatParameter"})
+def _are_sharded(parameters: Sequence[Tensor]) -> bool:
+    kinds = {*map(type, parameters), *map(type, map(_GRADIENT, parameters))}
+    return any(kind.__name__ in ("DTensor", "FlatParameter") for kind in kinds)
 
 
 def _there_are_optimizers() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -46,6 +47,13 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """All of its parameters, group by group."""
     groups = groups_of(optimizer)
     return parameters_in(groups[0]) if len(groups) == 1 else [p for group in groups for p in parameters_in(group)]
+
+
+def parameters_in_place(optimizer: torch.optim.Optimizer) -> Sequence[Tensor]:
+    """The same, where there is one group the very list of it: to be read at once, in every step."""
+    groups = groups_of(optimizer)
+    own: Any = dict.get(groups[0], "params") if len(groups) == 1 else None
+    return own if type(own) is list and static.TENSORS.issuperset(map(type, own)) else parameters_of(optimizer)
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Tensor, Tensor, int]]:

@@ -74,7 +74,7 @@ class BackwardHooks:
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
-        prepare, resume = guarded(recorder)(self._prepare), self._module_hooks.resume
+        resume = self._module_hooks.resume
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
@@ -85,11 +85,8 @@ class BackwardHooks:
                 return
             loss_code.close()
             tensors = args[0] if args else kwargs.get("tensors")
-            begin(tensors)
-            if loss_code.supported and not is_capturing():
-                loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
+            begin(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
             looking = casts_begin() if self._casts.met else None
-            prepare()
             try:
                 original(*args, **kwargs)
             finally:
@@ -112,20 +109,29 @@ class BackwardHooks:
         if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
             self._module_hooks.rest_in_backward()
 
-    def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
-        recorder = self._recorder
+    def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
+        try:
+            self._note_loss(tensors)
+            if self._loss_code.supported and not is_capturing():
+                self._loss_code.backward_begins(tensors, gradients)
+        finally:
+            self._prepare()
+
+    def _note_loss(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
+        recorder, claim = self._recorder, self._recorder.claim
         self._loss_is_made()
         recorder.in_backward = True
         if recorder.capture.runs:
             return
-        recorder.claim.backward_begins()
+        if recorder.drain is None or claim.forwards_are_steps:
+            claim.backward_begins()
         self._thrown.backward_begins()
         self._kept.backward_begins()
         roots = static.tensors(tensors)
         self._kept.losses.backward_begins(roots)
         facts = recorder.current
         if facts.loss_scale is None:
-            facts.loss_scale = engine_scales.loss_scale(root.module() for root in recorder.names.roots.values())
+            facts.loss_scale = engine_scales.loss_scale([root.module() for root in recorder.names.roots.values()])
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
@@ -146,7 +152,8 @@ class BackwardHooks:
         try:
             self._scan.leave()
             sweep()
-            self._gradients.end()
+            if self._gradients.came:
+                self._gradients.end()
         finally:
             try:
                 self._end_pass(tensors)
@@ -157,13 +164,16 @@ class BackwardHooks:
         self._recorder.in_backward = False
         if self._recorder.capture.runs:
             return
-        weights = self._loss_code.weights
-        self._manual.leaves_derived(weights)
+        manual = self._manual
+        weights: list[Tensor] = []
+        if not manual.has_optimizer:
+            weights = self._loss_code.weights
+            manual.leaves_derived(weights)
         self._recorder.end_micro_step()
         self._thrown.backward_ended()
         self._kept.backward_ended()
-        self._manual.backward_ended()
-        if not self._manual.has_optimizer:
+        if not manual.has_optimizer:
+            manual.backward_ended()
             self._judge(weights, loss_bad=issubclass(type(tensors), Tensor) and is_bad(tensors))
 
     def hook_parameters(self) -> None:
@@ -189,7 +199,7 @@ class BackwardHooks:
 
     def _step_begins(self) -> None:
         """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
-        if self._recorder.live or not self._manual.has_optimizer:
+        if not self._hooked or self._recorder.live or not self._manual.has_optimizer:
             return
         for key, (ref, handle) in list(self._hooked.items()):
             parameter = ref()

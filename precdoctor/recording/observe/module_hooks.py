@@ -3,7 +3,7 @@
 One global hook sends every module call of the process through torch's slow path, and each call through two Python
 functions. Between samples only the top-level call matters. So its pre-hook takes both hooks out of torch's global
 tables and puts one on that module, which brings them back as the call returns or raises; on an unsampled step they are
-also out during the backward pass, where checkpoints call modules again.
+also out during the backward pass, once a checkpoint has called a module again in one.
 
 They stay in place where taking them out could be felt:
 
@@ -66,6 +66,8 @@ class ModuleHooks:
         #: They are out; and the module that has the third one meanwhile.
         self._out = False
         self._module: nn.Module | None = None
+        #: Modules have been called in a backward pass.
+        self.recomputes = False
         #: For good: something was compiled, or torch keeps its hooks in another way.
         self.stay = stay or not _is_supported()
 
@@ -94,11 +96,13 @@ class ModuleHooks:
 
     def rest_in_backward(self) -> None:
         """Take both out until :meth:`resume`, which is to be called as the backward pass ends."""
-        if not self._context.live and self._may_rest():
+        if self.recomputes and not self._context.live and self._may_rest():
             self._take_out()
 
     def resume(self) -> None:
         """Put both back in; does nothing where they are."""
+        if not self._out and self._module is None:
+            return
         module, self._module = self._module, None
         if module is not None:
             own = static.module_dict(module)
@@ -107,16 +111,13 @@ class ModuleHooks:
                 # A hook registered behind this one may have torch walk through the table at this moment.
                 if table and next(reversed(table)) == self._keys[1]:
                     del table[self._keys[1]]
-        if self._out:
-            self._out = False
-            tables = nn.modules.module
-            for key, table, hook in zip(
-                self._keys,
-                (tables._global_forward_pre_hooks, tables._global_forward_hooks),
-                (self._before, self._after),
-                strict=True,
-            ):
-                table[key] = hook
+        if not self._out:
+            return
+        self._out = False
+        first, second = _tables()
+        for key, table, hook in ((self._keys[0], first, self._before), (self._keys[1], second, self._after)):
+            table[key] = hook
+            if len(table) > 1:
                 table.move_to_end(key, last=False)  # they were alone, and so the first
 
     def returned(self, module: nn.Module, args: Any, result: Any) -> None:
@@ -136,22 +137,23 @@ class ModuleHooks:
 
     def _take_out(self) -> None:
         self._out = True
-        tables = nn.modules.module
-        tables._global_forward_pre_hooks.pop(self._keys[0], None)
-        tables._global_forward_hooks.pop(self._keys[1], None)
+        first, second = _tables()
+        first.pop(self._keys[0], None)
+        second.pop(self._keys[1], None)
 
     def _may_rest(self) -> bool:
-        tables = nn.modules.module
-        if (
-            self.stay
-            or self._out
-            or self._context.threads.others
-            or list(tables._global_forward_pre_hooks) != [self._keys[0]]
-            or list(tables._global_forward_hooks) != [self._keys[1]]
-        ):
+        if self.stay or self._out or self._context.threads.others:
+            return False
+        first, second = _tables()
+        if len(first) != 1 or len(second) != 1 or self._keys[0] not in first or self._keys[1] not in second:
             return False
         self.stay = something_is_compiled()
         return not self.stay
+
+
+def _tables() -> tuple[Any, Any]:
+    """Torch's global hooks that run before a module, and behind it."""
+    return nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks
 
 
 def something_is_compiled() -> bool:
@@ -199,7 +201,7 @@ def keyword_arguments() -> dict[str, Any]:
     place; :func:`keyword_arguments_are_visible` tests whether this torch still does.
     """
     frame = sys._getframe(1)
-    for _ in range(8):
+    for _ in range(12):
         if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
             found = frame.f_locals.get("kwargs")
             return found if type(found) is dict else {}

@@ -8,7 +8,7 @@ calls neither: see ``loss_scalers`` and ``abandoned_attempts``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
+from precdoctor.recording.kernels.native_cpu import Layout
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.model.optimizer_contents import gradients_of, groups_of, parameters_in, parameters_of
+from precdoctor.recording.model.optimizer_contents import (
+    gradients_of,
+    groups_of,
+    parameters_in,
+    parameters_in_place,
+    parameters_of,
+)
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
@@ -62,6 +69,7 @@ class OptimizerHooks:
         self._look: Look | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
+        self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         self._next_copied = 0
         self._standing = FrozenAndBuffers(recorder, casts)
         self._masters = Masters(recorder)
@@ -95,10 +103,11 @@ class OptimizerHooks:
 
     def _armed(self) -> bool:
         """A script may step before it ever calls a module; recording also begins there."""
-        if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
+        recorder = self._recorder
+        if torch.compiler.is_compiling() or recorder.threads.elsewhere():
             return False
-        armed = self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
-        return armed and not self._recorder.capture.runs
+        armed = recorder.state == "armed" or (recorder.state == "idle" and recorder.arm())
+        return armed and not recorder.capture.runs
 
     def _claimed(self) -> bool:
         """With its first attempt a process becomes a rank; false when it cannot."""
@@ -139,28 +148,34 @@ class OptimizerHooks:
         self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        facts.lrs = [defer(group["lr"], by_drain=True) for group in groups_of(optimizer) if "lr" in group]
+        for group in groups_of(optimizer):
+            if "lr" in group:
+                facts.lrs.append(lr if type(lr := group["lr"]) is float else defer(lr, by_drain=True))
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
         if not closure:  # else those there are left over from the step before
-            self._look_at_gradients(parameters_of(optimizer), just_now=True)
+            self._look_at_gradients(parameters_in_place(optimizer), self._layout(optimizer))
         return attempt
 
-    def _look_at_gradients(self, parameters: Iterable[Tensor], *, just_now: bool = False) -> None:
+    def _layout(self, optimizer: torch.optim.Optimizer) -> Layout:
+        return self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
+
+    def _look_at_gradients(self, parameters: Sequence[Tensor], just_now: Layout | None = None) -> None:
         """Where not every gradient has a row: as the optimizer, or before it clipping, is given them.
 
         Args:
             parameters: whose.
-            just_now: they are judged at once, before anybody can write to them.
+            just_now: they are judged at once, before anybody can write to them; what is known of their layout.
         """
         facts = self._recorder.current
-        if facts.gradients_of is not None or facts.grad_norm is not None or self._recorder.capture.runs:
+        if facts.gradients_of is not None or facts.grad_norm is not None:
             return
-        parameters = list(parameters)
-        if (found := gradient_sentinel(parameters)) is not None:
+        if just_now is None and self._recorder.capture.runs:
+            return
+        if (found := gradient_sentinel(parameters, just_now)) is not None:
             facts.grad_norm, facts.grad_amax = found
-            self._look = Look(facts.grad_amax) if just_now else Look.at(facts.grad_amax, parameters)
+            self._look = Look.at(facts.grad_amax, parameters) if just_now is None else Look(facts.grad_amax)
             facts.grad_norm_scaled = self.scalers.still_scaled(parameters) is True
 
     def _close(self, attempt: Attempt) -> None:
@@ -168,10 +183,12 @@ class OptimizerHooks:
             self._recorder.trace.end()
         self._attempt = self._look = None
         self._recorder.current.not_reached = not attempt.reached
-        by_scaler = attempt.by_scaler or self.scalers.has_unscaled(attempt.optimizer)
+        unscaled = self.scalers.any_unscaled
+        by_scaler = attempt.by_scaler or (unscaled and self.scalers.has_unscaled(attempt.optimizer))
         plain = attempt.reached and not (by_scaler or attempt.closure or self._recorder.in_backward)
         self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
-        self.scalers.attempted(attempt.optimizer)
+        if unscaled:
+            self.scalers.attempted(attempt.optimizer)
         self._thrown.attempt_ended()
         self._recorder.end_step()
 
@@ -225,13 +242,14 @@ class OptimizerHooks:
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
             attempt.skipped = self._skips(optimizer, None)
-        if not attempt.by_scaler:
+        if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
         attempt.reached = not attempt.skipped
         self._kept.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
             attempt.given = gradients_of(optimizer, memory_limits.for_copies(self._recorder.options))
-        self._trace("gradients", optimizer)
+        if self._recorder.trace is not None:
+            self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(parameters_of(optimizer))
             return
@@ -246,19 +264,21 @@ class OptimizerHooks:
             return
         if attempt.closure:
             self._look_at_gradients(parameters_of(optimizer))
-        self._trace("weights", optimizer)
+        if self._recorder.trace is not None:
+            self._trace("weights", optimizer)
         if attempt.aside is not None:
             attempt.aside.restore()
         else:
             if self._recorder.live and attempt.closure:
                 self._record_given_gradients(attempt)
-            given = [(p, grad) for p, grad, version in attempt.given if grad._version == version]
-            self._guard.after_step(optimizer, attempt.before, given if len(given) == len(attempt.given) else [])
+            given: list[tuple[Tensor, Tensor]] = []
+            if attempt.given and all(grad._version == version for _, grad, version in attempt.given):
+                given = [(p, grad) for p, grad, _ in attempt.given]
+            self._guard.after_step(optimizer, attempt.before, given)
             if self._recorder.live:
                 self._record_updates(attempt)
                 self._record_state(attempt)
-        attempt.before.clear()
-        attempt.given.clear()
+        attempt.before, attempt.given = {}, []
         if not attempt.by_scaler:
             self._close(attempt)
 

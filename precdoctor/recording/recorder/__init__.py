@@ -260,7 +260,8 @@ class Recorder:
         """A backward pass has ended."""
         self.micro_step += 1
         self.current.micro_steps = self.micro_step
-        self.current.micro_starts.append({device: bank.launches for device, bank in kernels.banks().items()})
+        if self.live:
+            self.current.micro_starts.append({device: bank.launches for device, bank in kernels.banks().items()})
         self._calls.clear()
 
     def end_step(self) -> None:
@@ -274,7 +275,7 @@ class Recorder:
         try:
             self._note_cost()
         finally:  # whatever a signal handler of the script's raises here, the next step is another one
-            self._begin_step(self.step + 1)
+            self._begin_step(self.current.step + 1)
         if self.trace is not None and not self.claim.forwards_are_steps:  # else inside a call, which begins it
             self.trace.begin_if_due()
         if self.facts is not None:
@@ -313,9 +314,9 @@ class Recorder:
         self.micro_step = 0
         self._calls.clear()
         room = self.drain is None or self.drain.takes_tensors
-        self.live = self.state == "armed" and room and self.sampler.wants(self.step)
+        self.live = self.state == "armed" and room and self.sampler.wants(step)
         if self.live:
-            kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
+            kernels.want_blocks(wanted=self.sampler.wants_blocks(step))
         if self.live and (why := memory_shortage.running_out()) is not None:
             attach.say(f"{why}; recording has stopped, training goes on")
             self._turn_off(f"running short of room: {why}")
@@ -329,8 +330,9 @@ class Recorder:
         facts.complete = facts.complete or complete
         facts.wall_time = time.time()
         facts.step_ns = time.perf_counter_ns() - self._step_began
-        taken = self.slots.take() if self.slots.touched else ()
-        entries = [e for e in taken if facts.root or self._counts_as_training(e)]
+        entries = []
+        if self.slots.touched:
+            entries = [e for e in self.slots.take() if facts.root or self._counts_as_training(e)]
         snapshots = {}
         if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():

@@ -56,7 +56,8 @@ class LossCode:
         #: Then: a backward pass has ended, and no forward pass has begun; whom to tell when one does.
         self._fresh, self._nodes = False, 0
         self.forward_begins: Callable[[], None] = lambda: None
-        self._kinds: dict[type, tuple[str, ...]] = {}
+        #: By type of node: its attributes with saved tensors, and the names of the op's arguments that they are.
+        self._kinds: dict[type, tuple[tuple[str, str], ...]] = {}
         #: Nodes that may still be kept in this step.
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
         scene.graph_behind = self.behind
@@ -64,7 +65,6 @@ class LossCode:
         context.when_closing.append(self.close)
         context.when_forked.append(self._begin_anew)
         self._note = guarded(context)(self._noted_bare)
-        self.began = guarded(context)(self._began)
         self.supported = self.bare = scene.enabled and self._install()
 
     def _install(self) -> bool:
@@ -76,11 +76,10 @@ class LossCode:
         def format_stack() -> list[str]:
             if not self._notes():
                 return original()
-            line, hooked = innermost_user_line(), saved_hooks.active()
+            line, mark = innermost_user_line(), f"{_HOOKED}\0" if saved_hooks.active() else f"{_MARK}\0"
             if self.bare:
                 self._note()
-            place = f"{line.number}\0{line.file}" if line is not None else "0\0"
-            return [f"{_MARK}{'hooked' if hooked else ''}\0{place}"]
+            return [f"{mark}{line[1]}\0{line[0]}" if line is not None else f"{mark}0\0"]
 
         stored_traces.format_stack = format_stack
         self.open()
@@ -159,11 +158,10 @@ class LossCode:
                 torch.set_anomaly_enabled(False, False)
             self.running = False
 
-    def _began(self, tensors: Any, gradients: Any) -> None:
-        if not self._context.traced:
-            self._keep(tensors, gradients)
-
-    def _keep(self, tensors: Any, gradients: Any) -> None:
+    def backward_begins(self, tensors: Any, gradients: Any) -> None:
+        """Keep the code that made the roots of a backward pass."""
+        if self._context.trace is not None and self._context.traced:
+            return
         if self.bare:
             self._scene.begin_step_if_new()
         losses = self._context.current.losses  # read just now
@@ -182,20 +180,21 @@ class LossCode:
 
         ``loss`` is the tensor's value where that is known already.
         """
-        roots, given = static.tensors(tensors), static.tensors(gradients)
+        roots = static.tensors(tensors)
         if len(roots) != 1 or roots[0].grad_fn is None:
             return None
-        bad = is_bad(roots[0]) if loss is None or roots[0].numel() != 1 else not math.isfinite(loss)
+        root = roots[0]
+        given = static.tensors(gradients) if gradients is not None else None
+        bad = is_bad(root) if loss is None or root.numel() != 1 else not math.isfinite(loss)
         limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
-        top = walk.node(roots[0].grad_fn)
+        top = walk.node(root.grad_fn)
         self._room -= walk.count
-        if not isinstance(top, RawNode):
+        if type(top) is not RawNode:
             return None
-        gradient = given[0] if given else None
-        value = roots[0].detach()
-        graph = LossGraph(self._context.micro_step, top, value, gradient, walk.cut)
-        graph.weights = walk.weights if walk.is_bare else []
+        graph = LossGraph(self._context.micro_step, top, root.detach(), given[0] if given else None, walk.cut)
+        if walk.weights and walk.is_bare:
+            graph.weights = walk.weights
         return graph
 
     def behind(self, x: Tensor) -> LossGraph | None:
@@ -205,7 +204,7 @@ class LossCode:
         walk = _Walk(self._scene, self._kinds, self._room_between)
         top = walk.node(x.grad_fn)
         self._room_between -= walk.count
-        if not isinstance(top, RawNode):
+        if type(top) is not RawNode:
             return None
         return LossGraph(self._context.micro_step, top, x.detach(), None, walk.cut)
 
@@ -227,7 +226,7 @@ def is_bad(loss: Tensor) -> bool:
 class _Walk:
     """Copies the part of a graph that the loss code made."""
 
-    def __init__(self, scene: Scene, kinds: dict[type, tuple[str, ...]], limit: int) -> None:
+    def __init__(self, scene: Scene, kinds: dict[type, tuple[tuple[str, str], ...]], limit: int) -> None:
         self._scene = scene
         self._kinds = kinds
         self._limit, self._foreign = limit, _MAX_FOREIGN
@@ -240,6 +239,8 @@ class _Walk:
         #: An ``id`` names a node only while that is alive.
         self._held: list[Any] = []
         self._outputs = {key: (call, name) for call in scene.calls for name, key in call.makers.items()}
+        #: No mode would be given a bare number in place of a tensor that stands for one.
+        self._alone = not torch._C._len_torch_dispatch_stack() and kernels.is_unwatched()
 
     @property
     def is_bare(self) -> bool:
@@ -252,13 +253,16 @@ class _Walk:
         waiting = [(top, found)]
         while waiting:
             original, copy = waiting.pop()
-            if not isinstance(copy, RawNode):
+            if type(copy) is not RawNode:
                 continue
             for following, output in original.next_functions:
-                known = following is not None and id(following) in self._known
-                behind = self._one(following, output) if following is not None else None
+                if following is None:
+                    copy.edges.append((None, output))
+                    continue
+                known = id(following) in self._known
+                behind = self._one(following, output)
                 copy.edges.append((behind, output))
-                if not known and isinstance(behind, RawNode):
+                if not known and type(behind) is RawNode:
                     waiting.append((following, behind))
         return found
 
@@ -274,7 +278,7 @@ class _Walk:
         self._held.append(node)
         note = _note_on(node)
         variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
+        if variable is not None and isinstance(variable, Tensor):
             self._known[id(node)] = Leaf("weight", variable)
             self.weights.append(variable)
         elif self.count == self._limit and note is not None:
@@ -300,20 +304,24 @@ class _Walk:
         kind = type(node)
         names = self._kinds.get(kind)
         if names is None:
-            names = self._kinds[kind] = tuple(n for n in dir(node) if n.startswith(_SAVED))
+            found = (n for n in dir(node) if n.startswith(_SAVED))
+            names = self._kinds[kind] = tuple((n, n.removeprefix(_SAVED)) for n in found)
         saved: dict[str, Any] = {}
-        for name in names:
+        for name, argument in names:
             try:
                 value = getattr(node, name)
             except RuntimeError as error:
                 attach.let_through(error)
                 continue  # freed, or written to since
             if isinstance(value, Tensor):
-                if tensor_leaves.is_transformed(value) or not self._scene.affords(value):
+                if torch._C._functorch.is_functorch_wrapped_tensor(value) or not self._scene.affords(value):
                     continue
-                with kernels.apart_from_every_mode():  # it may stand for a number
+                if self._alone and type(value) in tensor_leaves.EXACT:
                     value = value.detach()
-            saved[name.removeprefix(_SAVED)] = value
+                else:
+                    with kernels.apart_from_every_mode():  # it may stand for a number
+                        value = value.detach()
+            saved[argument] = value
         return saved
 
     def _own(self, node: Any) -> OwnFunction | None:
@@ -338,7 +346,7 @@ class _Walk:
 def _note_on(node: Any) -> str | None:
     """What we noted at a node; null for any other node."""
     try:
-        trace: Iterable[str] = node.metadata.get(_KEY) or ()
+        trace: Iterable[str] = node.metadata.get(_KEY, ())
     except (AttributeError, RuntimeError) as error:
         attach.let_through(error)
         return None

@@ -122,6 +122,11 @@ class Gradients:
         self._seen[id(gradient)] = (weakref.ref(gradient), tensor_leaves.version(gradient))
         return self._together if self._quiet else None
 
+    @property
+    def came(self) -> bool:
+        """Whether there were any since the last end."""
+        return bool(self._seen)
+
     def end(self) -> None:
         """The backward pass has ended."""
         seen, self._seen = self._seen, {}

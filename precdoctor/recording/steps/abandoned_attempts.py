@@ -100,7 +100,7 @@ class AbandonedAttempts:
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps, or is about to."""
-        known = self._known()
+        known = self._optimizer() if self._optimizer is not None else None
         if known is None:
             self._optimizer = weakref.ref(optimizer)
         elif known is not optimizer:

@@ -72,7 +72,7 @@ class Scalers:
 
         With several optimizers every one whose parameters these are has to be unscaled.
         """
-        if not (in_use := self._in_use.keys()):
+        if not self._in_use or not (in_use := self._in_use.keys()):
             return None
         stages = {
             key: state["stage"].value
@@ -189,13 +189,16 @@ class Scalers:
 
     # --- attempts that the script leaves out --------------------------------------------------------------------------
 
+    @property
+    def any_unscaled(self) -> bool:
+        """Whether :meth:`has_unscaled` and :meth:`attempted` have anything to do."""
+        return bool(self._unscaled)
+
     def attempted(self, optimizer: torch.optim.Optimizer) -> None:
         """An attempt of this optimizer has ended: what was unscaled for it is used up.
 
         One that wraps another, or is wrapped, has the same parameters.
         """
-        if not self._unscaled:
-            return
         first = _first_parameter(optimizer)
         for key, (_, known) in list(self._unscaled.items()):
             other = known()

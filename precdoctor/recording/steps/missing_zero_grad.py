@@ -91,8 +91,12 @@ class _Watch:
 
     def look(self) -> None:
         """Note the gradient as it is now; another parameter's if the one watched has none."""
-        optimizer = self.optimizer()
-        known = self.left.parameter() if self.left is not None else None
+        left, optimizer = self.left, self.optimizer()
+        known = left.parameter() if left is not None else None
+        grad = known.grad if known is not None else None
+        if left is not None and grad is not None and left.grad() is grad:
+            left.version = grad._version
+            return
         self.left = _Left.by(known) if known is not None else None
         if self.left is None and optimizer is not None:
             self.left = next((left for p in parameters_of(optimizer) if (left := _Left.by(p)) is not None), None)
@@ -117,17 +121,16 @@ class KeptGradients:
             if watch.left is None or not watch.left.untouched:
                 watch.intact = False
                 watch.unscaled = watch.summed = 0
-                watch.since = self._context.step
+                watch.since = self._context.current.step
             elif watch.copies:
                 self._compare(watch)
 
     def backward_ended(self) -> None:
         """Gradients are there."""
-        for key, watch in list(self._watches.items()):
+        for key, watch in tuple(self._watches.items()):
             if watch.optimizer() is None:
                 self._end(self._watches.pop(key))
-                continue
-            if watch.left is None or not watch.left.untouched:
+            elif watch.left is None or not watch.left.untouched:
                 watch.passes += 1
                 watch.summed += 1
                 watch.look()
@@ -136,9 +139,8 @@ class KeptGradients:
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """What is written from here on, the optimizer writes."""
-        watch = self._known(optimizer)
-        grad = watch.left.now() if watch is not None and watch.left is not None else None
-        if watch is not None:
+        if (watch := self._known(optimizer)) is not None:
+            grad = watch.left.now() if watch.left is not None else None
             watch.at_step = grad._version if grad is not None else -1
 
     def attempt_ended(self, optimizer: torch.optim.Optimizer, name: str, *, plain: bool) -> None:
@@ -157,14 +159,16 @@ class KeptGradients:
         else:
             watch.name = name
             self._judge(watch, plain=plain)
-            self._count_unscaled(watch)
+            watch.attempts += 1
+            if watch.unscaled:
+                self._count_unscaled(watch)
         watch.intact, watch.passes = True, 0
         watch.look()
         if watch.steps >= ENOUGH and not watch.told and not watch.steps & (watch.steps - 1):
             self._copy(watch, optimizer)
 
     def _judge(self, watch: _Watch, *, plain: bool) -> None:
-        left, step = watch.left, self._context.step
+        left, step = watch.left, self._context.current.step
         grad = left.now() if left is not None else None
         written = left is None or watch.at_step != left.version
         if not plain or grad is None or grad._version != watch.at_step or (written and not self._clipped):
@@ -231,7 +235,9 @@ class KeptGradients:
             self._tell_if_sure(watch, ended=True)
         if told:
             self._tell(watch)
-        watch.steps, watch.told, watch.same, watch.copies = 0, False, None, []
+        watch.steps, watch.told, watch.same = 0, False, None
+        if watch.copies:
+            watch.copies = []
 
     def _tell(self, watch: _Watch) -> None:
         data = {
@@ -279,7 +285,6 @@ class KeptGradients:
     def _count_unscaled(self, watch: _Watch) -> None:
         times, watch.unscaled = watch.unscaled, 0
         facts = self._context.current
-        watch.attempts += 1
         if times < 2 or facts.left_out or facts.not_reached:
             return
         watch.repeated += 1

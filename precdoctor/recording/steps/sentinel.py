@@ -64,19 +64,32 @@ def amax(tensors: Iterable[Tensor]) -> Deferred:
         return defer(_largest(dense))
 
 
-def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred] | None:
+def gradient_sentinel(
+    parameters: Iterable[Tensor], known: native_cpu.Layout | None = None
+) -> tuple[Deferred, Deferred] | None:
     """L2 norm and amax over the gradients of some parameters, without waiting for a device.
 
     Args:
         parameters: those of one optimizer, with their gradients still as the backward pass left them.
+        known: what their gradients were the last time, to be kept up.
 
     Returns:
         Both as numbers that may still be on their way; amax is finite exactly if every gradient is. Null where there is
         no gradient.
     """
-    gradients = gradients_of(parameters)
-    if gradients and (found := _looked_at(gradients)) is not None:
-        return math.sqrt(found[1]), found[0]
+    gradients = list(map(_GRADIENT, parameters))
+    plain = known is not None and torch._C._functorch.maybe_current_level() is None
+    found = known.look(gradients) if known is not None and plain else None
+    if found is None:
+        some, gradients = len(gradients), [g for g in gradients if g is not None]
+        if known is not None and plain and len(gradients) < some:
+            found = known.look(gradients)
+    if found is None and gradients and (found := _looked_at(gradients)) is not None and known is not None:
+        known.learn(gradients)
+    return _gradient_sentinel(gradients) if found is None else (math.sqrt(found[1]), found[0])
+
+
+def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | None:
     dense = list(tensor_leaves.all_plain(gradients))
     if not dense:
         return None

@@ -22,7 +22,7 @@ class Fixture:
         self.recorder = types.SimpleNamespace(threads=threads, live=False)
         self.hooks = ModuleHooks(self.recorder)
         self.seen = []
-        self.hooks.stay = False
+        self.hooks.stay, self.hooks.recomputes = False, True
         self.hooks.install(self.before, self.after)
 
     def before(self, module, _args):
