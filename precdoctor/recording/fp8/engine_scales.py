@@ -6,7 +6,7 @@ Read from their documented attributes, which tests know from stand-ins only: nei
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from precdoctor.recording.slots.step_batch import Deferred, defer
 #: ``fp8_meta`` keys of Transformer Engine, and the operands of each matrix product in the order it keeps them
 #: (``transformer_engine/pytorch/constants.py``, ``FP8FwdTensors`` and ``FP8BwdTensors``).
 _STATES = {"scaling_fwd": ("input", "weight", "output"), "scaling_bwd": ("grad_output", "grad_input")}
+ENGINE: Final = "DeepSpeedEngine"
 #: What a state of delayed scaling holds: one scale per operand, and a history with a column per operand.
 _HELD = ("scale", "amax_history")
 
@@ -48,7 +49,7 @@ def loss_scale(modules: Iterable[nn.Module | None]) -> Deferred:
     none is in force. To be read as a backward pass begins: it is changed before the optimizer inside steps.
     """
     for module in modules:
-        if module is None or type(module).__name__ != "DeepSpeedEngine":
+        if module is None or type(module).__name__ != ENGINE:
             continue
         optimizer = static.attribute(module, "optimizer")
         for holder in ("loss_scale_config", "loss_scaler", None):

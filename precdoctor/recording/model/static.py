@@ -267,13 +267,13 @@ def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def parameter(module: nn.Module, name: tuple[str, ...]) -> Tensor | None:
     """What ``module.get_parameter(".".join(name))`` gives; null where there is none, or containers are not Python's."""
+    found: Any = module
     for part in name[:-1]:
-        children: Any = dict.get(module_dict(module), "_modules")
+        children: Any = dict.get(module_dict(found), "_modules")
         found = dict.get(children, part) if type(children) in _DICTIONARIES else None
         if not issubclass(type(found), nn.Module):
             return None
-        module = cast("nn.Module", found)
-    own: Any = dict.get(module_dict(module), "_parameters")
+    own: Any = dict.get(module_dict(found), "_parameters")
     return dict.get(own, name[-1]) if type(own) in _DICTIONARIES else None
 
 

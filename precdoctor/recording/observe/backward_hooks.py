@@ -19,7 +19,7 @@ from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
 from precdoctor.recording.observe.module_hooks import ModuleHooks
-from precdoctor.recording.ops.dispatch_modes import sweep
+from precdoctor.recording.ops.dispatch_modes import open_modes, sweep
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -31,6 +31,7 @@ from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 _LOSS = Place("", "", "")
+_PRODUCT = "MulBackward0"
 #: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
 _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
 
@@ -66,7 +67,7 @@ class BackwardHooks:
         self._loss_is_made = loss_is_made
         #: Parameters that have a hook, which is removed between samples.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
-        recorder.when_step_begins += (self._step_begins, module_hooks.resume)
+        recorder.when_step_begins.append(self._step_begins)
 
     def install(self) -> None:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
@@ -83,7 +84,8 @@ class BackwardHooks:
             if inside or recorder.threads.elsewhere() or not self._armed():
                 original(*args, **kwargs)
                 return
-            loss_code.close()
+            if loss_code.running:
+                loss_code.close()
             tensors = args[0] if args else kwargs.get("tensors")
             begin(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
             looking = casts_begin() if self._casts.met else None
@@ -104,10 +106,12 @@ class BackwardHooks:
 
     def _prepare(self) -> None:
         """Between samples a module called in a backward pass is recomputed, and not recorded."""
-        self._scan.enter_backward()
-        self._module_hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
-        if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
-            self._module_hooks.rest_in_backward()
+        if self._scan.is_open:
+            self._scan.enter_backward()
+        hooks = self._module_hooks
+        hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
+        if hooks.recomputes and self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
+            hooks.rest_in_backward()
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
         try:
@@ -131,7 +135,10 @@ class BackwardHooks:
         self._kept.losses.backward_begins(roots)
         facts = recorder.current
         if facts.loss_scale is None:
-            facts.loss_scale = engine_scales.loss_scale([root.module() for root in recorder.names.roots.values()])
+            for known in recorder.names.roots.values():
+                if (engine := known.module()) is not None and type(engine).__name__ == engine_scales.ENGINE:
+                    facts.loss_scale = engine_scales.loss_scale([engine])
+                    break
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
@@ -140,7 +147,8 @@ class BackwardHooks:
             if root.numel() == 1 and root.is_floating_point():
                 facts.losses.append(defer(root, by_drain=True))
                 facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
-                if (factor := constant_factor(root)) is not None:
+                node = root.grad_fn
+                if node is not None and node.name() == _PRODUCT and (factor := constant_factor(root)) is not None:
                     facts.root_factors.append(factor)
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
@@ -150,15 +158,18 @@ class BackwardHooks:
 
     def _ended(self, tensors: Any) -> None:
         try:
-            self._scan.leave()
-            sweep()
-            if self._gradients.came:
+            if self._scan.is_open:
+                self._scan.leave()
+            if open_modes:
+                sweep()
+            if self._gradients.seen:
                 self._gradients.end()
         finally:
             try:
                 self._end_pass(tensors)
             finally:
-                self._loss_code.reopen()
+                if self._loss_code.bare:
+                    self._loss_code.reopen()
 
     def _end_pass(self, tensors: Any) -> None:
         self._recorder.in_backward = False
@@ -199,6 +210,7 @@ class BackwardHooks:
 
     def _step_begins(self) -> None:
         """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
+        self._module_hooks.resume()
         if not self._hooked or self._recorder.live or not self._manual.has_optimizer:
             return
         for key, (ref, handle) in list(self._hooked.items()):
@@ -239,7 +251,7 @@ class BackwardHooks:
 def constant_factor(root: Tensor) -> float | None:
     """The constant a loss was multiplied by last (``loss * 65536``), if it is readable without waiting for a device."""
     node = root.grad_fn
-    if node is None or node.name() != "MulBackward0":
+    if node is None or node.name() != _PRODUCT:
         return None
     for attribute in ("_saved_other", "_saved_self"):
         operand = getattr(node, attribute, None)

@@ -61,7 +61,9 @@ class ModuleHooks:
         self._return = _Return(self)
         self._before: Callable[[nn.Module, Any], None] | None = None
         self._after: Callable[[nn.Module, Any, Any], None]
-        #: Their keys in torch's tables.
+        #: Torch's tables, and their keys there.
+        self._first: Any = nn.modules.module._global_forward_pre_hooks
+        self._second: Any = nn.modules.module._global_forward_hooks
         self._keys = (0, 0)
         #: They are out; and the module that has the third one meanwhile.
         self._out = False
@@ -114,11 +116,12 @@ class ModuleHooks:
         if not self._out:
             return
         self._out = False
-        first, second = _tables()
-        for key, table, hook in ((self._keys[0], first, self._before), (self._keys[1], second, self._after)):
-            table[key] = hook
-            if len(table) > 1:
-                table.move_to_end(key, last=False)  # they were alone, and so the first
+        first, second = self._keys
+        self._first[first], self._second[second] = self._before, self._after
+        if len(self._first) > 1:
+            self._first.move_to_end(first, last=False)  # they were alone, and so the first
+        if len(self._second) > 1:
+            self._second.move_to_end(second, last=False)
 
     def returned(self, module: nn.Module, args: Any, result: Any) -> None:
         """The top-level module has returned, or raised."""
@@ -137,23 +140,18 @@ class ModuleHooks:
 
     def _take_out(self) -> None:
         self._out = True
-        first, second = _tables()
-        first.pop(self._keys[0], None)
-        second.pop(self._keys[1], None)
+        self._first.pop(self._keys[0], None)
+        self._second.pop(self._keys[1], None)
 
     def _may_rest(self) -> bool:
         if self.stay or self._out or self._context.threads.others:
             return False
-        first, second = _tables()
-        if len(first) != 1 or len(second) != 1 or self._keys[0] not in first or self._keys[1] not in second:
+        if len(self._first) != 1 or len(self._second) != 1:
+            return False
+        if self._keys[0] not in self._first or self._keys[1] not in self._second:
             return False
         self.stay = something_is_compiled()
         return not self.stay
-
-
-def _tables() -> tuple[Any, Any]:
-    """Torch's global hooks that run before a module, and behind it."""
-    return nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks
 
 
 def something_is_compiled() -> bool:

@@ -155,11 +155,9 @@ class OptimizerHooks:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
         if not closure:  # else those there are left over from the step before
-            self._look_at_gradients(parameters_in_place(optimizer), self._layout(optimizer))
+            layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
+            self._look_at_gradients(parameters_in_place(optimizer), layout)
         return attempt
-
-    def _layout(self, optimizer: torch.optim.Optimizer) -> Layout:
-        return self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
 
     def _look_at_gradients(self, parameters: Sequence[Tensor], just_now: Layout | None = None) -> None:
         """Where not every gradient has a row: as the optimizer, or before it clipping, is given them.
@@ -176,15 +174,16 @@ class OptimizerHooks:
         if (found := gradient_sentinel(parameters, just_now)) is not None:
             facts.grad_norm, facts.grad_amax = found
             self._look = Look.at(facts.grad_amax, parameters) if just_now is None else Look(facts.grad_amax)
-            facts.grad_norm_scaled = self.scalers.still_scaled(parameters) is True
+            if self.scalers.in_use:
+                facts.grad_norm_scaled = self.scalers.still_scaled(parameters) is True
 
     def _close(self, attempt: Attempt) -> None:
         if self._recorder.trace is not None:
             self._recorder.trace.end()
         self._attempt = self._look = None
         self._recorder.current.not_reached = not attempt.reached
-        unscaled = self.scalers.any_unscaled
-        by_scaler = attempt.by_scaler or (unscaled and self.scalers.has_unscaled(attempt.optimizer))
+        unscaled = self.scalers.unscaled
+        by_scaler = attempt.by_scaler or (bool(unscaled) and self.scalers.has_unscaled(attempt.optimizer))
         plain = attempt.reached and not (by_scaler or attempt.closure or self._recorder.in_backward)
         self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
         if unscaled:

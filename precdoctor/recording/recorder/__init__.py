@@ -273,7 +273,8 @@ class Recorder:
         self._call_step_ends()
         self._hand_over(complete=True)
         try:
-            self._note_cost()
+            if self.drain is not None:
+                self._note_cost(self.drain)
         finally:  # whatever a signal handler of the script's raises here, the next step is another one
             self._begin_step(self.current.step + 1)
         if self.trace is not None and not self.claim.forwards_are_steps:  # else inside a call, which begins it
@@ -288,11 +289,9 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - the step is to be logged all the same
             self.internal_error(error)
 
-    def _note_cost(self) -> None:
+    def _note_cost(self, drain: Drain) -> None:
         """Let the sampler know what the step has cost; it may move the period."""
-        facts, drain = self.current, self.drain
-        if drain is None:
-            return
+        facts = self.current
         cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
         step, name = facts.step_ns - facts.scan_ns, facts.optimizer or facts.root
         self.sampler.ended(name, sampled=facts.sampled, step_ns=step, cost_ns=cost, wait_ns=facts.wait_ns)

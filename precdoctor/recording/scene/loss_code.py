@@ -59,9 +59,8 @@ class LossCode:
         #: By type of node: its attributes with saved tensors, and the names of the op's arguments that they are.
         self._kinds: dict[type, tuple[tuple[str, str], ...]] = {}
         #: Nodes that may still be kept in this step.
-        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+        self._room, self._room_between, self._clears = _MAX_WHOLE, _MAX_BETWEEN, scene.clears
         scene.graph_behind = self.behind
-        scene.when_cleared.append(self._forget)
         context.when_closing.append(self.close)
         context.when_forked.append(self._begin_anew)
         self._note = guarded(context)(self._noted_bare)
@@ -74,7 +73,10 @@ class LossCode:
             return False
 
         def format_stack() -> list[str]:
-            if not self._notes():
+            if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
+                return original()  # not while compiling, nor in the user's own ``detect_anomaly``
+            if self._context.state == "off":  # nobody will read it
+                self.close()
                 return original()
             line, mark = innermost_user_line(), f"{_HOOKED}\0" if saved_hooks.active() else f"{_MARK}\0"
             if self.bare:
@@ -97,15 +99,6 @@ class LossCode:
         if self.supported:
             self.open()
 
-    def _notes(self) -> bool:
-        """Whether a node is to be noted: not while compiling, nor in the user's own ``detect_anomaly``."""
-        if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
-            return False
-        if self._context.state == "off":  # nobody will read it
-            self.close()
-            return False
-        return True
-
     @property
     def weights(self) -> list[Tensor]:
         """The leaves that the last backward pass was about, where no module has them."""
@@ -113,7 +106,7 @@ class LossCode:
 
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
-        if not torch.is_anomaly_enabled() and not self._context.traced:
+        if not torch.is_anomaly_enabled() and (self._context.trace is None or not self._context.traced):
             self.running = True  # first: a signal handler may raise between the two
             torch.set_anomaly_enabled(True, False)
 
@@ -133,7 +126,7 @@ class LossCode:
         if torch._C._functorch.maybe_current_level() is not None:
             if self.supported and self._scene.enabled and torch.is_grad_enabled():
                 self.open()
-        elif not self.bare or next(static.parameters(module), None) is not None:
+        elif running and (not self.bare or next(static.parameters(module), None) is not None):
             self.close()
         return running
 
@@ -148,8 +141,10 @@ class LossCode:
             self.bare = False
             self.close()
 
-    def _forget(self) -> None:
-        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+    def _count_anew_if_cleared(self) -> None:
+        if self._clears != self._scene.clears:
+            self._clears = self._scene.clears
+            self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
     def close(self) -> None:
         """A top-level module or ``backward`` begins, or the step ends."""
@@ -185,6 +180,7 @@ class LossCode:
             return None
         root = roots[0]
         given = static.tensors(gradients) if gradients is not None else None
+        self._count_anew_if_cleared()
         bad = is_bad(root) if loss is None or root.numel() != 1 else not math.isfinite(loss)
         limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
@@ -199,6 +195,7 @@ class LossCode:
 
     def behind(self, x: Tensor) -> LossGraph | None:
         """The code between two top-level modules that made a tensor; null where it is an output as it is."""
+        self._count_anew_if_cleared()
         if not self.supported or self._room_between <= 0 or x.grad_fn is None:
             return None
         walk = _Walk(self._scene, self._kinds, self._room_between)
@@ -238,7 +235,10 @@ class _Walk:
         self._of_module = False
         #: An ``id`` names a node only while that is alive.
         self._held: list[Any] = []
-        self._outputs = {key: (call, name) for call in scene.calls for name, key in call.makers.items()}
+        self._outputs: dict[tuple[int, int], tuple[RootCall, str]] = {}
+        for call in scene.calls:
+            for name, key in call.makers.items():
+                self._outputs[key] = call, name
         #: No mode would be given a bare number in place of a tensor that stands for one.
         self._alone = not torch._C._len_torch_dispatch_stack() and kernels.is_unwatched()
 
@@ -267,34 +267,39 @@ class _Walk:
         return found
 
     def _one(self, node: Any, output: int) -> RawNode | Leaf | None:
-        sequence = node._sequence_nr()
-        made = self._outputs.get((sequence, output))
+        sequence, key = node._sequence_nr(), id(node)
+        made = self._outputs.get((sequence, output)) if self._outputs else None
         if made is not None and made[0].parametric:
             self._of_module = True
             return self._leaf(*made)
-        if id(node) in self._known:
-            return self._known[id(node)]
-        self._known[id(node)] = None
+        if key in self._known:
+            return self._known[key]
+        self._known[key] = None
         self._held.append(node)
         note = _note_on(node)
         variable = getattr(node, "variable", None)
         if variable is not None and isinstance(variable, Tensor):
-            self._known[id(node)] = Leaf("weight", variable)
+            leaf = self._known[key] = Leaf("weight", variable)
             self.weights.append(variable)
-        elif self.count == self._limit and note is not None:
-            self.cut = True
-        elif self.count < self._limit and (note is not None or self._foreign > 0):
-            self.count += 1
-            self._foreign -= note is None
-            saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
-            copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
-            self._known[id(node)] = copy
-            if made is not None and (value := self._leaf(*made).value) is not None:
-                copy.saved["result"] = value  # of a loss module: the code before it also counts
-        return self._known[id(node)]
+            return leaf
+        if self.count == self._limit or (note is None and self._foreign <= 0):
+            self.cut = self.cut or (note is not None and self.count == self._limit)
+            return None
+        self.count += 1
+        self._foreign -= note is None
+        saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
+        copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
+        self._known[key] = copy
+        if made is not None and (value := self._leaf(*made).value) is not None:
+            copy.saved["result"] = value  # of a loss module: the code before it also counts
+        return copy
 
     def _leaf(self, call: RootCall, name: str) -> Leaf:
-        value = next((x for n, x, version in call.outputs if n == name and x._version == version), None)
+        value = None
+        for other, x, version in call.outputs:
+            if other == name and x._version == version:
+                value = x
+                break
         return Leaf(f"{call.root} output {name}".strip(), value)
 
     def _saved(self, node: Any) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def _address_in_python() -> int | None:
 _TWISTER_BYTES = 625 * 4
 _PROBED = 16 * 4
 _python = _Twister(_address_in_python(), random.getstate, lambda state: state is None or state[2] is not None)
-_numpy: list[tuple[Any, _Twister]] = []
+#: NumPy's function that gives the state, whose method it is, the generator of that, and its twister.
+_numpy: list[Any] = []
 
 
 def _numpy_state() -> Any:
@@ -109,16 +110,18 @@ def _numpy_state() -> Any:
     module = sys.modules.get("numpy.random")
     if module is None:
         return None
-    owner: Any = getattr(module.get_state, "__self__", None)
+    ask: Any = module.get_state
+    if _numpy and _numpy[0] is ask and _numpy[1]._bit_generator is _numpy[2]:
+        return _numpy[3].now()
+    owner: Any = getattr(ask, "__self__", None)
     generator: Any = getattr(owner, "_bit_generator", None)
     if type(generator).__name__ != "MT19937":
-        return module.get_state(legacy=False)
-    if not _numpy or _numpy[0][0] is not generator:
-        address: Any = generator.ctypes.state_address
-        read = functools.partial(module.get_state, legacy=False)
-        held = _Twister(address, read, lambda state: state is None or state["has_gauss"], _TWISTER_BYTES - _PROBED)
-        _numpy[:] = [(generator, held)]
-    return _numpy[0][1].now()
+        return ask(legacy=False)
+    address: Any = generator.ctypes.state_address
+    read = functools.partial(ask, legacy=False)
+    held = _Twister(address, read, lambda state: state is None or state["has_gauss"], _TWISTER_BYTES - _PROBED)
+    _numpy[:] = ask, owner, generator, held
+    return held.now()
 
 
 class RandomState(NamedTuple):

@@ -36,6 +36,8 @@ _MAX_CALLS = 64
 #: Share of the memory left that a tensor which is good to have may take.
 _ASIDE = 1 / 16
 _EXACT = frozenset(tensor_leaves.EXACT)
+_functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+_MAKER: Any = torch._C.TensorBase.grad_fn.__get__
 #: Of the first arguments.
 _NAMES = tuple(map(str, range(16)))
 
@@ -79,6 +81,8 @@ class RootCall:
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Of arguments that the code after another top-level module made: how, as far as autograd's graph tells.
     graphs: list[LossGraph] = field(default_factory=list)
+    #: What is known of the module.
+    known: _Known | None = None
     #: Objects that are no modules, and whose attributes a replay may write to.
     owners: tuple[object, ...] = ()
 
@@ -118,13 +122,14 @@ class Scene:
         #: Some caller or forward writes into the arguments: from now on they are copied.
         self._copying = False
         #: Whether a step that begins is to be kept whatever it takes.
-        self.unlimited_at: Callable[[int], bool] = lambda _step: False
+        self.unlimited_at: Callable[[int], bool] | None = None
         self.enabled = context.options.on_nonfinite != "observe" or context.options.scene_memory != 0
         self._keep = guarded(context)(self._gradient)
         #: The code behind a tensor.
         self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
         self.deliveries = Deliveries(context)
-        #: Told when everything is let go of.
+        #: How often everything was let go of, and who is told.
+        self.clears = 0
         self.when_cleared: list[Callable[[], None]] = []
         context.when_forked.append(self.clear)
 
@@ -138,6 +143,7 @@ class Scene:
         self.losses = []
         self.taken = []
         self.taking = None
+        self.clears += 1
         for told in self.when_cleared:
             told()
         self.refused, self.transformed = None, False
@@ -148,13 +154,14 @@ class Scene:
 
     def enter(self, module: nn.Module, root: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RootCall | None:
         """A top-level module is called in training; null when the call is not kept."""
-        self.begin_step_if_new()
+        if self._context.current.step != self._step:
+            self.begin_step_if_new()
         if self.refused is not None:
             return None
         if is_capturing():
             self._refuse("a CUDA graph was captured in the step")
             return None
-        if torch._C._functorch.maybe_current_level() is not None:
+        if _functorch_level() is not None:
             self.transformed = True  # the graph around it may still be known
             return None
         if len(self.calls) >= _MAX_CALLS:
@@ -182,10 +189,14 @@ class Scene:
         if first is not None and not issubclass(type(first), nn.Parameter):
             keep = _copied if self._copying else _without_graph
             call.bound = {name: keep(x) for name, x in static.named_parameters(module)}
-        if not (all([self._afford(x) for _, x, _ in versions]) and all(map(self._afford, call.bound.values()))):
+        for _, x, _ in versions:
+            self._afford(x)
+        for x in call.bound.values():
+            self._afford(x)
+        if self._left < 0:
             self._refuse("its inputs exceed --scene-memory")
             return None
-        call.writes = known.writes
+        call.known, call.writes = known, known.writes
         if known.buffers.there or known.writes:
             self._copy_written(call, module, known)
         if not known.called and stand_in is None and not call.bound:
@@ -201,9 +212,12 @@ class Scene:
         """Arguments to keep, and their tensors with version counters."""
         keep = _copied if self._copying else _without_graph
         if not kwargs and _EXACT.issuperset(map(type, args)) and len(args) < len(_NAMES):  # most often
-            if self._copying or any([x.grad_fn is not None for x in args]):
+            if self._copying or any(map(_MAKER, args)):
                 args = tuple(map(keep, args))
-            return args, {}, [(n, x, -1 if x.is_inference() else x._version) for n, x in zip(_NAMES, args, strict=False)]
+            versions = []
+            for name, x in zip(_NAMES, args, strict=False):
+                versions.append((name, x, -1 if x.is_inference() else x._version))  # noqa: PERF401 - most often one
+            return args, {}, versions
         args, kwargs = (tensor_leaves.mapped(x, keep, objects=True) for x in (args, dict(kwargs)))
         given = tensor_leaves.tensors({**dict(enumerate(args)), **kwargs}, objects=True)
         return args, dict(kwargs), [(name, x, tensor_leaves.version(x)) for name, x in given]
@@ -225,13 +239,14 @@ class Scene:
 
     def leave(self, call: RootCall, result: Any) -> None:
         """The call has returned: hook the gradients of its outputs."""
-        for name, x in tensor_leaves.floating(result):
+        alone = type(result) is Tensor and result.dtype.is_floating_point
+        for name, x in (("", result),) if alone and _functorch_level() is None else tensor_leaves.floating(result):
             if self.affords(x):
                 call.outputs.append((name, x.detach(), tensor_leaves.version(x)))
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
-        known = self._known.get(call.module) if not call.stand_in else None
+        known = call.known if not call.stand_in else None
         if known is not None and known.buffers.there:
             known.buffers.after()
         if call.first is not None and known is not None:
@@ -267,7 +282,7 @@ class Scene:
         if (step := self._context.current.step) != self._step:
             self._step = step
             self.clear()
-            if self.unlimited_at(self._step):
+            if self.unlimited_at is not None and self.unlimited_at(step):
                 self._left = math.inf
 
     def why_not_now(self) -> str | None:
@@ -282,14 +297,13 @@ class Scene:
         self.clear()
         self.refused = why
 
-    def _afford(self, x: Tensor) -> bool:
+    def _afford(self, x: Tensor) -> None:
         """Count a tensor's memory, once per storage."""
         if x.layout is not torch.strided or (type(x) not in _EXACT and tensor_leaves.is_wrapped(x)):
-            return True
+            return
         if (storage := x.untyped_storage())._cdata not in self._storages:
             self._storages.add(storage._cdata)
             self._left -= storage.nbytes()
-        return self._left >= 0
 
     def affords(self, x: Tensor, share: float = 1.0) -> bool:
         """Count a tensor's memory if there is room for it in a share of what is left; keeping it is optional."""

@@ -58,8 +58,9 @@ class _Left:
 
     @property
     def untouched(self) -> bool:
-        grad = self.now()
-        return grad is not None and grad._version == self.version
+        parameter = self.parameter()
+        grad = parameter.grad if parameter is not None else None
+        return grad is not None and self.grad() is grad and grad._version == self.version
 
 
 class _Watch:
@@ -175,7 +176,8 @@ class KeptGradients:
             self._end(watch)
             watch.summed, watch.since = 0, step + 1
         elif not watch.intact or not watch.passes:
-            self._end(watch)
+            if watch.steps or watch.told or watch.copies:
+                self._end(watch)
         else:
             watch.steps += 1
             self._tell_if_sure(watch)
