@@ -19,7 +19,7 @@ from precdoctor.recording.microscope import event_rows, examination, optimizer_f
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.model import live_objects, static
-from precdoctor.recording.model.optimizer_contents import parameters_in_place, parameters_of
+from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.ops.tensor_facts import describe
 from precdoctor.recording.process import attach
@@ -88,12 +88,12 @@ class Guard:
         Raises:
             SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
         """
-        policy = self._policy
+        policy = self._context.options.on_nonfinite
         if policy == "observe":
             return False
         if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
-        if policy in ("skip", "stop") and _are_sharded(parameters_in_place(optimizer)):
+        if policy in ("skip", "stop") and _are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
         gradients_bad = self._gradients_are_bad(optimizer, look)
@@ -213,7 +213,9 @@ class Guard:
         context = self._context
         if context.trace is not None and context.traced:
             return
-        if self._policy == "observe" or self._last_bad == context.current.step or self._examined >= MAX_EXAMINED:
+        if self._last_bad == context.current.step or self._examined >= MAX_EXAMINED:
+            return
+        if context.options.on_nonfinite == "observe":
             return
         gradient, self._gradient = self._gradient, None
         if not context.live and not self._state.due(optimizer, gradient):
@@ -295,10 +297,11 @@ class Guard:
     # --- what is wrong -----------------------------------------------------------------------------------------------
 
     def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
-        fresh = look is not None and (look.of is None or look.covers(parameters_of(optimizer)))
-        if fresh and look is not None and math.isfinite(known := _value(look.amax)):
-            self._gradient = known
-            return False
+        if look is not None and (look.of is None or look.covers(parameters_of(optimizer))):
+            known = look.amax if type(look.amax) is float else _value(look.amax)
+            if math.isfinite(known):
+                self._gradient = known
+                return False
         # Not read yet, or bad before clipping by value, which mends infinities.
         self._gradient = _value(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)
@@ -393,7 +396,7 @@ def _told_poison(poisoned: Poisoned) -> dict[str, Any]:
 
 
 def _value(amax: Deferred) -> float:
-    value = amax if type(amax) is float else read(amax)
+    value = read(amax)
     return 0.0 if value is None else value
 
 

@@ -49,11 +49,12 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return parameters_in(groups[0]) if len(groups) == 1 else [p for group in groups for p in parameters_in(group)]
 
 
-def parameters_in_place(optimizer: torch.optim.Optimizer) -> Sequence[Tensor]:
-    """The same, where there is one group the very list of it: to be read at once, in every step."""
-    groups = groups_of(optimizer)
+def parameters_in_place(groups: list[dict[str, Any]]) -> Sequence[Tensor]:
+    """All parameters of groups; where there is one group its very list: to be read at once, in every step."""
     own: Any = dict.get(groups[0], "params") if len(groups) == 1 else None
-    return own if type(own) is list and static.TENSORS.issuperset(map(type, own)) else parameters_of(optimizer)
+    if type(own) is list and static.TENSORS.issuperset(map(type, own)):
+        return own
+    return [p for group in groups for p in parameters_in(group)]
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Tensor, Tensor, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
+from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks
 from precdoctor.recording.ops.dispatch_modes import open_modes, sweep
 from precdoctor.recording.process import attach
@@ -25,7 +27,7 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode, is_bad
 from precdoctor.recording.slots.batched_launch import Gradients
-from precdoctor.recording.slots.step_batch import defer, is_capturing
+from precdoctor.recording.slots.step_batch import CUDA, defer, is_capturing
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
@@ -50,7 +52,7 @@ class BackwardHooks:
         guard: Guard,
         scan: DeepScan,
         module_hooks: ModuleHooks,
-        loss_is_made: Callable[[], None],
+        logits: Logits,
     ) -> None:
         self._recorder = recorder
         self._casts, self._scan = casts, scan
@@ -63,8 +65,7 @@ class BackwardHooks:
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._module_hooks = module_hooks
-        #: Called as the loss code ends.
-        self._loss_is_made = loss_is_made
+        self._logits = logits
         #: Parameters that have a hook, which is removed between samples.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         recorder.when_step_begins.append(self._step_begins)
@@ -75,13 +76,15 @@ class BackwardHooks:
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
-        resume = self._module_hooks.resume
+        hooks = self._module_hooks
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
             # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
             inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
-            if inside or recorder.threads.elsewhere() or not self._armed():
+            threads = recorder.threads
+            elsewhere = get_ident() != threads.own and threads.elsewhere()
+            if inside or elsewhere or not (recorder.state == "armed" or self._arms()):
                 original(*args, **kwargs)
                 return
             if loss_code.running:
@@ -92,46 +95,49 @@ class BackwardHooks:
             try:
                 original(*args, **kwargs)
             finally:
-                resume()
+                if hooks.out:
+                    hooks.resume()
                 if looking is not None:
                     casts_end(looking)
                 end(tensors)
 
         torch.autograd.backward = backward
 
-    def _armed(self) -> bool:
+    def _arms(self) -> bool:
         """A script whose weights are plain tensors may call no module at all; recording also begins here."""
         recorder = self._recorder
-        return recorder.state == "armed" or (recorder.state == "idle" and self._loss_code.running and recorder.arm())
+        return recorder.state == "idle" and self._loss_code.running and recorder.arm()
 
     def _prepare(self) -> None:
         """Between samples a module called in a backward pass is recomputed, and not recorded."""
         if self._scan.is_open:
             self._scan.enter_backward()
         hooks = self._module_hooks
-        hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
+        if hooks.out:
+            hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
         if hooks.recomputes and self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
             hooks.rest_in_backward()
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
         try:
-            self._note_loss(tensors)
+            roots = static.tensors(tensors)
+            self._note_loss(roots)
             if self._loss_code.supported and not is_capturing():
-                self._loss_code.backward_begins(tensors, gradients)
+                self._loss_code.backward_begins(roots, gradients)
         finally:
             self._prepare()
 
-    def _note_loss(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
+    def _note_loss(self, roots: list[Tensor]) -> None:
         recorder, claim = self._recorder, self._recorder.claim
-        self._loss_is_made()
+        if self._logits.follows:
+            self._logits.close()
         recorder.in_backward = True
-        if recorder.capture.runs:
+        if CUDA.get("_initialized", True) and recorder.capture.runs:
             return
         if recorder.drain is None or claim.forwards_are_steps:
             claim.backward_begins()
         self._thrown.backward_begins()
         self._kept.backward_begins()
-        roots = static.tensors(tensors)
         self._kept.losses.backward_begins(roots)
         facts = recorder.current
         if facts.loss_scale is None:
@@ -173,7 +179,7 @@ class BackwardHooks:
 
     def _end_pass(self, tensors: Any) -> None:
         self._recorder.in_backward = False
-        if self._recorder.capture.runs:
+        if CUDA.get("_initialized", True) and self._recorder.capture.runs:
             return
         manual = self._manual
         weights: list[Tensor] = []
@@ -210,6 +216,8 @@ class BackwardHooks:
 
     def _step_begins(self) -> None:
         """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
+        if self._logits.follows:
+            self._logits.close()
         self._module_hooks.resume()
         if not self._hooked or self._recorder.live or not self._manual.has_optimizer:
             return

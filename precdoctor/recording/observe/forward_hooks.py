@@ -12,6 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -95,7 +96,8 @@ class ForwardHooks:
                 if self._autocast_is_new():
                     self._guarded_note_autocast(stack[-1].mode, stack[0])
                 return  # between samples only top-level calls count
-            if recorder.threads.elsewhere():
+            threads = recorder.threads
+            if get_ident() != threads.own and threads.elsewhere():
                 return
             if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
                 enter(module, args)
@@ -137,12 +139,13 @@ class ForwardHooks:
         return stack
 
     def _entered(self, module: nn.Module, args: Any) -> None:
-        self._enter_call(module, args)
-        if not self._recorder.live:
-            self._rest(module)
+        stack = self._stack()
+        self._enter_call(module, args, stack)
+        if not self._recorder.live and len(stack) == 1:
+            self._rest(module, stack[0])
 
-    def _enter_call(self, module: nn.Module, args: Any) -> None:
-        recorder, stack = self._recorder, self._stack()
+    def _enter_call(self, module: nn.Module, args: Any, stack: list[Frame]) -> None:
+        recorder = self._recorder
         above = stack[-1] if stack else None
         if _has_no_identity(module) or torch._C._get_tracing_state() is not None:
             stack.append(Frame(module, above.place if above else None, _NOT_RECORDED))
@@ -178,7 +181,11 @@ class ForwardHooks:
             if self._probes is not None:
                 self._probes.meet(module)
             if not recompute:
-                self._enter_root(frame, args)
+                if recorder.trace is not None:
+                    given = {**dict(enumerate(args)), **keyword_arguments()}
+                    recorder.trace.root_called(module, place.root, given)
+                if self._scene.enabled and torch.is_grad_enabled():
+                    frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
         if frame.recorded and not recompute:
             self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
         if inside is None and not recompute:
@@ -188,14 +195,6 @@ class ForwardHooks:
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
             arguments.update(keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
-
-    def _enter_root(self, frame: Frame, args: Any) -> None:
-        """Keep what a replay of a top-level call needs."""
-        trace, root = self._recorder.trace, frame.place.root if frame.place is not None else ""
-        if trace is not None:
-            trace.root_called(frame.module, root, {**dict(enumerate(args)), **keyword_arguments()})
-        if self._scene.enabled and torch.is_grad_enabled():
-            frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
 
     def _look_at_ops(self, frame: Frame) -> None:
         """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
@@ -235,12 +234,12 @@ class ForwardHooks:
         """Whether autocast is on, and the step does not know of it yet."""
         return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
 
-    def _rest(self, module: nn.Module) -> None:
+    def _rest(self, module: nn.Module, frame: Frame) -> None:
         """Between samples: no hook inside this call, if it is a top-level one."""
-        recorder, stack = self._recorder, self._stack()
-        if len(stack) != 1 or stack[0].module is not module or _in_recompute() != -1:
+        recorder = self._recorder
+        if frame.module is not module or _in_recompute() != -1:
             return
-        place, mode = stack[0].place, stack[0].mode
+        place, mode = frame.place, frame.mode
         if place is None or recorder.current.step == recorder.options.first_step:
             return  # nothing has been trained yet: the thread to be recorded may be another one
         if (key := (place.root, mode.name)) not in self._inner_autocast:

@@ -136,7 +136,6 @@ class Logits:
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self.close)
         recorder.when_turned_off.append(self.close)
-        recorder.when_step_begins.append(self.close)
 
     def _reset(self) -> None:
         if self._mode is not None:

@@ -66,7 +66,7 @@ class ModuleHooks:
         self._second: Any = nn.modules.module._global_forward_hooks
         self._keys = (0, 0)
         #: They are out; and the module that has the third one meanwhile.
-        self._out = False
+        self.out = False
         self._module: nn.Module | None = None
         #: Modules have been called in a backward pass.
         self.recomputes = False
@@ -103,7 +103,7 @@ class ModuleHooks:
 
     def resume(self) -> None:
         """Put both back in; does nothing where they are."""
-        if not self._out and self._module is None:
+        if not self.out and self._module is None:
             return
         module, self._module = self._module, None
         if module is not None:
@@ -113,9 +113,9 @@ class ModuleHooks:
                 # A hook registered behind this one may have torch walk through the table at this moment.
                 if table and next(reversed(table)) == self._keys[1]:
                     del table[self._keys[1]]
-        if not self._out:
+        if not self.out:
             return
-        self._out = False
+        self.out = False
         first, second = self._keys
         self._first[first], self._second[second] = self._before, self._after
         if len(self._first) > 1:
@@ -130,7 +130,7 @@ class ModuleHooks:
 
     def leave_if_off(self) -> None:
         """Nothing is recorded any more: let modules be called as fast as without us."""
-        if not self._out and self._may_rest():
+        if not self.out and self._may_rest():
             self._take_out()
 
     def compiles(self) -> None:
@@ -139,12 +139,12 @@ class ModuleHooks:
         self.resume()
 
     def _take_out(self) -> None:
-        self._out = True
+        self.out = True
         self._first.pop(self._keys[0], None)
         self._second.pop(self._keys[1], None)
 
     def _may_rest(self) -> bool:
-        if self.stay or self._out or self._context.threads.others:
+        if self.stay or self.out or self._context.threads.others:
             return False
         if len(self._first) != 1 or len(self._second) != 1:
             return False

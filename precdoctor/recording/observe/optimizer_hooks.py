@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.shadowing.shadow import Shadow
 from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
-from precdoctor.recording.slots.step_batch import defer
+from precdoctor.recording.slots.step_batch import CUDA, defer
 from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts, Found
 from precdoctor.recording.steps.loss_scalers import Scalers
@@ -90,7 +91,7 @@ class OptimizerHooks:
                 pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            if self._armed():
+            if self._attempt is not None and self._armed():
                 post(optimizer)
 
         register_optimizer_step_pre_hook(before)
@@ -103,11 +104,11 @@ class OptimizerHooks:
 
     def _armed(self) -> bool:
         """A script may step before it ever calls a module; recording also begins there."""
-        recorder = self._recorder
-        if torch.compiler.is_compiling() or recorder.threads.elsewhere():
+        recorder, threads = self._recorder, self._recorder.threads
+        if torch.compiler.is_compiling() or (get_ident() != threads.own and threads.elsewhere()):
             return False
         armed = recorder.state == "armed" or (recorder.state == "idle" and recorder.arm())
-        return armed and not recorder.capture.runs
+        return armed and not (CUDA.get("_initialized", True) and recorder.capture.runs)
 
     def _claimed(self) -> bool:
         """With its first attempt a process becomes a rank; false when it cannot."""
@@ -138,7 +139,14 @@ class OptimizerHooks:
         known = self._names.get(key)
         return known[0]() if known is not None else None
 
-    def _open(self, optimizer: torch.optim.Optimizer, *, by_scaler: bool, closure: bool = False) -> Attempt:
+    def _open(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        by_scaler: bool,
+        closure: bool = False,
+        groups: list[dict[str, Any]] | None = None,
+    ) -> Attempt:
         if self._attempt is not None:  # its step raised and never ended
             self._close(self._attempt)
         self._guard.halt_if_asked()
@@ -148,7 +156,8 @@ class OptimizerHooks:
         self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        for group in groups_of(optimizer):
+        groups = groups_of(optimizer) if groups is None else groups
+        for group in groups:
             if "lr" in group:
                 facts.lrs.append(lr if type(lr := group["lr"]) is float else defer(lr, by_drain=True))
         if self._recorder.live:
@@ -156,7 +165,7 @@ class OptimizerHooks:
             facts.gradients_of = self._owned(optimizer)
         if not closure:  # else those there are left over from the step before
             layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
-            self._look_at_gradients(parameters_in_place(optimizer), layout)
+            self._look_at_gradients(parameters_in_place(groups), layout)
         return attempt
 
     def _look_at_gradients(self, parameters: Sequence[Tensor], just_now: Layout | None = None) -> None:
@@ -194,12 +203,9 @@ class OptimizerHooks:
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
         attempt = self._open(optimizer, by_scaler=True)
-        attempt.skipped = self._skips(optimizer, scaler)
-        self._compare(attempt)
-
-    def _skips(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
         look, self._look = self._look, None
-        return self._guard.skips_step(optimizer, scaler, look)
+        attempt.skipped = self._guard.skips_step(optimizer, scaler, look)
+        self._compare(attempt)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
@@ -228,19 +234,20 @@ class OptimizerHooks:
         self._close(attempt)
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
-        attempt = self._attempt
-        if not groups_of(optimizer):
+        attempt, groups = self._attempt, groups_of(optimizer)
+        if not groups:
             return  # a wrapper with a property for its groups: the optimizer that it drives makes the attempt
         if attempt is None or not attempt.by_scaler:
             if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
                 attempt.driven.append(optimizer)
                 return  # an optimizer that drives another one: the outer one's step is the attempt
-            attempt = self._open(optimizer, by_scaler=False, closure=closure is not None)
+            attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
         elif attempt.optimizer is not optimizer:
             attempt.driven.append(optimizer)
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
-            attempt.skipped = self._skips(optimizer, None)
+            look, self._look = self._look, None
+            attempt.skipped = self._guard.skips_step(optimizer, None, look)
         if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
         attempt.reached = not attempt.skipped

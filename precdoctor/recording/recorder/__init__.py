@@ -30,7 +30,7 @@ from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
-from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
+from precdoctor.recording.slots.step_batch import CUDA, EventBatch, StepBatch, StepFacts, is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.output.drain import Drain
@@ -266,7 +266,7 @@ class Recorder:
 
     def end_step(self) -> None:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
-        if self.capture.runs:
+        if CUDA.get("_initialized", True) and self.capture.runs:
             return  # its slots are handed over with the next step outside of the graph
         if self.drain is None:
             self.claim.make()

@@ -141,10 +141,9 @@ class LossCode:
             self.bare = False
             self.close()
 
-    def _count_anew_if_cleared(self) -> None:
-        if self._clears != self._scene.clears:
-            self._clears = self._scene.clears
-            self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+    def _count_anew(self) -> None:
+        self._clears = self._scene.clears
+        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
     def close(self) -> None:
         """A top-level module or ``backward`` begins, or the step ends."""
@@ -153,7 +152,7 @@ class LossCode:
                 torch.set_anomaly_enabled(False, False)
             self.running = False
 
-    def backward_begins(self, tensors: Any, gradients: Any) -> None:
+    def backward_begins(self, roots: list[Tensor], gradients: Any) -> None:
         """Keep the code that made the roots of a backward pass."""
         if self._context.trace is not None and self._context.traced:
             return
@@ -161,7 +160,7 @@ class LossCode:
             self._scene.begin_step_if_new()
         losses = self._context.current.losses  # read just now
         known = losses[-1] if losses else None
-        if (graph := self.graph_of(tensors, gradients, known if type(known) is float else None)) is not None:
+        if (graph := self.graph_of(roots, gradients, known if type(known) is float else None)) is not None:
             self._scene.losses.append(graph)
             self.bare = bool(graph.weights)
             step = self._scene.calls[-1] if self._scene.calls else None
@@ -180,7 +179,8 @@ class LossCode:
             return None
         root = roots[0]
         given = static.tensors(gradients) if gradients is not None else None
-        self._count_anew_if_cleared()
+        if self._clears != self._scene.clears:
+            self._count_anew()
         bad = is_bad(root) if loss is None or root.numel() != 1 else not math.isfinite(loss)
         limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
@@ -195,7 +195,8 @@ class LossCode:
 
     def behind(self, x: Tensor) -> LossGraph | None:
         """The code between two top-level modules that made a tensor; null where it is an output as it is."""
-        self._count_anew_if_cleared()
+        if self._clears != self._scene.clears:
+            self._count_anew()
         if not self.supported or self._room_between <= 0 or x.grad_fn is None:
             return None
         walk = _Walk(self._scene, self._kinds, self._room_between)

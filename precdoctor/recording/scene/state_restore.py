@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static
 from precdoctor.recording.process import attach
-from precdoctor.recording.slots.step_batch import _cuda, is_capturing
+from precdoctor.recording.slots.step_batch import CUDA, is_capturing
 
 
 def _known_to_autocast(device: str) -> bool:
@@ -140,7 +140,7 @@ class RandomState(NamedTuple):
             used: devices that may be drawn on, beside the current one; null: all that this process can see.
         """
         cuda: tuple[tuple[int, Tensor], ...] = ()
-        if _cuda.get("_initialized", True) and torch.cuda.is_initialized() and not is_capturing():
+        if CUDA.get("_initialized", True) and torch.cuda.is_initialized() and not is_capturing():
             every = set(range(torch.cuda.device_count()))
             current = torch.cuda.current_device()
             devices = every if used is None else {current, *(d.index for d in used if d.type == "cuda")}

@@ -140,7 +140,8 @@ class KeptGradients:
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """What is written from here on, the optimizer writes."""
-        if (watch := self._known(optimizer)) is not None:
+        watch = self._watches.get(id(optimizer))
+        if watch is not None and watch.optimizer() is optimizer:
             grad = watch.left.now() if watch.left is not None else None
             watch.at_step = grad._version if grad is not None else -1
 
@@ -153,8 +154,8 @@ class KeptGradients:
             plain: the optimizer has stepped, with no closure, no loss scaler (which divides what was kept by its scale)
                 and not inside a backward pass.
         """
-        watch = self._known(optimizer)
-        if watch is None:
+        watch = self._watches.get(id(optimizer))
+        if watch is None or watch.optimizer() is not optimizer:
             watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
             watch.summed = self._context.micro_step
         else:
