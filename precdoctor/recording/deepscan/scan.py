@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.ops.dispatch_modes import in_backward, open_modes, put_on, retire, retired, sweep, take_off
 from precdoctor.recording.output.evidence import Evidence
 from precdoctor.recording.process import attach, memory_limits
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -76,13 +77,15 @@ class DeepScan:
         module = self._last() if self._last is not None else None
         if module is None or self.schedule.off or in_backward() or self._thread != threading.get_ident():
             return
-        sweep()
+        if open_modes:
+            sweep()
         if not self.is_open and self._due() and self._allows(module):
             self._enter("script")
 
     def enter_root(self, module: nn.Module) -> None:
         """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
-        sweep()
+        if open_modes:
+            sweep()
         if self.schedule.off or (in_backward() and (self.is_open or retired())):
             return
         if self.is_open and (self._thread != threading.get_ident() or _compiles()):
@@ -112,14 +115,15 @@ class DeepScan:
             self._mode.stage, self._mode.resting = "optimizer", False
 
     def _due(self) -> bool:
-        context = self._context
+        context, step = self._context, self._context.current.step
         if context.trace is not None or self._mode is not None:
             return False
-        if self._asked == context.step and not context.evidence:
+        if evidence := context.evidence:
+            self._arm(evidence)
+        elif self._asked == step:
             return False
-        self._arm()
-        self._asked, elapsed = context.step, time.perf_counter_ns() - self._began
-        if self.schedule.wants(context.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
+        self._asked, elapsed = step, time.perf_counter_ns() - self._began
+        if self.schedule.wants(step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
             options = context.options
             self._mode = ScanMode(memory_limits.for_copies(options), values=not options.redact_names)
         return self._mode is not None
@@ -202,9 +206,9 @@ class DeepScan:
         """Two steps in a row were discarded: the next one is worth a look."""
         self.schedule.arm(Evidence("discarded", self._context.step))
 
-    def _arm(self) -> None:
-        """Ask the thread that writes the log what the rows it has written give reason for."""
-        while evidence := self._context.evidence:
+    def _arm(self, evidence: deque[Evidence]) -> None:
+        """Look at what the rows that the other thread has written give reason for."""
+        while evidence:
             self.schedule.arm(evidence.popleft())
 
     def end_step(self) -> None:

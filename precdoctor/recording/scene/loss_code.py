@@ -73,10 +73,7 @@ class LossCode:
             return False
 
         def format_stack() -> list[str]:
-            if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
-                return original()  # not while compiling, nor in the user's own ``detect_anomaly``
-            if self._context.state == "off":  # nobody will read it
-                self.close()
+            if not self._notes():
                 return original()
             line, mark = innermost_user_line(), f"{_HOOKED}\0" if saved_hooks.active() else f"{_MARK}\0"
             if self.bare:
@@ -98,6 +95,15 @@ class LossCode:
         self.bare, self._fresh, self._nodes = self.supported, False, 0
         if self.supported:
             self.open()
+
+    def _notes(self) -> bool:
+        """Whether a node is to be noted: not while compiling, nor in the user's own ``detect_anomaly``."""
+        if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
+            return False
+        if self._context.state == "off":  # nobody will read it
+            self.close()
+            return False
+        return True
 
     @property
     def weights(self) -> list[Tensor]:

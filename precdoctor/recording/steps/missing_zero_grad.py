@@ -95,7 +95,9 @@ class _Watch:
         left, optimizer = self.left, self.optimizer()
         known = left.parameter() if left is not None else None
         grad = known.grad if known is not None else None
-        if left is not None and grad is not None and left.grad() is grad:
+        if left is not None and type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
+            if left.grad() is not grad:
+                left.grad = weakref.ref(grad)
             left.version = grad._version
             return
         self.left = _Left.by(known) if known is not None else None

@@ -18,7 +18,7 @@ def active(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "asked":
         if not hasattr(autograd, "_top_saved_tensors_default_hooks"):
             pytest.skip("this torch cannot be asked")
-        yield saved_hooks._asked
+        yield saved_hooks.active
     else:
         for name in ("_push_saved_tensors_default_hooks", "_pop_saved_tensors_default_hooks"):
             monkeypatch.setattr(autograd, name, getattr(autograd, name))  # put back afterwards
