@@ -49,7 +49,8 @@ class DeepScan:
         context = self._context
         context.when_forked.append(self._forget)
         context.when_turned_off.append(self._close)
-        context.when_step_begins.append(guarded(context)(self.begin_step))
+        begins = guarded(context)(self.begin_step)
+        context.when_step_begins.append(lambda: None if self.schedule.off or self._last is None else begins())
 
     def _forget(self) -> None:
         self._close()  # a forked child inherits what is open

@@ -65,9 +65,10 @@ class ModuleHooks:
         self._first: Any = nn.modules.module._global_forward_pre_hooks
         self._second: Any = nn.modules.module._global_forward_hooks
         self._keys = (0, 0)
-        #: They are out; and the module that has the third one meanwhile.
+        #: They are out; and the module that has the third one meanwhile, with its own tables.
         self.out = False
         self._module: nn.Module | None = None
+        self._own: tuple[Any, ...] = ()
         #: Modules have been called in a backward pass.
         self.recomputes = False
         #: For good: something was compiled, or torch keeps its hooks in another way.
@@ -92,7 +93,7 @@ class ModuleHooks:
         if issubclass(type(module), _LOOK_FOR_HOOKS):
             return
         key = self._keys[1]
-        self._module = module
+        self._module, self._own = module, (hooks, always)
         always[key], hooks[key] = True, self._return
         self._take_out()
 
@@ -107,12 +108,12 @@ class ModuleHooks:
             return
         module, self._module = self._module, None
         if module is not None:
-            own = static.module_dict(module)
-            for name in ("_forward_hooks", "_forward_hooks_always_called"):
-                table: Any = dict.get(own, name)
+            key = self._keys[1]
+            for table in self._own:
                 # A hook registered behind this one may have torch walk through the table at this moment.
-                if table and next(reversed(table)) == self._keys[1]:
-                    del table[self._keys[1]]
+                if table and next(reversed(table)) == key:
+                    del table[key]
+            self._own = ()
         if not self.out:
             return
         self.out = False

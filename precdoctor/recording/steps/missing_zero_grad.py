@@ -159,19 +159,23 @@ class KeptGradients:
         watch = self._watches.get(id(optimizer))
         if watch is None or watch.optimizer() is not optimizer:
             watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
-            watch.summed = self._context.micro_step
+            watch.summed, grad = self._context.micro_step, None
         else:
             watch.name = name
-            self._judge(watch, plain=plain)
+            grad = self._judge(watch, plain=plain)
             watch.attempts += 1
             if watch.unscaled:
                 self._count_unscaled(watch)
         watch.intact, watch.passes = True, 0
-        watch.look()
+        if grad is not None and watch.left is not None:
+            watch.left.version = grad._version
+        else:
+            watch.look()
         if watch.steps >= ENOUGH and not watch.told and not watch.steps & (watch.steps - 1):
             self._copy(watch, optimizer)
 
-    def _judge(self, watch: _Watch, *, plain: bool) -> None:
+    def _judge(self, watch: _Watch, *, plain: bool) -> Tensor | None:
+        """Whether its gradients are what is left of the step before; returns the one watched, if it is still there."""
         left, step = watch.left, self._context.current.step
         grad = left.now() if left is not None else None
         written = left is None or watch.at_step != left.version
@@ -184,6 +188,7 @@ class KeptGradients:
         else:
             watch.steps += 1
             self._tell_if_sure(watch)
+        return grad
 
     @property
     def _clipped(self) -> bool:

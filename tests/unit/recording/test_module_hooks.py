@@ -147,6 +147,12 @@ def test_a_layer_that_looks_for_hooks_has_none(fixture):
     assert seen == [0]
 
 
+def test_they_stay_in_backward_passes_that_have_called_no_module_yet(fixture):
+    fixture.hooks.recomputes = False
+    fixture.hooks.rest_in_backward()
+    assert in_place() == (1, 1)
+
+
 def test_a_backward_pass_is_left_alone_until_it_ends(fixture):
     fixture.hooks.rest_in_backward()
     assert in_place() == (0, 0)
