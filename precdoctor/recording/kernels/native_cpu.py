@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ _THREADS_FROM: Final = 256 * 1024
 #: Fewer elements are measured sooner than looked up.
 _TWICE_FROM: Final = 8192
 #: The order of ``dtype_t`` in stats.h.
-_CODES: Final = {
+CODES: Final = {
     torch.float32: 0,
     torch.float16: 1,
     torch.bfloat16: 2,
@@ -147,7 +147,7 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 def supports(x: Tensor) -> bool:
     """Whether this kernel can take the tensor: on the CPU, of a dtype it knows, library present."""
-    return x.is_cpu and x.dtype in _CODES and library() is not None
+    return x.is_cpu and x.dtype in CODES and library() is not None
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
@@ -244,7 +244,7 @@ _BASE: Any = torch._C.TensorBase
 _DTYPE, _IS_CPU = _BASE.dtype.__get__, _BASE.is_cpu.__get__
 _CONTIGUOUS, _ADDRESS, _NUMEL = _BASE.is_contiguous, _BASE.data_ptr, _BASE.numel
 #: No tensor begins this far behind its memory's beginning.
-_LOWEST: Final = 1 << 40
+LOWEST: Final = 1 << 40
 
 
 def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
@@ -268,95 +268,34 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
         attach.let_through(error)
         return None
     # Behind memory that was given back (FSDP does that) lies nothing but the offset.
-    if min(addresses, default=0) < _LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
+    if min(addresses, default=0) < LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
         return None
     out = (ctypes.c_double * 2)()
     known = set(kinds)
-    if not known <= _CODES.keys():
+    if not known <= CODES.keys():
         return None
     for kind in known:
         alike = [k is kind for k in kinds] if len(known) > 1 else None
         data, numel = (
             array.array("q", x if alike is None else list(itertools.compress(x, alike))) for x in (addresses, sizes)
         )
-        _look(lib, data, numel, _CODES[kind], out)
+        look_at(data, numel, CODES[kind], out)
     return out[0], out[1]
 
 
-def _look(lib: Any, data: array.array[int], numel: array.array[int], code: int, out: ctypes.Array[Any]) -> None:
+def look_at(data: array.array[int], numel: array.array[int], code: int, out: ctypes.Array[ctypes.c_double]) -> None:
+    """Merge amax and the sum of squares of some pieces of memory into ``out``.
+
+    Args:
+        data: their addresses.
+        numel: elements of each.
+        code: their dtype, as :data:`CODES` has it.
+        out: both numbers, in FP64.
+    """
+    lib: Any = library()
     threads = 1 if _forked else torch.get_num_threads()
     at_data, at_numel = data.buffer_info()[0], numel.buffer_info()[0]
     lib.precdoctor_look(at_data, at_numel, len(data), code, out, threads, _THREADS_FROM)
-
-
-def _tensor_guards() -> Callable[..., Any] | None:
-    """Dynamo's check of many tensors at once (class, kind, dtype, device, shape, strides); null where it differs."""
-    kind: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-    one, other = torch.zeros(2, 3), torch.zeros(4)
-    try:
-        same = kind(one, other, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        wrong = (
-            (one, other.double()),
-            (one.t(), other),
-            (torch.zeros(3, 3), other),
-            (one, torch.zeros(8)[::2]),
-            (one, None),
-            (one, torch.nn.Parameter(other)),
-            (one, torch.zeros(4, device="meta")),
-            (one, torch.zeros(4).to_sparse()),
-        )
-        works = same(torch.ones(2, 3), torch.ones(4)) is True and not any(same(*tensors) for tensors in wrong)
-    except Exception as error:  # noqa: BLE001 - whatever a private class of another torch makes of this
-        attach.let_through(error)
-        return None
-    return kind if works else None
-
-
-class Layout:
-    """What the tensors of one list were when they were asked last; :func:`look` asks each of them six questions.
-
-    Gradients of a training are other tensors in every step, and lie elsewhere, but are otherwise what they were. One
-    call of C finds that out, and only their addresses are asked for.
-    """
-
-    #: Lists that differ from step to step, as those of a mixture of experts do, are asked one by one.
-    _MAX_CHANGES: Final = 16
-    _guards: Callable[..., Any] | None = None
-    _tried = False
-
-    def __init__(self) -> None:
-        self._same: Callable[..., bool] | None = None
-        self._numel = array.array("q")
-        self._code, self._changes = 0, 0
-
-    def look(self, tensors: Sequence[Any]) -> tuple[float, float] | None:
-        """What :func:`look` finds, where all are what they were; else null.
-
-        Args:
-            tensors: anything, outside of torch.func.
-        """
-        if self._same is None or len(tensors) != len(self._numel) or not self._same(*tensors):
-            return None
-        addresses = list(map(_ADDRESS, tensors))
-        if min(addresses) < _LOWEST:
-            return None
-        out = (ctypes.c_double * 2)()
-        _look(library(), array.array("q", addresses), self._numel, self._code, out)
-        return out[0], out[1]
-
-    def learn(self, tensors: Sequence[Tensor]) -> None:
-        """Take note of tensors of torch's own two types that :func:`look` has just taken."""
-        if self._changes >= self._MAX_CHANGES:
-            return
-        self._changes += 1
-        self._same = None
-        if not Layout._tried:
-            Layout._tried, Layout._guards = True, _tensor_guards()
-        kinds, sizes = set(map(_DTYPE, tensors)), list(map(_NUMEL, tensors))
-        if Layout._guards is None or len(kinds) > 1 or not all(sizes):
-            return
-        self._same = Layout._guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        self._numel, self._code = array.array("q", sizes), _CODES[kinds.pop()]
 
 
 def _fills_its_memory(x: Tensor) -> bool:
@@ -413,7 +352,7 @@ def _pack(dtype: torch.dtype, want: int, seed: int, walked: tuple[Dimension, lis
     numel, tiles = rows * columns, row_tiles * column_tiles
     for size, _, _ in others:
         numel, tiles = numel * size, tiles * size
-    fields = [_CODES[dtype], want, numel, reference.signed64(seed), columns, column_stride, rows, row_stride, row_pitch]
+    fields = [CODES[dtype], want, numel, reference.signed64(seed), columns, column_stride, rows, row_stride, row_pitch]
     fields += [tile_rows, tile_columns, row_tiles, column_tiles, tiles, len(others)]
     for part in zip(*outer, strict=True):
         fields += part

@@ -21,7 +21,6 @@ from precdoctor.recording.microscope.optimizer_replay import replay_step, replay
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.ops.source_lines import innermost_user_line
-from precdoctor.recording.ops.tensor_facts import describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.process.threads import SEVERAL
@@ -273,7 +272,7 @@ class Guard:
                 optimizer, [p.parameter for p in poisoned if p.parameter is not None]
             ),
             "origins": list(range(len(rows))),
-            "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
+            "poisoned": [event_rows.poisoned(p) for p in poisoned[:_MAX_POISONED]],
         }
         context.event("incident", id=number, data=data)
         for row in rows:
@@ -343,7 +342,7 @@ class Guard:
             "loss_is_bad": loss_bad,
             "gradients_are_bad": gradients_bad,
             "skips_in_a_row": streak.skips,
-            "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
+            "poisoned": [event_rows.poisoned(p) for p in poisoned[:_MAX_POISONED]],
             **more,
         }
         self._poisoned_before = self._poisoned_before or bool(poisoned)
@@ -364,7 +363,7 @@ class Guard:
         if done.outcome != "origin" and context.options.arm_next and context.trace is None:
             first = context.step + 1
             context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)
-        attach.say(f"step {context.step}: {what} is not finite{_told(done)}{self._then()}")
+        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{self._then()}")
 
     def _then(self) -> str:
         return {"stop": "", "skip": "; the step is skipped"}.get(self._policy, "; training goes on")
@@ -379,20 +378,6 @@ class Guard:
         self._context.close(reason="refused", message=message)
         attach.say(f"{message}; use --on-nonfinite examine")
         raise SystemExit(2)
-
-
-def _told(done: examination.Examination) -> str:
-    origin = done.origin
-    if origin is None:
-        return f" ({done.why})" if done.why else ""
-    line = origin.line or (done.found.call.line if done.found is not None and done.found.call is not None else None)
-    where = f" at {line.shown}:{line.number}" if line is not None else ""
-    return f", first made by {origin.op}{where}"
-
-
-def _told_poison(poisoned: Poisoned) -> dict[str, Any]:
-    where = {"root": poisoned.root, "module": poisoned.module, "name": poisoned.name}
-    return {**where, "last_finite_step": poisoned.last_finite, **describe(poisoned.tensor)}
 
 
 def _value(amax: Deferred) -> float:

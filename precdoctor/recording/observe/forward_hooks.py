@@ -158,10 +158,7 @@ class ForwardHooks:
             self._manual.forward_begins()
             if recorder.drain is None:
                 recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
-        place = recorder.names.find(module)
-        if place is None:
-            parent, caller = (None, None) if inside is None else (inside.place, inside.module)
-            place = recorder.names.place(module, parent, caller)
+        place = recorder.names.find(module) or self._new_place(module, inside)
         if inside is None and not recompute and recorder.claim.forwards_are_steps:
             self._begin_step_of(module, place)
         mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)
@@ -177,15 +174,7 @@ class ForwardHooks:
         if torch._C._is_any_autocast_enabled() and self._autocast_is_new():
             self._note_autocast(mode, stack[0] if len(stack) > 1 else None)  # frameworks enter it inside the forward
         if inside is None:
-            frame.reopens = self._loss_code.root_begins(module)
-            if self._probes is not None:
-                self._probes.meet(module)
-            if not recompute:
-                if recorder.trace is not None:
-                    given = {**dict(enumerate(args)), **keyword_arguments()}
-                    recorder.trace.root_called(module, place.root, given)
-                if self._scene.enabled and torch.is_grad_enabled():
-                    frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
+            self._enter_root(frame, place.root, args, recompute=recompute)
         if frame.recorded and not recompute:
             self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
         if inside is None and not recompute:
@@ -195,6 +184,23 @@ class ForwardHooks:
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
             arguments.update(keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
+
+    def _new_place(self, module: nn.Module, inside: Frame | None) -> Place:
+        parent, caller = (None, None) if inside is None else (inside.place, inside.module)
+        return self._recorder.names.place(module, parent, caller)
+
+    def _enter_root(self, frame: Frame, root: str, args: Any, *, recompute: bool) -> None:
+        """Of a top-level call: what is kept for a replay of it."""
+        recorder = self._recorder
+        frame.reopens = self._loss_code.root_begins(frame.module)
+        if self._probes is not None:
+            self._probes.meet(frame.module)
+        if recompute:
+            return
+        if recorder.trace is not None:
+            recorder.trace.root_called(frame.module, root, {**dict(enumerate(args)), **keyword_arguments()})
+        if self._scene.enabled and torch.is_grad_enabled():
+            frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
 
     def _look_at_ops(self, frame: Frame) -> None:
         """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""

@@ -8,7 +8,7 @@ calls neither: see ``loss_scalers`` and ``abandoned_attempts``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from threading import get_ident
 from typing import Any
 
@@ -19,30 +19,27 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
-from precdoctor.recording.kernels.native_cpu import Layout
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.model.optimizer_contents import (
     gradients_of,
     groups_of,
     parameters_in,
-    parameters_in_place,
     parameters_of,
 )
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
+from precdoctor.recording.observe.gradient_looks import GradientLooks
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.shadowing.shadow import Shadow
 from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
 from precdoctor.recording.slots.step_batch import CUDA, defer
-from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts, Found
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
-from precdoctor.recording.steps.sentinel import Look, gradient_sentinel
 from precdoctor.recording.steps.step_attempt import Attempt, GradientsAside
 from precdoctor.recording.steps.weight_updates import intended_update, intention_of
 
@@ -66,11 +63,8 @@ class OptimizerHooks:
         self._thrown = thrown
         self._kept = kept
         self._attempt: Attempt | None = None
-        #: The gradients were read in this step, so that nobody has to read them again.
-        self._look: Look | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
-        self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         self._next_copied = 0
         self._standing = FrozenAndBuffers(recorder, casts)
         self._masters = Masters(recorder)
@@ -79,6 +73,7 @@ class OptimizerHooks:
         self.scalers = Scalers(
             recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
         )
+        self._looks = GradientLooks(recorder, self.scalers, lambda: self._attempt is not None and self._attempt.closure)
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
@@ -100,7 +95,7 @@ class OptimizerHooks:
         scalers, in_attempt = self.scalers, lambda: self._attempt is not None
         scalers.install()
         self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
-        clipping.install(recorder, self._note_clip, self._covered, self._stays)
+        self._looks.install()
 
     def _armed(self) -> bool:
         """A script may step before it ever calls a module; recording also begins there."""
@@ -116,7 +111,8 @@ class OptimizerHooks:
 
     def _forget(self) -> None:
         """In a forked child: nothing of the parent's run has been written to this one's log."""
-        self._attempt = self._look = None
+        self._attempt = None
+        self._looks.forget()
         self._names.clear()
         self._counts.clear()
 
@@ -164,32 +160,14 @@ class OptimizerHooks:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
         if not closure:  # else those there are left over from the step before
-            layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
-            self._look_at_gradients(parameters_in_place(groups), layout)
+            self._looks.before_step(optimizer, groups)
         return attempt
-
-    def _look_at_gradients(self, parameters: Sequence[Tensor], just_now: Layout | None = None) -> None:
-        """Where not every gradient has a row: as the optimizer, or before it clipping, is given them.
-
-        Args:
-            parameters: whose.
-            just_now: they are judged at once, before anybody can write to them; what is known of their layout.
-        """
-        facts = self._recorder.current
-        if facts.gradients_of is not None or facts.grad_norm is not None:
-            return
-        if just_now is None and self._recorder.capture.runs:
-            return
-        if (found := gradient_sentinel(parameters, just_now)) is not None:
-            facts.grad_norm, facts.grad_amax = found
-            self._look = Look.at(facts.grad_amax, parameters) if just_now is None else Look(facts.grad_amax)
-            if self.scalers.in_use:
-                facts.grad_norm_scaled = self.scalers.still_scaled(parameters) is True
 
     def _close(self, attempt: Attempt) -> None:
         if self._recorder.trace is not None:
             self._recorder.trace.end()
-        self._attempt = self._look = None
+        self._attempt = None
+        self._looks.forget()
         self._recorder.current.not_reached = not attempt.reached
         unscaled = self.scalers.unscaled
         by_scaler = attempt.by_scaler or (bool(unscaled) and self.scalers.has_unscaled(attempt.optimizer))
@@ -203,8 +181,7 @@ class OptimizerHooks:
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
         attempt = self._open(optimizer, by_scaler=True)
-        look, self._look = self._look, None
-        attempt.skipped = self._guard.skips_step(optimizer, scaler, look)
+        attempt.skipped = self._guard.skips_step(optimizer, scaler, self._looks.take())
         self._compare(attempt)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
@@ -246,8 +223,7 @@ class OptimizerHooks:
             attempt.driven.append(optimizer)
         attempt.closure = closure is not None
         if not attempt.by_scaler and not attempt.closure:
-            look, self._look = self._look, None
-            attempt.skipped = self._guard.skips_step(optimizer, None, look)
+            attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
         if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
         attempt.reached = not attempt.skipped
@@ -269,7 +245,7 @@ class OptimizerHooks:
         if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
             return
         if attempt.closure:
-            self._look_at_gradients(parameters_of(optimizer))
+            self._looks.after_closure(optimizer)
         if self._recorder.trace is not None:
             self._trace("weights", optimizer)
         if attempt.aside is not None:
@@ -401,25 +377,3 @@ class OptimizerHooks:
         if self._state_rows.due(attempt.name):
             parameters = ((p, place, name) for p, place, name, _ in self._parameters(attempt.optimizer))
             self._state_rows.take(attempt.name, (attempt.optimizer, *attempt.driven), parameters)
-
-    # --- clipping ----------------------------------------------------------------------------------------------------
-
-    def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
-        """Gradients are about to be clipped to this norm or value."""
-        recorder = self._recorder
-        if recorder.state != "armed":
-            return
-        in_closure = self._attempt is not None and self._attempt.closure
-        if in_closure or not recorder.live or recorder.options.include or recorder.options.exclude:
-            self._look_at_gradients(parameters)
-        if (number := clipping.number(limit)) is not None:
-            recorder.current.clip_norm = number
-            recorder.current.clipped_before_unscale = self.scalers.still_scaled(parameters)
-
-    def _covered(self, parameters: list[Tensor]) -> bool:
-        return self._look is not None and self._look.covers(parameters)
-
-    def _stays(self, parameters: list[Tensor]) -> None:
-        """What is finite stays so where gradients are clipped."""
-        assert self._look is not None, "only called after covered"
-        self._look = Look.at(self._look.amax, parameters)

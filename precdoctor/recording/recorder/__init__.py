@@ -329,9 +329,8 @@ class Recorder:
         facts.complete = facts.complete or complete
         facts.wall_time = time.time()
         facts.step_ns = time.perf_counter_ns() - self._step_began
-        entries = []
-        if self.slots.touched:
-            entries = [e for e in self.slots.take() if facts.root or self._counts_as_training(e)]
+        taken = self.slots.take() if self.slots.touched else ()
+        entries = [e for e in taken if facts.root or self._counts_as_training(e)] if taken else []
         snapshots = {}
         if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
-from time import perf_counter_ns as clock
 from typing import ParamSpec, TypeVar
 
 from precdoctor.recording.ops.dispatch_modes import sweep
@@ -36,7 +36,7 @@ def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | 
                     context.internal_error(error)
                     return None
             context.on_the_clock = True
-            waited, began = waits.ns, clock()
+            waited, began = waits.ns, time.perf_counter_ns()
             try:
                 if threads.others and threads.is_other():  # since it was asked: now that this is on, nobody takes over
                     return None
@@ -47,7 +47,7 @@ def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | 
             finally:
                 context.on_the_clock = False
                 facts = context.current
-                facts.recorder_ns += clock() - began
+                facts.recorder_ns += time.perf_counter_ns() - began
                 if (waited := waits.ns - waited) != 0:
                     facts.recorder_ns -= waited
                     facts.wait_ns += waited

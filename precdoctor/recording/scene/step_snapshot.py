@@ -7,7 +7,6 @@ the random number generators, and copies of the buffers that forward passes writ
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,9 @@ from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.deliveries import Deliveries
-from precdoctor.recording.scene.first_call import Buffers, FirstCall
+from precdoctor.recording.scene.first_call import FirstCall
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
+from precdoctor.recording.scene.top_level import TopLevel
 from precdoctor.recording.slots.step_batch import is_capturing
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ _MAX_CALLS = 64
 _ASIDE = 1 / 16
 _EXACT = frozenset(tensor_leaves.EXACT)
 _functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
-_MAKER: Any = torch._C.TensorBase.grad_fn.__get__
+_BASE: Any = torch._C.TensorBase
+_MAKER = _BASE.grad_fn.__get__
 #: Of the first arguments.
 _NAMES = tuple(map(str, range(16)))
 
@@ -82,7 +83,7 @@ class RootCall:
     #: Of arguments that the code after another top-level module made: how, as far as autograd's graph tells.
     graphs: list[LossGraph] = field(default_factory=list)
     #: What is known of the module.
-    known: _Known | None = None
+    known: TopLevel | None = None
     #: Objects that are no modules, and whose attributes a replay may write to.
     owners: tuple[object, ...] = ()
 
@@ -118,7 +119,7 @@ class Scene:
         self._left: float = memory_limits.for_scene(context.options)
         self._storages: set[int] = set()
         self._step = -1
-        self._known: static.ByIdentity[nn.Module, _Known] = static.ByIdentity()
+        self._known: static.ByIdentity[nn.Module, TopLevel] = static.ByIdentity()
         #: Some caller or forward writes into the arguments: from now on they are copied.
         self._copying = False
         #: Whether a step that begins is to be kept whatever it takes.
@@ -166,7 +167,7 @@ class Scene:
             return None
         if len(self.calls) >= _MAX_CALLS:
             self.calls = [call for call in self.calls if not call.prepares_data]
-        known = self._known.get(module) or self._known.put(module, _Known(module))
+        known = self._known.get(module) or self._known.put(module, TopLevel(module))
         if known.why_not is not None or len(self.calls) >= _MAX_CALLS:
             self._refuse(known.why_not or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None
@@ -216,13 +217,13 @@ class Scene:
                 args = tuple(map(keep, args))
             versions = []
             for name, x in zip(_NAMES, args, strict=False):
-                versions.append((name, x, -1 if x.is_inference() else x._version))  # noqa: PERF401 - most often one
+                versions.append((name, x, -1 if x.is_inference() else x._version))
             return args, {}, versions
         args, kwargs = (tensor_leaves.mapped(x, keep, objects=True) for x in (args, dict(kwargs)))
         given = tensor_leaves.tensors({**dict(enumerate(args)), **kwargs}, objects=True)
         return args, dict(kwargs), [(name, x, tensor_leaves.version(x)) for name, x in given]
 
-    def _copy_written(self, call: RootCall, module: nn.Module, known: _Known) -> None:
+    def _copy_written(self, call: RootCall, module: nn.Module, known: TopLevel) -> None:
         with kernels.apart_from_user_modes():
             call.buffers = known.buffers.before(self.affords)
             call.before = {
@@ -331,39 +332,6 @@ class Scene:
         return self.affords(x, _ASIDE)
 
 
-class _Known:
-    """What is asked about a top-level module at each of its calls.
-
-    Attributes:
-        why_not: why running it again by itself would be wrong; null when it is not.
-        called: so that the next call is not the first; not inside of ``torch.func.functional_call``.
-        writes: names of parameters that its forward passes are known to write to.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.why_not = _why_not_replayable(module)
-        self.called, self.writes = False, frozenset[str]()
-        with kernels.apart_from_user_modes():  # lazy ones refuse to be asked
-            self.buffers = Buffers(module)
-        self._devices: tuple[torch.device, frozenset[torch.device]] | None = None
-        #: The name of its first parameter, in parts.
-        self._name: tuple[str, ...] = ()
-
-    def first(self, module: nn.Module) -> Tensor | None:
-        """Its first parameter, or the one that was; null when it has none."""
-        found = static.parameter(module, self._name) if self._name else None
-        if found is None:
-            name, found = next(static.named_parameters(module), ("", None))
-            self._name = tuple(name.split("."))
-        return found
-
-    def devices(self, module: nn.Module, first: Tensor) -> frozenset[torch.device]:
-        """Where its parameters are; walked through once, unless the first one has moved."""
-        if self._devices is None or self._devices[0] != first.device:
-            self._devices = first.device, frozenset(p.device for p in static.parameters(module))
-        return self._devices[1]
-
-
 def _stand_in(module: nn.Module) -> nn.Module | None:
     """A shallow copy of a module without parameters and buffers, where there can be one.
 
@@ -376,24 +344,6 @@ def _stand_in(module: nn.Module) -> nn.Module | None:
     except object_copies.UnreadableError:
         return None
     return twin
-
-
-def _why_not_replayable(module: nn.Module) -> str | None:
-    """Why running this module again by itself would be wrong; None when it is not."""
-    for part in static.modules(module):
-        names = {c.__name__ for c in type(part).__mro__}
-        if names & {"FSDPModule", "FullyShardedDataParallel"}:
-            return "its parameters are sharded (FSDP)"
-        if "SyncBatchNorm" in names:
-            return "SyncBatchNorm talks to the other ranks"
-        if names & {"DeepSpeedEngine", "PipelineStage"}:
-            return f"{type(part).__name__} schedules its own passes"
-        if any(issubclass(type(v), torch.Generator) for v in static.module_dict(part).values()):
-            return f"{type(part).__name__} has a random number generator of its own"
-    dtensor = sys.modules.get("torch.distributed.tensor")
-    if dtensor is not None and any(issubclass(type(p), dtensor.DTensor) for p in static.parameters(module)):
-        return "its parameters are sharded (DTensor)"
-    return None
 
 
 def _without_graph(x: Tensor) -> Tensor:

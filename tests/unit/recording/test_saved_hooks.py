@@ -54,7 +54,7 @@ def test_a_refused_pair_of_hooks_is_none(active):
 def test_each_thread_has_its_own(active):
     seen: list[bool] = []
     with save_on_cpu():
-        other = threading.Thread(target=lambda: seen.append(active()))
+        other = threading.Thread(target=lambda: seen.append(bool(active())))
         other.start()
         other.join()
     assert seen == [False]

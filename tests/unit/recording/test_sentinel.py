@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.steps.sentinel import Look, _norms, gradient_sentinel
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -146,7 +147,7 @@ def test_gradients_that_are_not_plain_are_read_as_before():
 @pytest.fixture
 def known():
     """What is known of a list of gradients that has been read once; skips where torch cannot tell that all at once."""
-    layout, parameters = native_cpu.Layout(), with_gradients(torch.ones(2, 3), torch.ones(4))
+    layout, parameters = Layout(), with_gradients(torch.ones(2, 3), torch.ones(4))
     gradient_sentinel(parameters, layout)
     if layout.look([p.grad for p in parameters]) is None:
         pytest.skip("no compiled kernel here, or another torch")
