@@ -222,7 +222,12 @@ class OptimizerHooks:
         elif attempt.optimizer is not optimizer:
             attempt.driven.append(optimizer)
         attempt.closure = closure is not None
-        if not attempt.by_scaler and not attempt.closure:
+        plain = not attempt.by_scaler and not attempt.closure
+        # The guard waits for the device: what the step is to record in any case is launched before that.
+        ahead = plain and self._recorder.live and self._recorder.options.on_nonfinite in ("examine", "observe")
+        if ahead:
+            self._record_given_gradients(attempt)
+        if plain:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
         if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
@@ -236,7 +241,7 @@ class OptimizerHooks:
             attempt.aside = GradientsAside(parameters_of(optimizer))
             return
         if self._recorder.live:
-            if not attempt.closure:
+            if not attempt.closure and not ahead:
                 self._record_given_gradients(attempt)
             self._copy_weights(attempt)
 
