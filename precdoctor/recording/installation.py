@@ -114,9 +114,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene, scan.suspect)
         kept = KeptGradients(recorder)
-        BackwardHooks(
-            recorder, manual, thrown, kept, loss_code, casts, guard, scan, module_hooks, logits.close
-        ).install()
+        BackwardHooks(recorder, manual, thrown, kept, loss_code, casts, guard, scan, module_hooks, logits).install()
         TakenGradients(recorder, scene, loss_code).install()
         casts.install()
         LibraryQuantisers(recorder, casts).install()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from precdoctor.recording.deepscan.schedule import Schedule
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.ops.dispatch_modes import in_backward, open_modes, put_on, retire, retired, sweep, take_off
 from precdoctor.recording.output.evidence import Evidence
 from precdoctor.recording.process import attach, memory_limits
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -48,7 +49,8 @@ class DeepScan:
         context = self._context
         context.when_forked.append(self._forget)
         context.when_turned_off.append(self._close)
-        context.when_step_begins.append(guarded(context)(self.begin_step))
+        begins = guarded(context)(self.begin_step)
+        context.when_step_begins.append(lambda: None if self.schedule.off or self._last is None else begins())
 
     def _forget(self) -> None:
         self._close()  # a forked child inherits what is open
@@ -63,7 +65,7 @@ class DeepScan:
         self._aside: nn.Module | None = None
         self._last: weakref.ref[nn.Module] | None = None
         #: Whether it is open, and on which thread's stack.
-        self._open, self._thread = False, 0
+        self.is_open, self._thread = False, 0
         self._refused: set[str] = set()
         self._known: frozenset[Any] = frozenset()
         self._number = 0
@@ -74,26 +76,28 @@ class DeepScan:
     def begin_step(self) -> None:
         """A step begins where the one before has ended: what runs before its forward pass belongs to it."""
         module = self._last() if self._last is not None else None
-        if self.schedule.off or module is None or in_backward() or self._thread != threading.get_ident():
+        if module is None or self.schedule.off or in_backward() or self._thread != threading.get_ident():
             return
-        sweep()
-        if not self._open and self._due() and self._allows(module):
+        if open_modes:
+            sweep()
+        if not self.is_open and self._due() and self._allows(module):
             self._enter("script")
 
     def enter_root(self, module: nn.Module) -> None:
         """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
-        sweep()
-        if self.schedule.off or (in_backward() and (self._open or retired())):
+        if open_modes:
+            sweep()
+        if self.schedule.off or (in_backward() and (self.is_open or retired())):
             return
-        if self._open and (self._thread != threading.get_ident() or _compiles()):
+        if self.is_open and (self._thread != threading.get_ident() or _compiles()):
             self._close()
-        if not self._open and self._due() and self._allows(module):
+        if not self.is_open and self._due() and self._allows(module):
             self._last = weakref.ref(module)
             self._enter("script")
-        elif self._open and (why := unfit(module)) is not None:
+        elif self.is_open and (why := unfit(module)) is not None:
             self._close()
             self._refuse(module, why)
-        if self._open and self._mode is not None:
+        if self.is_open and self._mode is not None:
             self._root, mode = module, self._mode
             mode.modules.clear()  # an exception that reaches no hook leaves some
             mode.micro_step, mode.resting = self._context.micro_step, not self._in_time()
@@ -101,25 +105,26 @@ class DeepScan:
 
     def enter_backward(self) -> None:
         """``backward`` begins."""
-        if self._mode is not None and self._open:
+        if self._mode is not None and self.is_open:
             self._mode.modules.clear()
             self._mode.resting = not self._in_time()
 
     def leave(self) -> None:
         """``backward`` has ended."""
-        if self._mode is not None and self._open:
+        if self._mode is not None and self.is_open:
             self._mode.modules.clear()
             self._mode.stage, self._mode.resting = "optimizer", False
 
     def _due(self) -> bool:
-        context = self._context
+        context, step = self._context, self._context.current.step
         if context.trace is not None or self._mode is not None:
             return False
-        if self._asked == context.step and not context.evidence:
+        if evidence := context.evidence:
+            self._arm(evidence)
+        elif self._asked == step:
             return False
-        self._arm()
-        self._asked, elapsed = context.step, time.perf_counter_ns() - self._began
-        if self.schedule.wants(context.step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
+        self._asked, elapsed = step, time.perf_counter_ns() - self._began
+        if self.schedule.wants(step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
             options = context.options
             self._mode = ScanMode(memory_limits.for_copies(options), values=not options.redact_names)
         return self._mode is not None
@@ -152,12 +157,12 @@ class DeepScan:
             place.register_module_forward_pre_hook(self._enter_module),
             place.register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        self._open, self._thread = True, threading.get_ident()
+        self.is_open, self._thread = True, threading.get_ident()
         put_on(self._mode)
 
     def _close(self) -> None:
         """For good: whatever keeps the mode on a stack now, it does nothing there but run ops."""
-        self._open, self._root, self._aside = False, None, None
+        self.is_open, self._root, self._aside = False, None, None
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -202,14 +207,14 @@ class DeepScan:
         """Two steps in a row were discarded: the next one is worth a look."""
         self.schedule.arm(Evidence("discarded", self._context.step))
 
-    def _arm(self) -> None:
-        """Ask the thread that writes the log what the rows it has written give reason for."""
-        while evidence := self._context.evidence:
+    def _arm(self, evidence: deque[Evidence]) -> None:
+        """Look at what the rows that the other thread has written give reason for."""
+        while evidence:
             self.schedule.arm(evidence.popleft())
 
     def end_step(self) -> None:
         """The step is over: log what was found in it."""
-        if self._open:
+        if self.is_open:
             self._close()
         mode, self._mode = self._mode, None
         if mode is None or not (mode.ops or mode.failure):

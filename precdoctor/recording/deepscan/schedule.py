@@ -30,12 +30,14 @@ class Schedule:
 
     Attributes:
         done: scans so far, those on evidence included.
+        off: no step will be scanned at all.
         why: of the last scan that was wanted: ``reason`` (first | spaced | evidence) and ``evidence``.
     """
 
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
         self._scans = DEFAULT_SCANS if options.deep_scan is None else options.deep_scan
+        self.off = self._scans == 0
         self.done = 0
         self._regular = 0
         self.why: dict[str, Any] = {}
@@ -46,11 +48,6 @@ class Schedule:
         self._waiting: list[Evidence] = []
         self._scanned: set[int] = set()
         self._first: int | None = None
-
-    @property
-    def off(self) -> bool:
-        """Whether no step will be scanned at all."""
-        return self._scans == 0
 
     def arm(self, evidence: Evidence) -> None:
         """Have the next step scanned if the evidence has a claim: its reason is new, or has cooled down."""

@@ -8,7 +8,7 @@ from stand-ins only, which need a GPU.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor, nn
 
@@ -24,6 +24,7 @@ _OP_STATES = {
     "forward": ("scaling_fwd", ("input", "weight")),
     "backward": ("scaling_bwd", ("grad_output",)),
 }
+ENGINE: Final = "DeepSpeedEngine"
 #: What a state of delayed scaling holds: one scale per operand, and a history with a column per operand.
 _HELD = ("scale", "amax_history")
 
@@ -87,7 +88,7 @@ def loss_scale(modules: Iterable[nn.Module | None]) -> Deferred:
     none is in force. To be read as a backward pass begins: it is changed before the optimizer inside steps.
     """
     for module in modules:
-        if module is None or type(module).__name__ != "DeepSpeedEngine":
+        if module is None or type(module).__name__ != ENGINE:
             continue
         optimizer = static.attribute(module, "optimizer")
         for holder in ("loss_scale_config", "loss_scaler", None):

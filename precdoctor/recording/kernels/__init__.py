@@ -23,7 +23,7 @@ from precdoctor.recording.kernels.batched import Tables as Tables
 from precdoctor.recording.kernels.cuda import stream_of as stream_of
 from precdoctor.recording.kernels.outside_user_modes import apart_from_every_mode as apart_from_every_mode
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes as apart_from_user_modes
-from precdoctor.recording.kernels.outside_user_modes import is_unwatched
+from precdoctor.recording.kernels.outside_user_modes import is_unwatched as is_unwatched
 from precdoctor.recording.kernels.slot_memory import Bank as Bank
 from precdoctor.recording.kernels.slot_memory import Snapshot as Snapshot
 
@@ -93,8 +93,7 @@ def _stat(x: Tensor, slot: int) -> None:
     if native_cpu.supports(x):
         home.read(x, slot, _wanted_blocks(slot))
         return
-    blocks = () if not _with_blocks else at.BLOCK_SIZES if slot in _with_block16 else at.BLOCK_SIZES[1:]
-    _launch(x, home, slot, blocks, fingerprint=slot in _with_fingerprint)
+    _launch(x, home, slot, _wanted(slot))
 
 
 def _wanted_blocks(slot: int) -> int:
@@ -105,9 +104,10 @@ def _wanted(slot: int) -> int:
     return _wanted_blocks(slot) | (_FINGERPRINT if slot in _with_fingerprint else 0)
 
 
-def _launch(x: Tensor, home: Bank, slot: int, blocks: Sequence[int], *, fingerprint: bool) -> None:
-    if x.is_cuda and cuda.measure(x, *home.row(slot), home.counter, blocks, fingerprint=fingerprint):
+def _launch(x: Tensor, home: Bank, slot: int, want: int) -> None:
+    if x.is_cuda and cuda.measure(x, *home.addresses(slot), home.counter_address, want):
         return
+    blocks = [size for i, size in enumerate(at.BLOCK_SIZES) if want >> i & 1]
     fast = x.is_cpu and x.dtype != torch.float64
     (blocked if fast else reference).measure(x, *home.row(slot), home.counter, blocks)
 
@@ -248,7 +248,7 @@ def measured(x: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
     if native_cpu.supports(x):
         native_cpu.measure_at(x, *home.addresses(0), home.counter_address, 0)
     else:
-        _launch(x, home, 0, (), fingerprint=False)
+        _launch(x, home, 0, 0)
     return ints.cpu().numpy(), floats.cpu().numpy()
 
 

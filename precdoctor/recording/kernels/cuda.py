@@ -18,16 +18,19 @@ from precdoctor.recording.process import attach
 _failure: list[str] = []
 
 
-def measure(
-    x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int], *, fingerprint: bool
-) -> bool:
+def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
     """:func:`precdoctor.recording.kernels.reference.measure` by the Triton kernel; false, and nothing measured, where
     that cannot be. A kernel that does not compile is not tried again in this process.
+
+    Args:
+        x: on a CUDA device.
+        ints, floats, counter: addresses, on that device.
+        want: blocks and fingerprint, as a bit mask.
     """
     kernel = _kernel()
     if kernel is None or _failure or not kernel.supports(x):
         return False
-    return _tried(x.device, kernel.measure, x, ints, floats, counter, blocks, fingerprint=fingerprint)
+    return _tried(x.device, kernel.measure_at, x, ints, floats, counter, want)
 
 
 def takes(x: Tensor, before: Tensor | None, intended: Tensor | None) -> bool:

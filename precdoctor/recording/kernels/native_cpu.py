@@ -38,7 +38,7 @@ _THREADS_FROM: Final = 256 * 1024
 #: Fewer elements are measured sooner than looked up.
 _TWICE_FROM: Final = 8192
 #: The order of ``dtype_t`` in stats.h.
-_CODES: Final = {
+CODES: Final = {
     torch.float32: 0,
     torch.float16: 1,
     torch.bfloat16: 2,
@@ -147,7 +147,7 @@ os.register_at_fork(after_in_child=_forget_threads)
 
 def supports(x: Tensor) -> bool:
     """Whether this kernel can take the tensor: on the CPU, of a dtype it knows, library present."""
-    return x.is_cpu and x.dtype in _CODES and library() is not None
+    return x.is_cpu and x.dtype in CODES and library() is not None
 
 
 def measure(x: Tensor, ints: Tensor, floats: Tensor, counter: Tensor, blocks: Sequence[int]) -> None:
@@ -244,7 +244,7 @@ _BASE: Any = torch._C.TensorBase
 _DTYPE, _IS_CPU = _BASE.dtype.__get__, _BASE.is_cpu.__get__
 _CONTIGUOUS, _ADDRESS, _NUMEL = _BASE.is_contiguous, _BASE.data_ptr, _BASE.numel
 #: No tensor begins this far behind its memory's beginning.
-_LOWEST: Final = 1 << 40
+LOWEST: Final = 1 << 40
 
 
 def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
@@ -268,21 +268,34 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
         attach.let_through(error)
         return None
     # Behind memory that was given back (FSDP does that) lies nothing but the offset.
-    if min(addresses, default=0) < _LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
+    if min(addresses, default=0) < LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
         return None
     out = (ctypes.c_double * 2)()
-    threads = 1 if _forked else torch.get_num_threads()
     known = set(kinds)
-    if not known <= _CODES.keys():
+    if not known <= CODES.keys():
         return None
     for kind in known:
         alike = [k is kind for k in kinds] if len(known) > 1 else None
         data, numel = (
             array.array("q", x if alike is None else list(itertools.compress(x, alike))) for x in (addresses, sizes)
         )
-        at_data, at_numel = data.buffer_info()[0], numel.buffer_info()[0]
-        lib.precdoctor_look(at_data, at_numel, len(data), _CODES[kind], out, threads, _THREADS_FROM)
+        look_at(data, numel, CODES[kind], out)
     return out[0], out[1]
+
+
+def look_at(data: array.array[int], numel: array.array[int], code: int, out: ctypes.Array[ctypes.c_double]) -> None:
+    """Merge amax and the sum of squares of some pieces of memory into ``out``.
+
+    Args:
+        data: their addresses.
+        numel: elements of each.
+        code: their dtype, as :data:`CODES` has it.
+        out: both numbers, in FP64.
+    """
+    lib: Any = library()
+    threads = 1 if _forked else torch.get_num_threads()
+    at_data, at_numel = data.buffer_info()[0], numel.buffer_info()[0]
+    lib.precdoctor_look(at_data, at_numel, len(data), code, out, threads, _THREADS_FROM)
 
 
 def _fills_its_memory(x: Tensor) -> bool:
@@ -339,7 +352,7 @@ def _pack(dtype: torch.dtype, want: int, seed: int, walked: tuple[Dimension, lis
     numel, tiles = rows * columns, row_tiles * column_tiles
     for size, _, _ in others:
         numel, tiles = numel * size, tiles * size
-    fields = [_CODES[dtype], want, numel, reference.signed64(seed), columns, column_stride, rows, row_stride, row_pitch]
+    fields = [CODES[dtype], want, numel, reference.signed64(seed), columns, column_stride, rows, row_stride, row_pitch]
     fields += [tile_rows, tile_columns, row_tiles, column_tiles, tiles, len(others)]
     for part in zip(*outer, strict=True):
         fields += part

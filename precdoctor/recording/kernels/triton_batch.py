@@ -10,7 +10,7 @@ as many orders as there were tensors: each gets the order it would have had by i
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from precdoctor.recording.kernels import batched
 from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.kernels.light_launch import LightLaunch
 from precdoctor.recording.kernels.triton_kernel import OPTIONS, edges, measure_tiles, sign, take_out
 from precdoctor.recording.kernels.triton_tile import FORMATS, add, pointer_to
 from precdoctor.recording.kernels.triton_update import measure_update
@@ -143,15 +144,19 @@ def launch(group: batched.Group, table: batched.Table, counter: Tensor) -> None:
     size = torch.empty(0, dtype=group.dtype, device="cpu").element_size()
     rows = table.rows.data_ptr()
     if group.restart:
-        restart: Any = _restart_many[(table.count,)]
-        restart(rows, **OPTIONS)
-    shared = (
-        rows, table.owners.data_ptr(), table.done.data_ptr(), counter.data_ptr(), table.count, table.chunk, *fmt, size,
+        _restart(table.count, group.device, (rows,))
+    arguments = (
+        rows, table.owners.data_ptr(), table.done.data_ptr(), counter.data_ptr(), table.count, table.chunk,
     )  # fmt: skip
     if group.intended is not None:
-        update: Any = _update_many[(table.programs,)]
         intended = 8 if group.intended == torch.float64 else 4
-        update(*shared, *edges(torch.float32), intended, group.aligned, **OPTIONS)
+        of_update = *fmt, size, *edges(torch.float32), intended, group.aligned
+        _update(table.programs, group.device, arguments, *of_update)
         return
-    stat: Any = _stat_many[(table.programs,)]
-    stat(*shared, *edges(group.dtype), group.want, group.width, group.flat, group.aligned, **OPTIONS)
+    constants = *fmt, size, *edges(group.dtype), group.want, group.width, group.flat, group.aligned
+    _stat(table.programs, group.device, arguments, *constants)
+
+
+_restart: Final = LightLaunch(_restart_many, OPTIONS)
+_update: Final = LightLaunch(_update_many, OPTIONS)
+_stat: Final = LightLaunch(_stat_many, OPTIONS)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.kernels.light_launch import LightLaunch
 from precdoctor.recording.kernels.tiling import MAX_OUTER, TILE, is_aligned, is_dense, tiling
 from precdoctor.recording.kernels.triton_tile import FORMATS, add, as_fp32_bits, fingerprint_terms, pointer_to, tally
 from precdoctor.recording.kernels.triton_window import measure_window
@@ -160,15 +161,23 @@ def measure(
         x, ints, floats, counter, blocks: see there.
         fingerprint: take it; without, the slot's stays 0.
     """
-    _, *fmt = FORMATS[x.dtype]
     want = sum(1 << at.BLOCK_SIZES.index(size) for size in blocks) | 8 * fingerprint
+    measure_at(x, ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), want)
+
+
+_launch: Final = LightLaunch(_stat, OPTIONS)
+
+
+def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int) -> None:
+    """:func:`measure` by the addresses of the slot's rows; ``want``: blocks and fingerprint as a bit mask."""
+    _, *fmt = FORMATS[x.dtype]
     on = tiling(x.shape, None if x.is_contiguous() else x.stride(), x.dtype, want)
     *integers, width, flat = on
-    aligned = is_aligned([x.data_ptr()], on)
-    launch: Any = _stat[(min(math.ceil(on.tiles / FEWEST_TILES), PROGRAMS * multiprocessors(x.device)),)]
-    launch(
-        x.data_ptr(), ints.data_ptr(), floats.data_ptr(), counter.data_ptr(), *integers,
-        *fmt, x.element_size(), *edges(x.dtype), want, width, flat, aligned, **OPTIONS,
+    address = x.data_ptr()
+    _launch(
+        min(math.ceil(on.tiles / FEWEST_TILES), PROGRAMS * multiprocessors(x.device)), x.device,
+        (address, ints, floats, counter, *integers),
+        *fmt, x.element_size(), *edges(x.dtype), want, width, flat, is_aligned([address], on),
     )  # fmt: skip
 
 

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from precdoctor.recording.microscope.tracer import External, OpRecord
 from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.tensor_facts import describe
 
 if TYPE_CHECKING:
     from precdoctor.recording.microscope.examination import Examination
+    from precdoctor.recording.steps.persistent_state import Poisoned
 
 
 def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -76,3 +78,19 @@ def _source(source: tuple[int, ...] | External) -> Any:
 def place(line: Line | None) -> dict[str, Any]:
     """The fields of an event for its source line."""
     return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
+
+
+def origin(done: Examination) -> str:
+    """Where something non-finite came from, as the end of a sentence."""
+    first = done.origin
+    if first is None:
+        return f" ({done.why})" if done.why else ""
+    line = first.line or (done.found.call.line if done.found is not None and done.found.call is not None else None)
+    where = f" at {line.shown}:{line.number}" if line is not None else ""
+    return f", first made by {first.op}{where}"
+
+
+def poisoned(found: Poisoned) -> dict[str, Any]:
+    """What an incident holds of a tensor that outlives the step and is non-finite."""
+    where = {"root": found.root, "module": found.module, "name": found.name}
+    return {**where, "last_finite_step": found.last_finite, **describe(found.tensor)}

@@ -21,7 +21,6 @@ from precdoctor.recording.microscope.optimizer_replay import replay_step, replay
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.ops.source_lines import innermost_user_line
-from precdoctor.recording.ops.tensor_facts import describe
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.process.threads import SEVERAL
@@ -33,6 +32,8 @@ from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerSt
 from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradient_sentinel
 from precdoctor.recording.steps.skip_streak import Streak
 
+_BASE: Any = torch._C.TensorBase
+_IS_CPU, _GRADIENT = _BASE.is_cpu.__get__, _BASE.grad.__get__
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
 #: Poisoned tensors named per incident.
@@ -86,21 +87,23 @@ class Guard:
         Raises:
             SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
         """
-        if self._policy == "observe":
+        policy = self._context.options.on_nonfinite
+        if policy == "observe":
             return False
-        if self._context.traced:
+        if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
-        if self._policy in ("skip", "stop") and any(map(_is_sharded, parameters_of(optimizer))):
+        if policy in ("skip", "stop") and _are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
         gradients_bad = self._gradients_are_bad(optimizer, look)
-        poisoned = self._buffers.judge(*launched)
+        poisoned = self._buffers.judge(*launched) if launched[1] else []
         loss_bad = self._loss_is_bad(scaled=scaler is not None)
-        step = self._context.step
+        step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         streak.add(bad=gradients_bad or loss_bad)
         if not gradients_bad and not loss_bad:
-            self._examine_buffers(poisoned, streak)
+            if poisoned:
+                self._examine_buffers(poisoned, streak)
             return False
         if scaler is not None and not loss_bad and not streak.is_stuck(scaler):
             self._leave_to_scaler(poisoned, streak)
@@ -207,16 +210,20 @@ class Guard:
             SystemExit: the run is to stop here.
         """
         context = self._context
-        if context.traced:
+        if context.trace is not None and context.traced:
             return
-        if self._policy == "observe" or self._last_bad == context.step or self._examined >= MAX_EXAMINED:
+        if self._last_bad == context.current.step or self._examined >= MAX_EXAMINED:
+            return
+        if context.options.on_nonfinite == "observe":
             return
         gradient, self._gradient = self._gradient, None
-        parameters = parameters_of(optimizer)
-        if [p for p in parameters if not p.is_cpu]:
+        if not context.live and not self._state.due(optimizer, gradient):
+            return
+        if not all(map(_IS_CPU, parameters := parameters_of(optimizer))):
             return
         if not context.live or math.isfinite(_value(amax(parameters))):
-            if self._state.due(optimizer, gradient) and (poisoned := self._state.look(optimizer)):
+            due = not context.live or self._state.due(optimizer, gradient)
+            if due and (poisoned := self._state.look(optimizer)):
                 self._report_state(optimizer, poisoned)
             return
         self._last_bad = context.step
@@ -265,7 +272,7 @@ class Guard:
                 optimizer, [p.parameter for p in poisoned if p.parameter is not None]
             ),
             "origins": list(range(len(rows))),
-            "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
+            "poisoned": [event_rows.poisoned(p) for p in poisoned[:_MAX_POISONED]],
         }
         context.event("incident", id=number, data=data)
         for row in rows:
@@ -289,16 +296,21 @@ class Guard:
     # --- what is wrong -----------------------------------------------------------------------------------------------
 
     def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
-        fresh = look is not None and (look.of is None or look.covers(parameters_of(optimizer)))
-        if fresh and look is not None and math.isfinite(known := _value(look.amax)):
-            self._gradient = known
-        else:  # not read yet, or bad before clipping by value, which mends infinities
-            self._gradient = _value(gradient_amax(parameters_of(optimizer)))
+        if look is not None and (look.of is None or look.covers(parameters_of(optimizer))):
+            known = look.amax if type(look.amax) is float else _value(look.amax)
+            if math.isfinite(known):
+                self._gradient = known
+                return False
+        # Not read yet, or bad before clipping by value, which mends infinities.
+        self._gradient = _value(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:
         """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
-        values = [v for v in map(read, self._context.current.losses) if v is not None]
+        losses = self._context.current.losses
+        if len(losses) == 1 and type(losses[0]) is float and math.isfinite(losses[0]):  # most often
+            return False
+        values = [v for v in map(read, losses) if v is not None]
         if not scaled or all(map(math.isfinite, values)):
             return not all(map(math.isfinite, values))
         return any(map(math.isnan, values)) or not self._context.current.narrow_loss
@@ -330,7 +342,7 @@ class Guard:
             "loss_is_bad": loss_bad,
             "gradients_are_bad": gradients_bad,
             "skips_in_a_row": streak.skips,
-            "poisoned": [_told_poison(p) for p in poisoned[:_MAX_POISONED]],
+            "poisoned": [event_rows.poisoned(p) for p in poisoned[:_MAX_POISONED]],
             **more,
         }
         self._poisoned_before = self._poisoned_before or bool(poisoned)
@@ -351,7 +363,7 @@ class Guard:
         if done.outcome != "origin" and context.options.arm_next and context.trace is None:
             first = context.step + 1
             context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)
-        attach.say(f"step {context.step}: {what} is not finite{_told(done)}{self._then()}")
+        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{self._then()}")
 
     def _then(self) -> str:
         return {"stop": "", "skip": "; the step is skipped"}.get(self._policy, "; training goes on")
@@ -368,27 +380,14 @@ class Guard:
         raise SystemExit(2)
 
 
-def _told(done: examination.Examination) -> str:
-    origin = done.origin
-    if origin is None:
-        return f" ({done.why})" if done.why else ""
-    line = origin.line or (done.found.call.line if done.found is not None and done.found.call is not None else None)
-    where = f" at {line.shown}:{line.number}" if line is not None else ""
-    return f", first made by {origin.op}{where}"
-
-
-def _told_poison(poisoned: Poisoned) -> dict[str, Any]:
-    where = {"root": poisoned.root, "module": poisoned.module, "name": poisoned.name}
-    return {**where, "last_finite_step": poisoned.last_finite, **describe(poisoned.tensor)}
-
-
 def _value(amax: Deferred) -> float:
     value = read(amax)
     return 0.0 if value is None else value
 
 
-def _is_sharded(parameter: Tensor) -> bool:
-    return bool({type(parameter).__name__, type(parameter.grad).__name__} & {"DTensor", "FlatParameter"})
+def _are_sharded(parameters: Sequence[Tensor]) -> bool:
+    kinds = {*map(type, parameters), *map(type, map(_GRADIENT, parameters))}
+    return any(kind.__name__ in ("DTensor", "FlatParameter") for kind in kinds)
 
 
 def _there_are_optimizers() -> bool:

@@ -40,7 +40,8 @@ _MAX_ENTRIES: Final = 1024
 #: Elements of a setting, and lists in one another.
 _MAX_SETTINGS, _MAX_NEST = 64, 4
 _MISSING: Final = object()
-_TENSORS: Final = frozenset((Tensor, nn.Parameter))
+#: Types without behaviour of their own.
+TENSORS: Final = frozenset((Tensor, nn.Parameter))
 _DICTIONARIES: Final = (dict, OrderedDict)
 
 
@@ -168,7 +169,7 @@ def tensors(x: Any) -> list[Tensor]:
     """A tensor by itself, or those of a list, a tuple or a dictionary; none of an iterator, which would be used up."""
     if issubclass(type(x), Tensor):
         return [x]
-    if type(x) is list and _TENSORS.issuperset(map(type, x)):  # the parameters of a group, asked for in every step
+    if type(x) is list and TENSORS.issuperset(map(type, x)):  # the parameters of a group, asked for in every step
         return list(x)
     found = entries(x)
     return [v for v in (elements(x) if found is None else dict.values(found)) if issubclass(type(v), Tensor)]
@@ -193,6 +194,10 @@ class ByIdentity(Generic[K, V]):
     def drop(self, key: K) -> None:
         """Take it away again, if it has one."""
         self._found.pop(id(key), None)
+
+    def __len__(self) -> int:
+        """How many have a value, those that are gone included."""
+        return len(self._found)
 
     def keys(self) -> list[K]:
         """The objects that live."""
@@ -258,6 +263,18 @@ def named_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """What ``module.named_buffers()`` gives."""
     return _named(module, "_buffers")
+
+
+def parameter(module: nn.Module, name: tuple[str, ...]) -> Tensor | None:
+    """What ``module.get_parameter(".".join(name))`` gives; null where there is none, or containers are not Python's."""
+    found: Any = module
+    for part in name[:-1]:
+        children: Any = dict.get(module_dict(found), "_modules")
+        found = dict.get(children, part) if type(children) in _DICTIONARIES else None
+        if not issubclass(type(found), nn.Module):
+            return None
+    own: Any = dict.get(module_dict(found), "_parameters")
+    return dict.get(own, name[-1]) if type(own) in _DICTIONARIES else None
 
 
 def parameters(module: nn.Module) -> Iterator[Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,19 +19,21 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
+from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks
-from precdoctor.recording.ops.dispatch_modes import sweep
+from precdoctor.recording.ops.dispatch_modes import open_modes, sweep
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode, is_bad
 from precdoctor.recording.slots.batched_launch import Gradients
-from precdoctor.recording.slots.step_batch import defer, is_capturing
+from precdoctor.recording.slots.step_batch import CUDA, defer, is_capturing
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 _LOSS = Place("", "", "")
+_PRODUCT = "MulBackward0"
 #: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
 _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
 
@@ -49,7 +52,7 @@ class BackwardHooks:
         guard: Guard,
         scan: DeepScan,
         module_hooks: ModuleHooks,
-        loss_is_made: Callable[[], None],
+        logits: Logits,
     ) -> None:
         self._recorder = recorder
         self._casts, self._scan = casts, scan
@@ -62,11 +65,10 @@ class BackwardHooks:
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._module_hooks = module_hooks
-        #: Called as the loss code ends.
-        self._loss_is_made = loss_is_made
+        self._logits = logits
         #: Parameters that have a hook, which is removed between samples.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
-        recorder.when_step_begins += (self._step_begins, module_hooks.resume)
+        recorder.when_step_begins.append(self._step_begins)
 
     def install(self) -> None:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
@@ -74,58 +76,75 @@ class BackwardHooks:
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
         casts_begin = guarded(recorder)(self._casts.backward_begins)
         casts_end = guarded(recorder)(self._casts.backward_ended)
-        prepare, resume = guarded(recorder)(self._prepare), self._module_hooks.resume
+        hooks = self._module_hooks
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
             # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
             inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
-            if inside or recorder.threads.elsewhere() or not self._armed():
+            threads = recorder.threads
+            elsewhere = get_ident() != threads.own and threads.elsewhere()
+            if inside or elsewhere or not (recorder.state == "armed" or self._arms()):
                 original(*args, **kwargs)
                 return
-            loss_code.close()
+            if loss_code.running:
+                loss_code.close()
             tensors = args[0] if args else kwargs.get("tensors")
-            begin(tensors)
-            if loss_code.supported and not is_capturing():
-                loss_code.began(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
+            begin(tensors, args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
             looking = casts_begin() if self._casts.met else None
-            prepare()
             try:
                 original(*args, **kwargs)
             finally:
-                resume()
+                if hooks.out:
+                    hooks.resume()
                 if looking is not None:
                     casts_end(looking)
                 end(tensors)
 
         torch.autograd.backward = backward
 
-    def _armed(self) -> bool:
+    def _arms(self) -> bool:
         """A script whose weights are plain tensors may call no module at all; recording also begins here."""
         recorder = self._recorder
-        return recorder.state == "armed" or (recorder.state == "idle" and self._loss_code.running and recorder.arm())
+        return recorder.state == "idle" and self._loss_code.running and recorder.arm()
 
     def _prepare(self) -> None:
         """Between samples a module called in a backward pass is recomputed, and not recorded."""
-        self._scan.enter_backward()
-        self._module_hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
-        if self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
-            self._module_hooks.rest_in_backward()
+        if self._scan.is_open:
+            self._scan.enter_backward()
+        hooks = self._module_hooks
+        if hooks.out:
+            hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
+        if hooks.recomputes and self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
+            hooks.rest_in_backward()
 
-    def _began(self, tensors: Tensor | Iterable[Tensor] | None) -> None:
-        recorder = self._recorder
-        self._loss_is_made()
+    def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
+        try:
+            roots = static.tensors(tensors)
+            self._note_loss(roots)
+            if self._loss_code.supported and not is_capturing():
+                self._loss_code.backward_begins(roots, gradients)
+        finally:
+            self._prepare()
+
+    def _note_loss(self, roots: list[Tensor]) -> None:
+        recorder, claim = self._recorder, self._recorder.claim
+        if self._logits.follows:
+            self._logits.close()
         recorder.in_backward = True
-        if recorder.capture.runs:
+        if CUDA.get("_initialized", True) and recorder.capture.runs:
             return
-        recorder.claim.backward_begins()
+        if recorder.drain is None or claim.forwards_are_steps:
+            claim.backward_begins()
         self._thrown.backward_begins()
         self._kept.backward_begins()
-        roots = static.tensors(tensors)
         self._kept.losses.backward_begins(roots)
         facts = recorder.current
         if facts.loss_scale is None:
-            facts.loss_scale = engine_scales.loss_scale(root.module() for root in recorder.names.roots.values())
+            for known in recorder.names.roots.values():
+                if (engine := known.module()) is not None and type(engine).__name__ == engine_scales.ENGINE:
+                    facts.loss_scale = engine_scales.loss_scale([engine])
+                    break
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
@@ -134,7 +153,8 @@ class BackwardHooks:
             if root.numel() == 1 and root.is_floating_point():
                 facts.losses.append(defer(root, by_drain=True))
                 facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
-                if (factor := constant_factor(root)) is not None:
+                node = root.grad_fn
+                if node is not None and node.name() == _PRODUCT and (factor := constant_factor(root)) is not None:
                     facts.root_factors.append(factor)
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
@@ -144,26 +164,33 @@ class BackwardHooks:
 
     def _ended(self, tensors: Any) -> None:
         try:
-            self._scan.leave()
-            sweep()
-            self._gradients.end()
+            if self._scan.is_open:
+                self._scan.leave()
+            if open_modes:
+                sweep()
+            if self._gradients.seen:
+                self._gradients.end()
         finally:
             try:
                 self._end_pass(tensors)
             finally:
-                self._loss_code.reopen()
+                if self._loss_code.bare:
+                    self._loss_code.reopen()
 
     def _end_pass(self, tensors: Any) -> None:
         self._recorder.in_backward = False
-        if self._recorder.capture.runs:
+        if CUDA.get("_initialized", True) and self._recorder.capture.runs:
             return
-        weights = self._loss_code.weights
-        self._manual.leaves_derived(weights)
+        manual = self._manual
+        weights: list[Tensor] = []
+        if not manual.has_optimizer:
+            weights = self._loss_code.weights
+            manual.leaves_derived(weights)
         self._recorder.end_micro_step()
         self._thrown.backward_ended()
         self._kept.backward_ended()
-        self._manual.backward_ended()
-        if not self._manual.has_optimizer:
+        if not manual.has_optimizer:
+            manual.backward_ended()
             self._judge(weights, loss_bad=issubclass(type(tensors), Tensor) and is_bad(tensors))
 
     def hook_parameters(self) -> None:
@@ -189,7 +216,10 @@ class BackwardHooks:
 
     def _step_begins(self) -> None:
         """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
-        if self._recorder.live or not self._manual.has_optimizer:
+        if self._logits.follows:
+            self._logits.close()
+        self._module_hooks.resume()
+        if not self._hooked or self._recorder.live or not self._manual.has_optimizer:
             return
         for key, (ref, handle) in list(self._hooked.items()):
             parameter = ref()
@@ -229,7 +259,7 @@ class BackwardHooks:
 def constant_factor(root: Tensor) -> float | None:
     """The constant a loss was multiplied by last (``loss * 65536``), if it is readable without waiting for a device."""
     node = root.grad_fn
-    if node is None or node.name() != "MulBackward0":
+    if node is None or node.name() != _PRODUCT:
         return None
     for attribute in ("_saved_other", "_saved_self"):
         operand = getattr(node, attribute, None)

@@ -16,18 +16,15 @@ if TYPE_CHECKING:
 class CallMode:
     """What a root call decides for all calls below it."""
 
-    __slots__ = ("delegated", "evaluating", "phase")
+    __slots__ = ("delegated", "evaluating", "name", "phase")
 
     def __init__(self, phase: str, *, evaluating: bool, delegated: bool = False) -> None:
         self.phase = phase
         self.evaluating = evaluating
         #: Gradients are off, and computed all the same: by the custom autograd function this runs in.
         self.delegated = delegated
-
-    @property
-    def name(self) -> str:
-        """Calls are numbered apart by it, so that a look at the validation set does not shift the training calls."""
-        return "eval" if self.evaluating else self.phase
+        #: Calls are numbered apart by it, so that a look at the validation set does not shift the training calls.
+        self.name = "eval" if evaluating else phase
 
 
 class Frame:

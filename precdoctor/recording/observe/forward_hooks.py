@@ -12,6 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,7 +88,6 @@ class ForwardHooks:
 
     def _pre_hook(self) -> Callable[[nn.Module, Any], None]:
         recorder, enter, casts, hooks = self._recorder, self._enter, self._casts, self.module_hooks
-        rest = guarded(recorder)(self._rest)
 
         def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
             if torch.compiler.is_compiling():
@@ -96,12 +96,11 @@ class ForwardHooks:
                 if self._autocast_is_new():
                     self._guarded_note_autocast(stack[-1].mode, stack[0])
                 return  # between samples only top-level calls count
-            if recorder.threads.elsewhere():
+            threads = recorder.threads
+            if get_ident() != threads.own and threads.elsewhere():
                 return
             if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
                 enter(module, args)
-                if not recorder.live:
-                    rest(module)
             elif not casts.met:
                 hooks.leave_if_off()
 
@@ -134,46 +133,48 @@ class ForwardHooks:
 
     def _stack(self) -> list[Frame]:
         local = self._recorder.local
-        if not hasattr(local, "stack"):
-            local.stack = self._recorder.threads.calls = []
-        stack: list[Frame] = local.stack
+        stack: list[Frame] | None = getattr(local, "stack", None)
+        if stack is None:
+            stack = local.stack = self._recorder.threads.calls = []
         return stack
 
     def _entered(self, module: nn.Module, args: Any) -> None:
-        recorder, stack = self._recorder, self._stack()
+        stack = self._stack()
+        self._enter_call(module, args, stack)
+        if not self._recorder.live and len(stack) == 1:
+            self._rest(module, stack[0])
+
+    def _enter_call(self, module: nn.Module, args: Any, stack: list[Frame]) -> None:
+        recorder = self._recorder
         above = stack[-1] if stack else None
         if _has_no_identity(module) or torch._C._get_tracing_state() is not None:
             stack.append(Frame(module, above.place if above else None, _NOT_RECORDED))
             return
         recompute = _in_recompute() != -1
+        if recompute:
+            self.module_hooks.recomputes = True
         inside = above if above is not None and above.place is not None else None
         if inside is None and not recompute:
             self._manual.forward_begins()
-            recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
-        parent, caller = (None, None) if inside is None else (inside.place, inside.module)
-        place = recorder.names.place(module, parent, caller)
+            if recorder.drain is None:
+                recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
+        place = recorder.names.find(module) or self._new_place(module, inside)
         if inside is None and not recompute and recorder.claim.forwards_are_steps:
             self._begin_step_of(module, place)
         mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)
         frame = Frame(module, place, mode)
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
-        frame.recorded = recorder.live and mode is not _NOT_RECORDED and recorder.wants(place)
-        frame.first_node = node_number() if frame.recorded else 0
+        if recorder.live and mode is not _NOT_RECORDED and recorder.wants(place):
+            frame.recorded, frame.first_node = True, node_number()
         if place.is_wrapper:  # of these only a compiled model has rows that its inside lacks
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
-        if self._autocast_is_new():  # at every call: frameworks enter autocast inside the root's forward
-            self._note_autocast(mode, stack[0] if len(stack) > 1 else None)
+        if torch._C._is_any_autocast_enabled() and self._autocast_is_new():
+            self._note_autocast(mode, stack[0] if len(stack) > 1 else None)  # frameworks enter it inside the forward
         if inside is None:
-            frame.reopens = self._loss_code.root_begins(module)
-            if self._probes is not None:
-                self._probes.meet(module)
-        if inside is None and not recompute and recorder.trace is not None:
-            recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **keyword_arguments()})
-        if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
-            frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
+            self._enter_root(frame, place.root, args, recompute=recompute)
         if frame.recorded and not recompute:
             self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
         if inside is None and not recompute:
@@ -184,11 +185,29 @@ class ForwardHooks:
             arguments.update(keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
 
+    def _new_place(self, module: nn.Module, inside: Frame | None) -> Place:
+        parent, caller = (None, None) if inside is None else (inside.place, inside.module)
+        return self._recorder.names.place(module, parent, caller)
+
+    def _enter_root(self, frame: Frame, root: str, args: Any, *, recompute: bool) -> None:
+        """Of a top-level call: what is kept for a replay of it."""
+        recorder = self._recorder
+        frame.reopens = self._loss_code.root_begins(frame.module)
+        if self._probes is not None:
+            self._probes.meet(frame.module)
+        if recompute:
+            return
+        if recorder.trace is not None:
+            recorder.trace.root_called(frame.module, root, {**dict(enumerate(args)), **keyword_arguments()})
+        if self._scene.enabled and torch.is_grad_enabled():
+            frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
+
     def _look_at_ops(self, frame: Frame) -> None:
         """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
-        trains = frame.mode.phase == "train" and not frame.mode.delegated
-        self._logits.close()  # of another root's loss: a scan does not begin beside it
-        if trains and self._recorder.claim.patient:
+        mode, recorder = frame.mode, self._recorder
+        if self._logits.follows:
+            self._logits.close()  # of another root's loss: a scan does not begin beside it
+        if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.patient):
             self._scan.enter_root(frame.module)
         if self._recorder.live:
             self._logits.root_begins(frame)
@@ -206,30 +225,34 @@ class ForwardHooks:
         if recompute:
             return CallMode("train", evaluating=False)
         root = self._recorder.names.roots[place.root]
-        delegated = not torch.is_grad_enabled() and _inside_function()
-        grad = torch.is_grad_enabled() or delegated
+        grad = torch.is_grad_enabled()
+        delegated = not grad and _inside_function()
+        grad = grad or delegated
         # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
         evaluating = not static.is_training(module) or not (grad or root.parametric)
         if evaluating and not grad and root.trained:
             return _NOT_RECORDED
+        if grad and not (evaluating or delegated):
+            return _TRAINS
         return CallMode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
     def _autocast_is_new(self) -> bool:
         """Whether autocast is on, and the step does not know of it yet."""
         return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
 
-    def _rest(self, module: nn.Module) -> None:
+    def _rest(self, module: nn.Module, frame: Frame) -> None:
         """Between samples: no hook inside this call, if it is a top-level one."""
-        recorder, stack = self._recorder, self._stack()
-        if len(stack) != 1 or stack[0].module is not module or _in_recompute() != -1:
+        recorder = self._recorder
+        if frame.module is not module or _in_recompute() != -1:
             return
-        place, mode = stack[0].place, stack[0].mode
-        if place is None or recorder.step == recorder.options.first_step:
+        place, mode = frame.place, frame.mode
+        if place is None or recorder.current.step == recorder.options.first_step:
             return  # nothing has been trained yet: the thread to be recorded may be another one
         if (key := (place.root, mode.name)) not in self._inner_autocast:
             self._inner_autocast[key] = None
             return
-        recorder.current.autocast_dtype = recorder.current.autocast_dtype or self._inner_autocast[key]
+        if recorder.current.autocast_dtype is None:
+            recorder.current.autocast_dtype = self._inner_autocast[key]
         self.module_hooks.rest_inside(module)
 
     def _note_autocast(self, mode: CallMode, outermost: Frame | None = None) -> None:
@@ -265,18 +288,20 @@ class ForwardHooks:
             return  # entered before recording began
         frame = stack[depth]
         del stack[depth:]
-        if not stack:
+        if not stack and self._logits.follows:
             self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
         if self._casts.met:
             self._casts.ended(frame)
-        if frame.recorded and result is not None:
+        if result is None:
+            return
+        if frame.recorded:
             self._record_outputs(frame, result)
-        if not stack and result is not None and self._recorder.claim.forwards_are_steps:
+        if not stack and self._recorder.claim.forwards_are_steps:
             self._recorder.claim.model_ended()
-        if frame.kept is not None and result is not None:
+        if frame.kept is not None:
             self._scene.leave(frame.kept, result)
             frame.reopens = True
-        if frame.reopens and result is not None and self._loss_code.supported:
+        if frame.reopens and self._loss_code.supported:
             self._loss_code.open()
 
     def _record_outputs(self, frame: Frame, result: Any) -> None:
@@ -328,6 +353,9 @@ class ForwardHooks:
 
 
 _NOT_RECORDED = CallMode("", evaluating=False)
+_TRAINS = CallMode("train", evaluating=False)
+#: What stands for a module that has a name.
+_STAND_INS = (torch.fx.GraphModule, torch.jit.ScriptModule)
 
 
 def _inner_mode(above: CallMode) -> CallMode:
@@ -358,5 +386,4 @@ def _inside_function() -> bool:
 def _has_no_identity(module: nn.Module) -> bool:
     """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
     # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
-    stands_in = issubclass(type(module), (torch.fx.GraphModule, torch.jit.ScriptModule))
-    return stands_in or "_is_replica" in static.module_dict(module)
+    return issubclass(type(module), _STAND_INS) or "_is_replica" in static.module_dict(module)

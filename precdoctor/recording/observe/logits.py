@@ -119,6 +119,8 @@ class Logits:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._mode: LogitMode | None = None
+        #: There is something to close.
+        self.follows = False
         self._thread = 0
         #: The top-level call it is open for; None behind it.
         self._owner: object | None = None
@@ -134,14 +136,13 @@ class Logits:
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self.close)
         recorder.when_turned_off.append(self.close)
-        recorder.when_step_begins.append(self.close)
 
     def _reset(self) -> None:
         if self._mode is not None:
             self._mode.over = True
             if self._thread == threading.get_ident():
                 take_off(self._mode)
-        self._mode, self._owner = None, None
+        self._mode, self._owner, self.follows = None, None, False
         self._vain.clear()
         self._made.clear()
         self._numbers.clear()
@@ -171,13 +172,16 @@ class Logits:
             self.close()
 
     def _open(self) -> None:
-        self._mode = LogitMode(self._look)
+        self._mode, self.follows = LogitMode(self._look), True
         self._thread = threading.get_ident()
         put_on(self._mode)
 
     def close(self) -> None:
         """A backward pass, another top-level call or another step begins; does nothing where no mode is open."""
+        if not self.follows:
+            return
         mode, self._mode, self._owner = self._mode, None, None
+        self.follows = False
         self._made.clear()
         if mode is None:
             return

@@ -3,7 +3,7 @@
 One global hook sends every module call of the process through torch's slow path, and each call through two Python
 functions. Between samples only the top-level call matters. So its pre-hook takes both hooks out of torch's global
 tables and puts one on that module, which brings them back as the call returns or raises; on an unsampled step they are
-also out during the backward pass, where checkpoints call modules again.
+also out during the backward pass, once a checkpoint has called a module again in one.
 
 They stay in place where taking them out could be felt:
 
@@ -61,11 +61,16 @@ class ModuleHooks:
         self._return = _Return(self)
         self._before: Callable[[nn.Module, Any], None] | None = None
         self._after: Callable[[nn.Module, Any, Any], None]
-        #: Their keys in torch's tables.
+        #: Torch's tables, and their keys there.
+        self._first: Any = nn.modules.module._global_forward_pre_hooks
+        self._second: Any = nn.modules.module._global_forward_hooks
         self._keys = (0, 0)
-        #: They are out; and the module that has the third one meanwhile.
-        self._out = False
+        #: They are out; and the module that has the third one meanwhile, with its own tables.
+        self.out = False
         self._module: nn.Module | None = None
+        self._own: tuple[Any, ...] = ()
+        #: Modules have been called in a backward pass.
+        self.recomputes = False
         #: For good: something was compiled, or torch keeps its hooks in another way.
         self.stay = stay or not _is_supported()
 
@@ -88,36 +93,36 @@ class ModuleHooks:
         if issubclass(type(module), _LOOK_FOR_HOOKS):
             return
         key = self._keys[1]
-        self._module = module
+        self._module, self._own = module, (hooks, always)
         always[key], hooks[key] = True, self._return
         self._take_out()
 
     def rest_in_backward(self) -> None:
         """Take both out until :meth:`resume`, which is to be called as the backward pass ends."""
-        if not self._context.live and self._may_rest():
+        if self.recomputes and not self._context.live and self._may_rest():
             self._take_out()
 
     def resume(self) -> None:
         """Put both back in; does nothing where they are."""
+        if not self.out and self._module is None:
+            return
         module, self._module = self._module, None
         if module is not None:
-            own = static.module_dict(module)
-            for name in ("_forward_hooks", "_forward_hooks_always_called"):
-                table: Any = dict.get(own, name)
+            key = self._keys[1]
+            for table in self._own:
                 # A hook registered behind this one may have torch walk through the table at this moment.
-                if table and next(reversed(table)) == self._keys[1]:
-                    del table[self._keys[1]]
-        if self._out:
-            self._out = False
-            tables = nn.modules.module
-            for key, table, hook in zip(
-                self._keys,
-                (tables._global_forward_pre_hooks, tables._global_forward_hooks),
-                (self._before, self._after),
-                strict=True,
-            ):
-                table[key] = hook
-                table.move_to_end(key, last=False)  # they were alone, and so the first
+                if table and next(reversed(table)) == key:
+                    del table[key]
+            self._own = ()
+        if not self.out:
+            return
+        self.out = False
+        first, second = self._keys
+        self._first[first], self._second[second] = self._before, self._after
+        if len(self._first) > 1:
+            self._first.move_to_end(first, last=False)  # they were alone, and so the first
+        if len(self._second) > 1:
+            self._second.move_to_end(second, last=False)
 
     def returned(self, module: nn.Module, args: Any, result: Any) -> None:
         """The top-level module has returned, or raised."""
@@ -126,7 +131,7 @@ class ModuleHooks:
 
     def leave_if_off(self) -> None:
         """Nothing is recorded any more: let modules be called as fast as without us."""
-        if not self._out and self._may_rest():
+        if not self.out and self._may_rest():
             self._take_out()
 
     def compiles(self) -> None:
@@ -135,20 +140,16 @@ class ModuleHooks:
         self.resume()
 
     def _take_out(self) -> None:
-        self._out = True
-        tables = nn.modules.module
-        tables._global_forward_pre_hooks.pop(self._keys[0], None)
-        tables._global_forward_hooks.pop(self._keys[1], None)
+        self.out = True
+        self._first.pop(self._keys[0], None)
+        self._second.pop(self._keys[1], None)
 
     def _may_rest(self) -> bool:
-        tables = nn.modules.module
-        if (
-            self.stay
-            or self._out
-            or self._context.threads.others
-            or list(tables._global_forward_pre_hooks) != [self._keys[0]]
-            or list(tables._global_forward_hooks) != [self._keys[1]]
-        ):
+        if self.stay or self.out or self._context.threads.others:
+            return False
+        if len(self._first) != 1 or len(self._second) != 1:
+            return False
+        if self._keys[0] not in self._first or self._keys[1] not in self._second:
             return False
         self.stay = something_is_compiled()
         return not self.stay
@@ -199,7 +200,7 @@ def keyword_arguments() -> dict[str, Any]:
     place; :func:`keyword_arguments_are_visible` tests whether this torch still does.
     """
     frame = sys._getframe(1)
-    for _ in range(8):
+    for _ in range(12):
         if frame.f_code.co_name in ("inner", "_call_impl", "compile_wrapper", "_fn"):
             found = frame.f_locals.get("kwargs")
             return found if type(found) is dict else {}

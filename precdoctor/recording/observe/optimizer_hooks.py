@@ -8,7 +8,8 @@ calls neither: see ``loss_scalers`` and ``abandoned_attempts``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -20,21 +21,25 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.model.optimizer_contents import gradients_of, groups_of, parameters_in, parameters_of
+from precdoctor.recording.model.optimizer_contents import (
+    gradients_of,
+    groups_of,
+    parameters_in,
+    parameters_of,
+)
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
+from precdoctor.recording.observe.gradient_looks import GradientLooks
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.shadowing.shadow import Shadow
 from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
-from precdoctor.recording.slots.step_batch import defer
-from precdoctor.recording.steps import clipping
+from precdoctor.recording.slots.step_batch import CUDA, defer
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts, Found
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
-from precdoctor.recording.steps.sentinel import Look, gradient_sentinel
 from precdoctor.recording.steps.step_attempt import Attempt, GradientsAside
 from precdoctor.recording.steps.weight_updates import intended_update, intention_of
 
@@ -58,8 +63,6 @@ class OptimizerHooks:
         self._thrown = thrown
         self._kept = kept
         self._attempt: Attempt | None = None
-        #: The gradients were read in this step, so that nobody has to read them again.
-        self._look: Look | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._next_copied = 0
@@ -70,6 +73,7 @@ class OptimizerHooks:
         self.scalers = Scalers(
             recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
         )
+        self._looks = GradientLooks(recorder, self.scalers, lambda: self._attempt is not None and self._attempt.closure)
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
@@ -82,7 +86,7 @@ class OptimizerHooks:
                 pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-            if self._armed():
+            if self._attempt is not None and self._armed():
                 post(optimizer)
 
         register_optimizer_step_pre_hook(before)
@@ -91,14 +95,15 @@ class OptimizerHooks:
         scalers, in_attempt = self.scalers, lambda: self._attempt is not None
         scalers.install()
         self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
-        clipping.install(recorder, self._note_clip, self._covered, self._stays)
+        self._looks.install()
 
     def _armed(self) -> bool:
         """A script may step before it ever calls a module; recording also begins there."""
-        if torch.compiler.is_compiling() or self._recorder.threads.elsewhere():
+        recorder, threads = self._recorder, self._recorder.threads
+        if torch.compiler.is_compiling() or (get_ident() != threads.own and threads.elsewhere()):
             return False
-        armed = self._recorder.state == "armed" or (self._recorder.state == "idle" and self._recorder.arm())
-        return armed and not self._recorder.capture.runs
+        armed = recorder.state == "armed" or (recorder.state == "idle" and recorder.arm())
+        return armed and not (CUDA.get("_initialized", True) and recorder.capture.runs)
 
     def _claimed(self) -> bool:
         """With its first attempt a process becomes a rank; false when it cannot."""
@@ -106,7 +111,8 @@ class OptimizerHooks:
 
     def _forget(self) -> None:
         """In a forked child: nothing of the parent's run has been written to this one's log."""
-        self._attempt = self._look = None
+        self._attempt = None
+        self._looks.forget()
         self._names.clear()
         self._counts.clear()
 
@@ -129,7 +135,14 @@ class OptimizerHooks:
         known = self._names.get(key)
         return known[0]() if known is not None else None
 
-    def _open(self, optimizer: torch.optim.Optimizer, *, by_scaler: bool, closure: bool = False) -> Attempt:
+    def _open(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        by_scaler: bool,
+        closure: bool = False,
+        groups: list[dict[str, Any]] | None = None,
+    ) -> Attempt:
         if self._attempt is not None:  # its step raised and never ended
             self._close(self._attempt)
         self._guard.halt_if_asked()
@@ -139,51 +152,37 @@ class OptimizerHooks:
         self._thrown.meet(optimizer)
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        facts.lrs = [defer(group["lr"], by_drain=True) for group in groups_of(optimizer) if "lr" in group]
+        groups = groups_of(optimizer) if groups is None else groups
+        for group in groups:
+            if "lr" in group:
+                facts.lrs.append(lr if type(lr := group["lr"]) is float else defer(lr, by_drain=True))
         if self._recorder.live:
             self._record_weights(optimizer)
             facts.gradients_of = self._owned(optimizer)
         if not closure:  # else those there are left over from the step before
-            self._look_at_gradients(parameters_of(optimizer), just_now=True)
+            self._looks.before_step(optimizer, groups)
         return attempt
-
-    def _look_at_gradients(self, parameters: Iterable[Tensor], *, just_now: bool = False) -> None:
-        """Where not every gradient has a row: as the optimizer, or before it clipping, is given them.
-
-        Args:
-            parameters: whose.
-            just_now: they are judged at once, before anybody can write to them.
-        """
-        facts = self._recorder.current
-        if facts.gradients_of is not None or facts.grad_norm is not None or self._recorder.capture.runs:
-            return
-        parameters = list(parameters)
-        if (found := gradient_sentinel(parameters)) is not None:
-            facts.grad_norm, facts.grad_amax = found
-            self._look = Look(facts.grad_amax) if just_now else Look.at(facts.grad_amax, parameters)
-            facts.grad_norm_scaled = self.scalers.still_scaled(parameters) is True
 
     def _close(self, attempt: Attempt) -> None:
         if self._recorder.trace is not None:
             self._recorder.trace.end()
-        self._attempt = self._look = None
+        self._attempt = None
+        self._looks.forget()
         self._recorder.current.not_reached = not attempt.reached
-        by_scaler = attempt.by_scaler or self.scalers.has_unscaled(attempt.optimizer)
+        unscaled = self.scalers.unscaled
+        by_scaler = attempt.by_scaler or (bool(unscaled) and self.scalers.has_unscaled(attempt.optimizer))
         plain = attempt.reached and not (by_scaler or attempt.closure or self._recorder.in_backward)
         self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
-        self.scalers.attempted(attempt.optimizer)
+        if unscaled:
+            self.scalers.attempted(attempt.optimizer)
         self._thrown.attempt_ended()
         self._recorder.end_step()
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` begins."""
         attempt = self._open(optimizer, by_scaler=True)
-        attempt.skipped = self._skips(optimizer, scaler)
+        attempt.skipped = self._guard.skips_step(optimizer, scaler, self._looks.take())
         self._compare(attempt)
-
-    def _skips(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> bool:
-        look, self._look = self._look, None
-        return self._guard.skips_step(optimizer, scaler, look)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
@@ -212,31 +211,37 @@ class OptimizerHooks:
         self._close(attempt)
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
-        attempt = self._attempt
-        if not groups_of(optimizer):
+        attempt, groups = self._attempt, groups_of(optimizer)
+        if not groups:
             return  # a wrapper with a property for its groups: the optimizer that it drives makes the attempt
         if attempt is None or not attempt.by_scaler:
             if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
                 attempt.driven.append(optimizer)
                 return  # an optimizer that drives another one: the outer one's step is the attempt
-            attempt = self._open(optimizer, by_scaler=False, closure=closure is not None)
+            attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
         elif attempt.optimizer is not optimizer:
             attempt.driven.append(optimizer)
         attempt.closure = closure is not None
-        if not attempt.by_scaler and not attempt.closure:
-            attempt.skipped = self._skips(optimizer, None)
-        if not attempt.by_scaler:
+        plain = not attempt.by_scaler and not attempt.closure
+        # The guard waits for the device: what the step is to record in any case is launched before that.
+        ahead = plain and self._recorder.live and self._recorder.options.on_nonfinite in ("examine", "observe")
+        if ahead:
+            self._record_given_gradients(attempt)
+        if plain:
+            attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
+        if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
         attempt.reached = not attempt.skipped
         self._kept.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
             attempt.given = gradients_of(optimizer, memory_limits.for_copies(self._recorder.options))
-        self._trace("gradients", optimizer)
+        if self._recorder.trace is not None:
+            self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(parameters_of(optimizer))
             return
         if self._recorder.live:
-            if not attempt.closure:
+            if not attempt.closure and not ahead:
                 self._record_given_gradients(attempt)
             self._copy_weights(attempt)
 
@@ -245,20 +250,22 @@ class OptimizerHooks:
         if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
             return
         if attempt.closure:
-            self._look_at_gradients(parameters_of(optimizer))
-        self._trace("weights", optimizer)
+            self._looks.after_closure(optimizer)
+        if self._recorder.trace is not None:
+            self._trace("weights", optimizer)
         if attempt.aside is not None:
             attempt.aside.restore()
         else:
             if self._recorder.live and attempt.closure:
                 self._record_given_gradients(attempt)
-            given = [(p, grad) for p, grad, version in attempt.given if grad._version == version]
-            self._guard.after_step(optimizer, attempt.before, given if len(given) == len(attempt.given) else [])
+            given: list[tuple[Tensor, Tensor]] = []
+            if attempt.given and all(grad._version == version for _, grad, version in attempt.given):
+                given = [(p, grad) for p, grad, _ in attempt.given]
+            self._guard.after_step(optimizer, attempt.before, given)
             if self._recorder.live:
                 self._record_updates(attempt)
                 self._record_state(attempt)
-        attempt.before.clear()
-        attempt.given.clear()
+        attempt.before, attempt.given = {}, []
         if not attempt.by_scaler:
             self._close(attempt)
 
@@ -375,25 +382,3 @@ class OptimizerHooks:
         if self._state_rows.due(attempt.name):
             parameters = ((p, place, name) for p, place, name, _ in self._parameters(attempt.optimizer))
             self._state_rows.take(attempt.name, (attempt.optimizer, *attempt.driven), parameters)
-
-    # --- clipping ----------------------------------------------------------------------------------------------------
-
-    def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
-        """Gradients are about to be clipped to this norm or value."""
-        recorder = self._recorder
-        if recorder.state != "armed":
-            return
-        in_closure = self._attempt is not None and self._attempt.closure
-        if in_closure or not recorder.live or recorder.options.include or recorder.options.exclude:
-            self._look_at_gradients(parameters)
-        if (number := clipping.number(limit)) is not None:
-            recorder.current.clip_norm = number
-            recorder.current.clipped_before_unscale = self.scalers.still_scaled(parameters)
-
-    def _covered(self, parameters: list[Tensor]) -> bool:
-        return self._look is not None and self._look.covers(parameters)
-
-    def _stays(self, parameters: list[Tensor]) -> None:
-        """What is finite stays so where gradients are clipped."""
-        assert self._look is not None, "only called after covered"
-        self._look = Look.at(self._look.amax, parameters)

@@ -43,7 +43,7 @@ def left_to_others(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 
 #: What is on some thread's stack, by ``id``.
-_open: dict[int, TorchDispatchMode] = {}
+open_modes: dict[int, TorchDispatchMode] = {}
 
 
 def in_backward() -> bool:
@@ -57,7 +57,7 @@ def in_backward() -> bool:
 
 def put_on(mode: TorchDispatchMode) -> None:
     """Open a mode in this thread."""
-    _open[id(mode)] = mode
+    open_modes[id(mode)] = mode
     mode.__enter__()
 
 
@@ -72,7 +72,7 @@ def take_off(mode: TorchDispatchMode) -> None:
     mode.__exit__(None, None, None)
     for other in reversed(above):
         torch._C._push_on_torch_dispatch_stack(other)
-    _open.pop(id(mode), None)
+    open_modes.pop(id(mode), None)
 
 
 def is_own_run(*beside: type[TorchDispatchMode]) -> bool:
@@ -94,13 +94,13 @@ def retire(mode: Retiring) -> None:
 
 def retired() -> list[TorchDispatchMode]:
     """Those on this thread's stack that are over."""
-    depth = torch._C._len_torch_dispatch_stack() if _open else 0
-    modes = [_open.get(id(torch._C._get_dispatch_stack_at(i))) for i in range(depth)]
+    depth = torch._C._len_torch_dispatch_stack() if open_modes else 0
+    modes = [open_modes.get(id(torch._C._get_dispatch_stack_at(i))) for i in range(depth)]
     return [m for m in modes if isinstance(m, Retiring) and m.over]
 
 
 def sweep() -> None:
     """Take off this thread's stack what is over, and only in the way."""
-    if _open and not in_backward():
+    if open_modes and not in_backward():
         for mode in retired():
             take_off(mode)

@@ -17,6 +17,10 @@ _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the
 #: How the files of code begin that is none of the user's: torch's, ours, made at run time.
 _FOREIGN = (_OWN, _TORCH, "<")
 
+#: Kinds of files by name, as far as they have been met; a process may make files up at run time, so not for ever.
+_USERS, _SKIPPED, _OURS = 0, 1, 2
+_kinds: dict[str, int] = {}
+_MAX_KINDS = 1 << 12
 #: Wrappers of ours around functions the user calls (``Tensor.to``): they start nothing.
 _WRAPPERS = (_OWN + "fp8" + os.sep, _OWN + "applying" + os.sep)
 
@@ -43,6 +47,14 @@ def is_foreign(file: str) -> bool:
     return file.startswith(_FOREIGN)
 
 
+def _kind_of(file: str) -> int:
+    if len(_kinds) >= _MAX_KINDS:
+        _kinds.clear()
+    ours = file.startswith(_OWN) and not file.startswith(_WRAPPERS)
+    found = _kinds[file] = _OURS if ours else _SKIPPED if is_foreign(file) else _USERS
+    return found
+
+
 def innermost_user_line(*, past_own: bool = False) -> Line | None:
     """The innermost frame that is neither torch's nor ours, from the caller outwards.
 
@@ -57,14 +69,16 @@ def innermost_user_line(*, past_own: bool = False) -> Line | None:
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
-        if file.startswith(_OWN) and not file.startswith(_WRAPPERS):
+        if (kind := _kinds.get(file)) is None:
+            kind = _kind_of(file)
+        if kind == _OURS:
             if left_own and not past_own:
                 return None
         else:
             left_own = True
             if code.co_name == "_engine_run_backward":
                 return None
-            if not file.startswith(_FOREIGN):
-                return Line(file, frame.f_lineno or code.co_firstlineno)
+            if kind == _USERS:
+                return tuple.__new__(Line, (file, frame.f_lineno or code.co_firstlineno))
         frame = frame.f_back
     return None

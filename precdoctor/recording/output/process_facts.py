@@ -35,7 +35,8 @@ class Facts:
         #: By its facts, the longest sum of each.
         self._fp8_products: dict[str, tuple[dict[str, Any], int]] = {}
         self._layout = LayoutReader()
-        self._written: object = None
+        #: Counts what was noted since, and what the last file held.
+        self._noted, self._written = 0, (-1, -1)
 
     def optimizer(self, name: str, optimizer: torch.optim.Optimizer, intended_update: str) -> None:
         """Note an optimizer at its first step; ``intended_update`` is ``exact`` or ``gradient``."""
@@ -45,12 +46,14 @@ class Facts:
         for group in groups_of(optimizer):
             plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
             groups.append({**plain, "parameters": len(parameters_in(group))})
+        self._noted += 1
         kind = static.text(type(optimizer).__name__)
         self._optimizers[name] = {"name": name, "class": kind, "intended_update": intended_update, "groups": groups}
 
     def scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Note a loss scaler."""
         if id(scaler) not in self._scalers:
+            self._noted += 1
             self._scalers[id(scaler)] = {
                 "class": type(scaler).__name__,
                 "enabled": bool(static.plain(static.attribute(scaler, "_enabled"))),
@@ -62,7 +65,9 @@ class Facts:
 
     def autocast(self, device: str, dtype: str) -> None:
         """Note that forwards ran under autocast."""
-        self._autocast.add(f"{device}:{dtype}")
+        if (found := f"{device}:{dtype}") not in self._autocast:
+            self._noted += 1
+            self._autocast.add(found)
 
     def fp8_product(self, what: dict[str, Any], *, terms: int) -> None:
         """Note a product of float8 tensors.
@@ -77,13 +82,12 @@ class Facts:
         if known is None and len(self._fp8_products) >= _MAX_PRODUCTS:
             return
         if known is None or known[1] < terms:
+            self._noted += 1
             self._fp8_products[key] = what, terms
 
     def write_if_changed(self) -> None:
         """Rewrite rank.json if anything was met since the last time."""
-        products = tuple(terms for _, terms in list(self._fp8_products.values()))
-        state = (self._names.version, len(self._optimizers), len(self._scalers), len(self._autocast), products)
-        if state != self._written:
+        if (state := (self._names.version, self._noted)) != self._written:
             self._written = state
             self._write(self._collect())
 

@@ -133,17 +133,32 @@ def caller_outside(*packages: str) -> tuple[str, int] | None:
 
     Falls back to the innermost one outside of them when every frame is in an installed package.
     """
-    left_out = _directories_of(packages, len(sys.modules))
+    kinds = _kinds_of_callers(packages, len(sys.modules))
     frame: FrameType | None = sys._getframe(1)
     fallback = None
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(left_out):
-            if f"{os.sep}site-packages{os.sep}" not in file and f"{os.sep}dist-packages{os.sep}" not in file:
-                return shown(file), frame.f_lineno
+        if (kind := kinds.get(file)) is None:
+            kind = kinds[file] = _kind_of_caller(file, packages)
+        if kind == "user":
+            return shown(file), frame.f_lineno
+        if kind == "installed":
             fallback = fallback or (shown(file), frame.f_lineno)
         frame = frame.f_back
     return fallback
+
+
+@functools.lru_cache(maxsize=8)
+def _kinds_of_callers(_packages: tuple[str, ...], _loaded: int) -> dict[str, str]:
+    """What :func:`caller_outside` takes files for, until another module is loaded: this is asked in every step."""
+    return {}
+
+
+def _kind_of_caller(file: str, packages: tuple[str, ...]) -> str:
+    if file.startswith(_directories_of(packages, len(sys.modules))):
+        return "left out"
+    installed = f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
+    return "installed" if installed else "user"
 
 
 def begin_here() -> None:

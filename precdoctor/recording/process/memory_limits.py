@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import torch
 
@@ -13,13 +14,14 @@ DEFAULT = 256 << 20
 #: Share of a GPU's memory that a scene may keep there: logits of a large vocabulary are that large.
 _SHARE = 0.02
 _GIB = 1 << 30
+CUDA: Final = vars(torch.cuda)
 
 
 def for_scene(options: RecordOptions) -> float:
     """Bytes of tensors that a step may keep for a replay; they exist anyway, and are only freed later."""
     if options.scene_memory is not None:
         return options.scene_memory
-    if not torch.cuda.is_initialized():
+    if not CUDA.get("_initialized", True) or not torch.cuda.is_initialized():  # the first is the same, without a call
         return DEFAULT
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return max(DEFAULT, int(_SHARE * total))

@@ -33,7 +33,8 @@ class Threads:
         self.others: set[int] = set()
         #: Module calls in progress in the recorded thread.
         self.calls: list[Any] = []
-        self._own = 0
+        #: The identifier of the recorded one.
+        self.own = 0
         self._thread: threading.Thread | None = None
         self._warned = False
         self._taking = threading.Lock()
@@ -41,7 +42,7 @@ class Threads:
     def elsewhere(self) -> bool:
         """Whether the calling thread, which calls a model, ``backward`` or an optimizer, is another one."""
         number = threading.get_ident()
-        return number != self._own and self._is_other(number)
+        return number != self.own and self._is_other(number)
 
     def is_other(self) -> bool:
         """Whether the calling thread is known to be another one; not without :attr:`others`, so ask for those first."""
@@ -72,10 +73,10 @@ class Threads:
         A hook that begins first sets its mark and then looks at :attr:`others`; here it is the other way round.
         """
         if self._thread is not None and self._thread.is_alive():
-            self.others.add(self._own)
+            self.others.add(self.own)
             if self._in_hook():
-                self.others.discard(self._own)
+                self.others.discard(self.own)
                 return False
         self.others.discard(number)
-        self._own, self._thread, self.calls = number, threading.current_thread(), []
+        self.own, self._thread, self.calls = number, threading.current_thread(), []
         return True

@@ -30,7 +30,7 @@ from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
-from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts, is_capturing
+from precdoctor.recording.slots.step_batch import CUDA, EventBatch, StepBatch, StepFacts, is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.output.drain import Drain
@@ -260,21 +260,23 @@ class Recorder:
         """A backward pass has ended."""
         self.micro_step += 1
         self.current.micro_steps = self.micro_step
-        self.current.micro_starts.append({device: bank.launches for device, bank in kernels.banks().items()})
+        if self.live:
+            self.current.micro_starts.append({device: bank.launches for device, bank in kernels.banks().items()})
         self._calls.clear()
 
     def end_step(self) -> None:
         """An optimizer-step attempt has ended: hand its rows over and begin the next."""
-        if self.capture.runs:
+        if CUDA.get("_initialized", True) and self.capture.runs:
             return  # its slots are handed over with the next step outside of the graph
         if self.drain is None:
             self.claim.make()
         self._call_step_ends()
         self._hand_over(complete=True)
         try:
-            self._note_cost()
+            if self.drain is not None:
+                self._note_cost(self.drain)
         finally:  # whatever a signal handler of the script's raises here, the next step is another one
-            self._begin_step(self.step + 1)
+            self._begin_step(self.current.step + 1)
         if self.trace is not None and not self.claim.forwards_are_steps:  # else inside a call, which begins it
             self.trace.begin_if_due()
         if self.facts is not None:
@@ -287,11 +289,9 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - the step is to be logged all the same
             self.internal_error(error)
 
-    def _note_cost(self) -> None:
+    def _note_cost(self, drain: Drain) -> None:
         """Let the sampler know what the step has cost; it may move the period."""
-        facts, drain = self.current, self.drain
-        if drain is None:
-            return
+        facts = self.current
         cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
         step, name = facts.step_ns - facts.scan_ns, facts.optimizer or facts.root
         self.sampler.ended(name, sampled=facts.sampled, step_ns=step, cost_ns=cost, wait_ns=facts.wait_ns)
@@ -313,9 +313,9 @@ class Recorder:
         self.micro_step = 0
         self._calls.clear()
         room = self.drain is None or self.drain.takes_tensors
-        self.live = self.state == "armed" and room and self.sampler.wants(self.step)
+        self.live = self.state == "armed" and room and self.sampler.wants(step)
         if self.live:
-            kernels.want_blocks(wanted=self.sampler.wants_blocks(self.step))
+            kernels.want_blocks(wanted=self.sampler.wants_blocks(step))
         if self.live and (why := memory_shortage.running_out()) is not None:
             attach.say(f"{why}; recording has stopped, training goes on")
             self._turn_off(f"running short of room: {why}")
@@ -330,7 +330,7 @@ class Recorder:
         facts.wall_time = time.time()
         facts.step_ns = time.perf_counter_ns() - self._step_began
         taken = self.slots.take() if self.slots.touched else ()
-        entries = [e for e in taken if facts.root or self._counts_as_training(e)]
+        entries = [e for e in taken if facts.root or self._counts_as_training(e)] if taken else []
         snapshots = {}
         if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():

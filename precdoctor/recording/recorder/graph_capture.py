@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from precdoctor.recording.slots.step_batch import _cuda, is_capturing
+from precdoctor.recording.slots.step_batch import CUDA, is_capturing
 
 _SENTENCE = (
     "a training step is captured in a CUDA graph: its replays are not recorded as steps; their statistics are added "
@@ -26,7 +26,7 @@ class Capture:
     @property
     def runs(self) -> bool:
         """Whether a backward pass or an optimizer step is being captured; warns of it once."""
-        if not _cuda.get("_initialized", True) or not is_capturing():  # the first is the same, without a call
+        if not CUDA.get("_initialized", True) or not is_capturing():  # the first is the same, without a call
             return False
         if not self._warned:
             self._warned = True

@@ -46,9 +46,11 @@ def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | 
                 return None
             finally:
                 context.on_the_clock = False
-                took, waited = time.perf_counter_ns() - began, waits.ns - waited
-                context.current.recorder_ns += took - waited
-                context.current.wait_ns += waited
+                facts = context.current
+                facts.recorder_ns += time.perf_counter_ns() - began
+                if (waited := waits.ns - waited) != 0:
+                    facts.recorder_ns -= waited
+                    facts.wait_ns += waited
 
         return wrapper
 

@@ -72,7 +72,6 @@ class CompiledCalls:
         )
         self._enter = guarded(context)(self._entering)
         self._end = guarded(context)(self._ended)
-        scene.when_cleared.append(self._release)
 
     def install(self, compiles: Callable[[], None]) -> None:
         """Listen from the first ``torch.compile`` on: before that, Dynamo need not even be loaded.
@@ -94,6 +93,7 @@ class CompiledCalls:
     def _listen(self) -> None:
         from torch._dynamo import eval_frame
 
+        self._scene.when_cleared.append(self._release)
         context: Any = eval_frame.OptimizeContext
         original, entered = context.__call__, self._entered
 

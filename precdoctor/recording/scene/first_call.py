@@ -35,37 +35,10 @@ class FirstCall:
         )
 
 
-class FirstCalls:
-    """Which modules have been called, and which parameters their first calls wrote to."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[nn.Module], frozenset[str]]] = {}
-
-    def begins(self, module: nn.Module) -> FirstCall | None:
-        """Null when it has been called before."""
-        known = self._known.get(id(module))
-        if known is not None and known[0]() is module:
-            return None
-        self._known[id(module)] = (weakref.ref(module), frozenset())
-        return FirstCall(module)
-
-    def ended(self, module: nn.Module, first: FirstCall) -> frozenset[str]:
-        """Names of the parameters that the first call has written to."""
-        written = first.ends()
-        self._known[id(module)] = (weakref.ref(module), written)
-        return written
-
-    def written(self, module: nn.Module) -> frozenset[str]:
-        """Names of the parameters that forward passes of the module are known to write to."""
-        known = self._known.get(id(module))
-        return known[1] if known is not None and known[0]() is module else frozenset()
-
-
 class Buffers:
     """The buffers of one root, and which of them its forward passes write to."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = weakref.ref(module)
         self._all = [
             (weakref.ref(owner), name, weakref.ref(b))
             for owner in static.modules(module)

@@ -56,15 +56,14 @@ class LossCode:
         #: Then: a backward pass has ended, and no forward pass has begun; whom to tell when one does.
         self._fresh, self._nodes = False, 0
         self.forward_begins: Callable[[], None] = lambda: None
-        self._kinds: dict[type, tuple[str, ...]] = {}
+        #: By type of node: its attributes with saved tensors, and the names of the op's arguments that they are.
+        self._kinds: dict[type, tuple[tuple[str, str], ...]] = {}
         #: Nodes that may still be kept in this step.
-        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+        self._room, self._room_between, self._clears = _MAX_WHOLE, _MAX_BETWEEN, scene.clears
         scene.graph_behind = self.behind
-        scene.when_cleared.append(self._forget)
         context.when_closing.append(self.close)
         context.when_forked.append(self._begin_anew)
         self._note = guarded(context)(self._noted_bare)
-        self.began = guarded(context)(self._began)
         self.supported = self.bare = scene.enabled and self._install()
 
     def _install(self) -> bool:
@@ -76,11 +75,10 @@ class LossCode:
         def format_stack() -> list[str]:
             if not self._notes():
                 return original()
-            line, hooked = innermost_user_line(), saved_hooks.active()
+            line, mark = innermost_user_line(), f"{_HOOKED}\0" if saved_hooks.active() else f"{_MARK}\0"
             if self.bare:
                 self._note()
-            place = f"{line.number}\0{line.file}" if line is not None else "0\0"
-            return [f"{_MARK}{'hooked' if hooked else ''}\0{place}"]
+            return [f"{mark}{line[1]}\0{line[0]}" if line is not None else f"{mark}0\0"]
 
         stored_traces.format_stack = format_stack
         self.open()
@@ -114,7 +112,7 @@ class LossCode:
 
     def open(self) -> None:
         """A top-level module in training has returned: what follows may be loss code."""
-        if not torch.is_anomaly_enabled() and not self._context.traced:
+        if not torch.is_anomaly_enabled() and (self._context.trace is None or not self._context.traced):
             self.running = True  # first: a signal handler may raise between the two
             torch.set_anomaly_enabled(True, False)
 
@@ -134,7 +132,7 @@ class LossCode:
         if torch._C._functorch.maybe_current_level() is not None:
             if self.supported and self._scene.enabled and torch.is_grad_enabled():
                 self.open()
-        elif not self.bare or next(static.parameters(module), None) is not None:
+        elif running and (not self.bare or next(static.parameters(module), None) is not None):
             self.close()
         return running
 
@@ -149,7 +147,8 @@ class LossCode:
             self.bare = False
             self.close()
 
-    def _forget(self) -> None:
+    def _count_anew(self) -> None:
+        self._clears = self._scene.clears
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
 
     def close(self) -> None:
@@ -159,16 +158,15 @@ class LossCode:
                 torch.set_anomaly_enabled(False, False)
             self.running = False
 
-    def _began(self, tensors: Any, gradients: Any) -> None:
-        if not self._context.traced:
-            self._keep(tensors, gradients)
-
-    def _keep(self, tensors: Any, gradients: Any) -> None:
+    def backward_begins(self, roots: list[Tensor], gradients: Any) -> None:
+        """Keep the code that made the roots of a backward pass."""
+        if self._context.trace is not None and self._context.traced:
+            return
         if self.bare:
             self._scene.begin_step_if_new()
         losses = self._context.current.losses  # read just now
         known = losses[-1] if losses else None
-        if (graph := self.graph_of(tensors, gradients, known if type(known) is float else None)) is not None:
+        if (graph := self.graph_of(roots, gradients, known if type(known) is float else None)) is not None:
             self._scene.losses.append(graph)
             self.bare = bool(graph.weights)
             step = self._scene.calls[-1] if self._scene.calls else None
@@ -182,30 +180,35 @@ class LossCode:
 
         ``loss`` is the tensor's value where that is known already.
         """
-        roots, given = static.tensors(tensors), static.tensors(gradients)
+        roots = static.tensors(tensors)
         if len(roots) != 1 or roots[0].grad_fn is None:
             return None
-        bad = is_bad(roots[0]) if loss is None or roots[0].numel() != 1 else not math.isfinite(loss)
+        root = roots[0]
+        given = static.tensors(gradients) if gradients is not None else None
+        if self._clears != self._scene.clears:
+            self._count_anew()
+        bad = is_bad(root) if loss is None or root.numel() != 1 else not math.isfinite(loss)
         limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
-        top = walk.node(roots[0].grad_fn)
+        top = walk.node(root.grad_fn)
         self._room -= walk.count
-        if not isinstance(top, RawNode):
+        if type(top) is not RawNode:
             return None
-        gradient = given[0] if given else None
-        value = roots[0].detach()
-        graph = LossGraph(self._context.micro_step, top, value, gradient, walk.cut)
-        graph.weights = walk.weights if walk.is_bare else []
+        graph = LossGraph(self._context.micro_step, top, root.detach(), given[0] if given else None, walk.cut)
+        if walk.weights and walk.is_bare:
+            graph.weights = walk.weights
         return graph
 
     def behind(self, x: Tensor) -> LossGraph | None:
         """The code between two top-level modules that made a tensor; null where it is an output as it is."""
+        if self._clears != self._scene.clears:
+            self._count_anew()
         if not self.supported or self._room_between <= 0 or x.grad_fn is None:
             return None
         walk = _Walk(self._scene, self._kinds, self._room_between)
         top = walk.node(x.grad_fn)
         self._room_between -= walk.count
-        if not isinstance(top, RawNode):
+        if type(top) is not RawNode:
             return None
         return LossGraph(self._context.micro_step, top, x.detach(), None, walk.cut)
 
@@ -227,7 +230,7 @@ def is_bad(loss: Tensor) -> bool:
 class _Walk:
     """Copies the part of a graph that the loss code made."""
 
-    def __init__(self, scene: Scene, kinds: dict[type, tuple[str, ...]], limit: int) -> None:
+    def __init__(self, scene: Scene, kinds: dict[type, tuple[tuple[str, str], ...]], limit: int) -> None:
         self._scene = scene
         self._kinds = kinds
         self._limit, self._foreign = limit, _MAX_FOREIGN
@@ -239,7 +242,12 @@ class _Walk:
         self._of_module = False
         #: An ``id`` names a node only while that is alive.
         self._held: list[Any] = []
-        self._outputs = {key: (call, name) for call in scene.calls for name, key in call.makers.items()}
+        self._outputs: dict[tuple[int, int], tuple[RootCall, str]] = {}
+        for call in scene.calls:
+            for name, key in call.makers.items():
+                self._outputs[key] = call, name
+        #: No mode would be given a bare number in place of a tensor that stands for one.
+        self._alone = not torch._C._len_torch_dispatch_stack() and kernels.is_unwatched()
 
     @property
     def is_bare(self) -> bool:
@@ -252,45 +260,53 @@ class _Walk:
         waiting = [(top, found)]
         while waiting:
             original, copy = waiting.pop()
-            if not isinstance(copy, RawNode):
+            if type(copy) is not RawNode:
                 continue
             for following, output in original.next_functions:
-                known = following is not None and id(following) in self._known
-                behind = self._one(following, output) if following is not None else None
+                if following is None:
+                    copy.edges.append((None, output))
+                    continue
+                known = id(following) in self._known
+                behind = self._one(following, output)
                 copy.edges.append((behind, output))
-                if not known and isinstance(behind, RawNode):
+                if not known and type(behind) is RawNode:
                     waiting.append((following, behind))
         return found
 
     def _one(self, node: Any, output: int) -> RawNode | Leaf | None:
-        sequence = node._sequence_nr()
-        made = self._outputs.get((sequence, output))
+        sequence, key = node._sequence_nr(), id(node)
+        made = self._outputs.get((sequence, output)) if self._outputs else None
         if made is not None and made[0].parametric:
             self._of_module = True
             return self._leaf(*made)
-        if id(node) in self._known:
-            return self._known[id(node)]
-        self._known[id(node)] = None
+        if key in self._known:
+            return self._known[key]
+        self._known[key] = None
         self._held.append(node)
         note = _note_on(node)
         variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            self._known[id(node)] = Leaf("weight", variable)
+        if variable is not None and isinstance(variable, Tensor):
+            leaf = self._known[key] = Leaf("weight", variable)
             self.weights.append(variable)
-        elif self.count == self._limit and note is not None:
-            self.cut = True
-        elif self.count < self._limit and (note is not None or self._foreign > 0):
-            self.count += 1
-            self._foreign -= note is None
-            saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
-            copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
-            self._known[id(node)] = copy
-            if made is not None and (value := self._leaf(*made).value) is not None:
-                copy.saved["result"] = value  # of a loss module: the code before it also counts
-        return self._known[id(node)]
+            return leaf
+        if self.count == self._limit or (note is None and self._foreign <= 0):
+            self.cut = self.cut or (note is not None and self.count == self._limit)
+            return None
+        self.count += 1
+        self._foreign -= note is None
+        saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
+        copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
+        self._known[key] = copy
+        if made is not None and (value := self._leaf(*made).value) is not None:
+            copy.saved["result"] = value  # of a loss module: the code before it also counts
+        return copy
 
     def _leaf(self, call: RootCall, name: str) -> Leaf:
-        value = next((x for n, x, version in call.outputs if n == name and x._version == version), None)
+        value = None
+        for other, x, version in call.outputs:
+            if other == name and x._version == version:
+                value = x
+                break
         return Leaf(f"{call.root} output {name}".strip(), value)
 
     def _saved(self, node: Any) -> dict[str, Any]:
@@ -300,20 +316,24 @@ class _Walk:
         kind = type(node)
         names = self._kinds.get(kind)
         if names is None:
-            names = self._kinds[kind] = tuple(n for n in dir(node) if n.startswith(_SAVED))
+            found = (n for n in dir(node) if n.startswith(_SAVED))
+            names = self._kinds[kind] = tuple((n, n.removeprefix(_SAVED)) for n in found)
         saved: dict[str, Any] = {}
-        for name in names:
+        for name, argument in names:
             try:
                 value = getattr(node, name)
             except RuntimeError as error:
                 attach.let_through(error)
                 continue  # freed, or written to since
             if isinstance(value, Tensor):
-                if tensor_leaves.is_transformed(value) or not self._scene.affords(value):
+                if torch._C._functorch.is_functorch_wrapped_tensor(value) or not self._scene.affords(value):
                     continue
-                with kernels.apart_from_every_mode():  # it may stand for a number
+                if self._alone and type(value) in tensor_leaves.EXACT:
                     value = value.detach()
-            saved[name.removeprefix(_SAVED)] = value
+                else:
+                    with kernels.apart_from_every_mode():  # it may stand for a number
+                        value = value.detach()
+            saved[argument] = value
         return saved
 
     def _own(self, node: Any) -> OwnFunction | None:
@@ -338,7 +358,7 @@ class _Walk:
 def _note_on(node: Any) -> str | None:
     """What we noted at a node; null for any other node."""
     try:
-        trace: Iterable[str] = node.metadata.get(_KEY) or ()
+        trace: Iterable[str] = node.metadata.get(_KEY, ())
     except (AttributeError, RuntimeError) as error:
         attach.let_through(error)
         return None

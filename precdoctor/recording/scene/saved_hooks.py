@@ -5,6 +5,7 @@ Reading such a tensor would call them. Newer torch can be asked; in torch 2.6, e
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -38,9 +39,6 @@ def _counted() -> Callable[[], bool]:
     return lambda: depth.value > 0
 
 
-def _asked() -> bool:
-    return _autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-#: True while autograd packs what it saves in this thread with somebody's hooks.
-active: Callable[[], bool] = _asked if hasattr(_autograd, "_top_saved_tensors_default_hooks") else _counted()
+_ask = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
+#: Something while autograd packs what it saves in this thread with somebody's hooks; else false or null.
+active: Callable[[], object] = functools.partial(_ask, True) if _ask is not None else _counted()

@@ -7,8 +7,6 @@ the random number generators, and copies of the buffers that forward passes writ
 from __future__ import annotations
 
 import math
-import sys
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,8 +22,9 @@ from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.deliveries import Deliveries
-from precdoctor.recording.scene.first_call import Buffers, FirstCall, FirstCalls
+from precdoctor.recording.scene.first_call import FirstCall
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
+from precdoctor.recording.scene.top_level import TopLevel
 from precdoctor.recording.slots.step_batch import is_capturing
 
 if TYPE_CHECKING:
@@ -37,6 +36,11 @@ _MAX_CALLS = 64
 #: Share of the memory left that a tensor which is good to have may take.
 _ASIDE = 1 / 16
 _EXACT = frozenset(tensor_leaves.EXACT)
+_functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
+_BASE: Any = torch._C.TensorBase
+_MAKER = _BASE.grad_fn.__get__
+#: Of the first arguments.
+_NAMES = tuple(map(str, range(16)))
 
 
 @dataclass(eq=False)
@@ -78,6 +82,8 @@ class RootCall:
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Of arguments that the code after another top-level module made: how, as far as autograd's graph tells.
     graphs: list[LossGraph] = field(default_factory=list)
+    #: What is known of the module.
+    known: TopLevel | None = None
     #: Objects that are no modules, and whose attributes a replay may write to.
     owners: tuple[object, ...] = ()
 
@@ -113,31 +119,32 @@ class Scene:
         self._left: float = memory_limits.for_scene(context.options)
         self._storages: set[int] = set()
         self._step = -1
-        self._buffers: dict[int, Buffers] = {}
-        self._first_calls = FirstCalls()
+        self._known: static.ByIdentity[nn.Module, TopLevel] = static.ByIdentity()
         #: Some caller or forward writes into the arguments: from now on they are copied.
         self._copying = False
-        self._devices: static.ByIdentity[nn.Module, tuple[torch.device, frozenset[torch.device]]] = static.ByIdentity()
-        self._cannot: dict[int, tuple[weakref.ref[nn.Module], str | None]] = {}
         #: Whether a step that begins is to be kept whatever it takes.
-        self.unlimited_at: Callable[[int], bool] = lambda _step: False
+        self.unlimited_at: Callable[[int], bool] | None = None
         self.enabled = context.options.on_nonfinite != "observe" or context.options.scene_memory != 0
         self._keep = guarded(context)(self._gradient)
         #: The code behind a tensor.
         self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
         self.deliveries = Deliveries(context)
-        #: Told when everything is let go of.
+        #: How often everything was let go of, and who is told.
+        self.clears = 0
         self.when_cleared: list[Callable[[], None]] = []
         context.when_forked.append(self.clear)
 
     def clear(self) -> None:
         """Let go of everything: the step is over."""
-        for call in self.calls:
-            self._copying = self._copying or bool(call.changed)
+        for call in () if self._copying else self.calls:
+            for _, x, version in call.versions:
+                if tensor_leaves.version(x) != version:
+                    self._copying = True
         self.calls = []
         self.losses = []
         self.taken = []
         self.taking = None
+        self.clears += 1
         for told in self.when_cleared:
             told()
         self.refused, self.transformed = None, False
@@ -148,63 +155,82 @@ class Scene:
 
     def enter(self, module: nn.Module, root: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RootCall | None:
         """A top-level module is called in training; null when the call is not kept."""
-        self.begin_step_if_new()
+        if self._context.current.step != self._step:
+            self.begin_step_if_new()
         if self.refused is not None:
             return None
         if is_capturing():
             self._refuse("a CUDA graph was captured in the step")
             return None
-        if torch._C._functorch.maybe_current_level() is not None:
+        if _functorch_level() is not None:
             self.transformed = True  # the graph around it may still be known
             return None
         if len(self.calls) >= _MAX_CALLS:
             self.calls = [call for call in self.calls if not call.prepares_data]
-        if (why := self._cannot_replay(module)) is not None or len(self.calls) >= _MAX_CALLS:
-            self._refuse(why or f"the step calls top-level modules more than {_MAX_CALLS} times")
+        known = self._known.get(module) or self._known.put(module, TopLevel(module))
+        if known.why_not is not None or len(self.calls) >= _MAX_CALLS:
+            self._refuse(known.why_not or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None
-        keep, given_as = _copied if self._copying else _without_graph, (args, dict(kwargs))
-        first: Tensor | None = next(static.parameters(module), None)
+        given_as, first = (args, kwargs), known.first(module)
         stand_in = _stand_in(module) if first is None else None
-        if not kwargs and _EXACT.issuperset(map(type, args)) and len(args) < _MAX_CALLS:  # most often
-            args = tuple(map(keep, args))
-            given = [(str(i), x) for i, x in enumerate(args)]
-        else:
-            args, kwargs = (tensor_leaves.mapped(x, keep, objects=True) for x in (args, dict(kwargs)))
-            given = list(tensor_leaves.tensors({**dict(enumerate(args)), **kwargs}, objects=True))
+        args, kwargs, versions = self._kept(args, kwargs)
         call = RootCall(
             module if stand_in is None else stand_in,
             root,
             self._context.micro_step,
             args,
-            dict(kwargs),
-            [(name, x, tensor_leaves.version(x)) for name, x in given],
-            RandomState.now(self._devices_of(module, first) if first is not None else ()),
+            kwargs,
+            versions,
+            RandomState.now(known.devices(module, first) if first is not None and first.is_cuda else ()),
             Autocast.now(),
             first is not None,
             innermost_user_line(),
             stand_in=stand_in is not None,
         )
         if first is not None and not issubclass(type(first), nn.Parameter):
+            keep = _copied if self._copying else _without_graph
             call.bound = {name: keep(x) for name, x in static.named_parameters(module)}
-        for x in (*(x for _, x, _ in call.versions), *call.bound.values()):
-            if not self._afford(x):
-                self._refuse("its inputs exceed --scene-memory")
-                return None
-        buffers, call.writes = self._buffers_of(module), self._first_calls.written(module)
-        if buffers.there or call.writes:
-            with kernels.apart_from_user_modes():
-                call.buffers = buffers.before(self.affords)
-                call.before = {
-                    name: p.detach().clone()
-                    for name, p in (static.named_parameters(unwrap(module)) if call.writes else ())
-                    if name in call.writes and self.affords_aside(p)
-                }
-        if not call.stand_in and not call.bound:
-            call.first = self._first_calls.begins(module)
+        for _, x, _ in versions:
+            self._afford(x)
+        for x in call.bound.values():
+            self._afford(x)
+        if self._left < 0:
+            self._refuse("its inputs exceed --scene-memory")
+            return None
+        call.known, call.writes = known, known.writes
+        if known.buffers.there or known.writes:
+            self._copy_written(call, module, known)
+        if not known.called and stand_in is None and not call.bound:
+            known.called, call.first = True, FirstCall(module)
         if self.calls:
             call.graphs = list(self._graphs_behind(given_as))
         self.calls.append(call)
         return call
+
+    def _kept(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, Tensor, int]]]:
+        """Arguments to keep, and their tensors with version counters."""
+        keep = _copied if self._copying else _without_graph
+        if not kwargs and _EXACT.issuperset(map(type, args)) and len(args) < len(_NAMES):  # most often
+            if self._copying or any(map(_MAKER, args)):
+                args = tuple(map(keep, args))
+            versions = []
+            for name, x in zip(_NAMES, args, strict=False):
+                versions.append((name, x, -1 if x.is_inference() else x._version))
+            return args, {}, versions
+        args, kwargs = (tensor_leaves.mapped(x, keep, objects=True) for x in (args, dict(kwargs)))
+        given = tensor_leaves.tensors({**dict(enumerate(args)), **kwargs}, objects=True)
+        return args, dict(kwargs), [(name, x, tensor_leaves.version(x)) for name, x in given]
+
+    def _copy_written(self, call: RootCall, module: nn.Module, known: TopLevel) -> None:
+        with kernels.apart_from_user_modes():
+            call.buffers = known.buffers.before(self.affords)
+            call.before = {
+                name: p.detach().clone()
+                for name, p in (static.named_parameters(unwrap(module)) if known.writes else ())
+                if name in known.writes and self.affords_aside(p)
+            }
 
     def _graphs_behind(self, arguments: tuple[Any, Any]) -> Iterator[LossGraph]:
         for name, x in tensor_leaves.tensors(arguments, objects=True):
@@ -214,16 +240,18 @@ class Scene:
 
     def leave(self, call: RootCall, result: Any) -> None:
         """The call has returned: hook the gradients of its outputs."""
-        for name, x in tensor_leaves.floating(result):
+        alone = type(result) is Tensor and result.dtype.is_floating_point
+        for name, x in (("", result),) if alone and _functorch_level() is None else tensor_leaves.floating(result):
             if self.affords(x):
                 call.outputs.append((name, x.detach(), tensor_leaves.version(x)))
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
-        if not call.stand_in and (buffers := self._buffers_of(call.module)).there:
-            buffers.after()
-        if call.first is not None:
-            call.writes = self._first_calls.ended(call.module, call.first)
+        known = call.known if not call.stand_in else None
+        if known is not None and known.buffers.there:
+            known.buffers.after()
+        if call.first is not None and known is not None:
+            known.writes = call.writes = call.first.ends()
             call.first = call.first if call.writes else None
 
     def _hook(self, call: RootCall, name: str) -> Callable[[Tensor | None], None]:
@@ -252,10 +280,10 @@ class Scene:
 
     def begin_step_if_new(self) -> None:
         """Let go of the step before."""
-        if self._context.step != self._step:
-            self._step = self._context.step
+        if (step := self._context.current.step) != self._step:
+            self._step = step
             self.clear()
-            if self.unlimited_at(self._step):
+            if self.unlimited_at is not None and self.unlimited_at(step):
                 self._left = math.inf
 
     def why_not_now(self) -> str | None:
@@ -270,14 +298,13 @@ class Scene:
         self.clear()
         self.refused = why
 
-    def _afford(self, x: Tensor) -> bool:
+    def _afford(self, x: Tensor) -> None:
         """Count a tensor's memory, once per storage."""
-        if x.layout is not torch.strided or tensor_leaves.is_wrapped(x):
-            return True
+        if x.layout is not torch.strided or (type(x) not in _EXACT and tensor_leaves.is_wrapped(x)):
+            return
         if (storage := x.untyped_storage())._cdata not in self._storages:
             self._storages.add(storage._cdata)
             self._left -= storage.nbytes()
-        return self._left >= 0
 
     def affords(self, x: Tensor, share: float = 1.0) -> bool:
         """Count a tensor's memory if there is room for it in a share of what is left; keeping it is optional."""
@@ -304,27 +331,6 @@ class Scene:
         """Count a tensor that is good to have: it takes a small part of what is left, and leaves the rest."""
         return self.affords(x, _ASIDE)
 
-    def _buffers_of(self, module: nn.Module) -> Buffers:
-        known = self._buffers.get(id(module))
-        if known is None or known.module() is not module:
-            with kernels.apart_from_user_modes():  # lazy ones refuse to be asked
-                known = self._buffers[id(module)] = Buffers(module)
-        return known
-
-    def _devices_of(self, module: nn.Module, first: Tensor) -> frozenset[torch.device]:
-        """Where its parameters are; walked through once, unless the first one has moved."""
-        known = self._devices.get(module)
-        if known is None or known[0] != first.device:
-            devices = frozenset(p.device for p in static.parameters(module)) if first.is_cuda else frozenset()
-            known = self._devices.put(module, (first.device, devices))
-        return known[1]
-
-    def _cannot_replay(self, module: nn.Module) -> str | None:
-        known = self._cannot.get(id(module))
-        if known is None or known[0]() is not module:
-            known = self._cannot[id(module)] = (weakref.ref(module), _why_not_replayable(module))
-        return known[1]
-
 
 def _stand_in(module: nn.Module) -> nn.Module | None:
     """A shallow copy of a module without parameters and buffers, where there can be one.
@@ -338,24 +344,6 @@ def _stand_in(module: nn.Module) -> nn.Module | None:
     except object_copies.UnreadableError:
         return None
     return twin
-
-
-def _why_not_replayable(module: nn.Module) -> str | None:
-    """Why running this module again by itself would be wrong; None when it is not."""
-    for part in static.modules(module):
-        names = {c.__name__ for c in type(part).__mro__}
-        if names & {"FSDPModule", "FullyShardedDataParallel"}:
-            return "its parameters are sharded (FSDP)"
-        if "SyncBatchNorm" in names:
-            return "SyncBatchNorm talks to the other ranks"
-        if names & {"DeepSpeedEngine", "PipelineStage"}:
-            return f"{type(part).__name__} schedules its own passes"
-        if any(issubclass(type(v), torch.Generator) for v in static.module_dict(part).values()):
-            return f"{type(part).__name__} has a random number generator of its own"
-    dtensor = sys.modules.get("torch.distributed.tensor")
-    if dtensor is not None and any(issubclass(type(p), dtensor.DTensor) for p in static.parameters(module)):
-        return "its parameters are sharded (DTensor)"
-    return None
 
 
 def _without_graph(x: Tensor) -> Tensor:

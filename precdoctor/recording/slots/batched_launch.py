@@ -104,7 +104,8 @@ class Gradients:
         self._together = BatchedLaunch(HELD)
         #: Whether they may wait; null while that is not known.
         self._quiet: bool | None = None
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        #: Those that have come since the last end.
+        self.seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def waiting_room(self, gradient: Tensor) -> BatchedLaunch | None:
         """Where a gradient that has just been accumulated may wait to be measured; null where it may not."""
@@ -115,16 +116,16 @@ class Gradients:
             or attach.has_other_ranks()
         ):
             return None
-        known = self._seen.get(id(gradient))
+        known = self.seen.get(id(gradient))
         if known is not None and known[0]() is not gradient:  # that one is gone already
             self._quiet = False
             return None
-        self._seen[id(gradient)] = (weakref.ref(gradient), tensor_leaves.version(gradient))
+        self.seen[id(gradient)] = (weakref.ref(gradient), tensor_leaves.version(gradient))
         return self._together if self._quiet else None
 
     def end(self) -> None:
         """The backward pass has ended."""
-        seen, self._seen = self._seen, {}
+        seen, self.seen = self.seen, {}
         self._together.flush()
         if seen and self._quiet is not False:
             self._quiet = all(

@@ -35,12 +35,13 @@ waits: Final = _Waits()
 
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured, in which nothing may be read."""
-    if not _cuda.get("_initialized", True):  # most often where there is no GPU; asked for several times a step
+    if not CUDA.get("_initialized", True):  # most often where there is no GPU; asked for several times a step
         return False
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-_cuda: Final = vars(torch.cuda)
+#: Where torch notes whether it has begun to use a GPU: read so several times a step, without a call.
+CUDA: Final = vars(torch.cuda)
 
 
 def defer(value: Any, *, by_drain: bool = False) -> Deferred:

@@ -82,15 +82,22 @@ class AbandonedAttempts:
         self._leave_out, self._in_step = leave_out, in_step
         self._is_unscaled, self._is_updated = is_unscaled, is_updated
         optimizer, module = torch.optim.Optimizer, nn.Module
-        optimizer.zero_grad = self._noting(optimizer.zero_grad, self._optimizer_throws)  # type: ignore[method-assign]
+        optimizer.zero_grad = self._noting(  # type: ignore[method-assign]
+            optimizer.zero_grad, self._optimizer_throws, self._is_used_up
+        )
         module.zero_grad = self._noting(module.zero_grad, self._module_throws)  # type: ignore[method-assign]
 
-    def _noting(self, original: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
+    def _noting(
+        self,
+        original: Callable[..., Any],
+        note: Callable[[Any], None],
+        is_nothing: Callable[[Any], bool] = lambda _owner: False,
+    ) -> Callable[..., Any]:
         context, noted = self._context, guarded(self._context)(note)
 
         @functools.wraps(original)
         def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            if context.state == "armed" and not torch.compiler.is_compiling():
+            if context.state == "armed" and not torch.compiler.is_compiling() and not is_nothing(owner):
                 noted(owner)
             return original(owner, *args, **kwargs)
 
@@ -100,7 +107,7 @@ class AbandonedAttempts:
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer steps, or is about to."""
-        known = self._known()
+        known = self._optimizer() if self._optimizer is not None else None
         if known is None:
             self._optimizer = weakref.ref(optimizer)
         elif known is not optimizer:
@@ -161,6 +168,14 @@ class AbandonedAttempts:
     def attempt_ended(self) -> None:
         """However it did, there is nothing left to end."""
         self._thrown = None
+
+    def _is_used_up(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the known optimizer has stepped with its gradients already: most often."""
+        used = not self._context.micro_step and not self._context.threads.others
+        if used and self._optimizer is not None and self._optimizer() is optimizer:
+            self._zeroed = True
+            return True
+        return False
 
     def _optimizer_throws(self, optimizer: torch.optim.Optimizer) -> None:
         self.meet(optimizer)

@@ -50,14 +50,14 @@ class Scalers:
         self._left_out = left_out
         self._optimizer_of = optimizer_of
         #: Optimizers that ``unscale_`` was called for and that have made no attempt since, each with its scaler.
-        self._unscaled: dict[int, tuple[weakref.ref[torch.amp.GradScaler], weakref.ref[torch.optim.Optimizer]]] = {}
-        recorder.when_forked.append(self._unscaled.clear)
+        self.unscaled: dict[int, tuple[weakref.ref[torch.amp.GradScaler], weakref.ref[torch.optim.Optimizer]]] = {}
+        recorder.when_forked.append(self.unscaled.clear)
         #: Those of them whose scaler has been updated since: their gradients were finite.
         self._updated: set[int] = set()
         recorder.when_forked.append(self._updated.clear)
         self._known: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
-        self._in_use: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
+        self.in_use: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         self._sharded_patched = False
 
     def install(self) -> None:
@@ -72,7 +72,7 @@ class Scalers:
 
         With several optimizers every one whose parameters these are has to be unscaled.
         """
-        if not (in_use := self._in_use.keys()):
+        if not (in_use := self.in_use.keys()):
             return None
         stages = {
             key: state["stage"].value
@@ -99,7 +99,7 @@ class Scalers:
         def note(scaler: torch.amp.GradScaler, losses: Any) -> None:
             if self._recorder.state == "armed" and _is_enabled(scaler):
                 self._meet(scaler)
-                self._in_use.put(scaler, True)
+                self.in_use.put(scaler, True)
                 self._kept.losses.given(losses)
 
         @functools.wraps(original)
@@ -128,7 +128,7 @@ class Scalers:
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
             if self._recorder.state == "armed" and _is_enabled(scaler):
-                self._unscaled[id(optimizer)] = (weakref.ref(scaler), weakref.ref(optimizer))
+                self.unscaled[id(optimizer)] = (weakref.ref(scaler), weakref.ref(optimizer))
                 self._updated.discard(id(optimizer))
                 self._kept.unscaled(optimizer)
 
@@ -143,9 +143,9 @@ class Scalers:
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler) -> None:
-            if self._unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
+            if self.unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
                 self._end_left_out(scaler)
-            self._in_use.drop(scaler)
+            self.in_use.drop(scaler)
 
         @functools.wraps(original)
         def update(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
@@ -194,18 +194,16 @@ class Scalers:
 
         One that wraps another, or is wrapped, has the same parameters.
         """
-        if not self._unscaled:
-            return
         first = _first_parameter(optimizer)
-        for key, (_, known) in list(self._unscaled.items()):
+        for key, (_, known) in list(self.unscaled.items()):
             other = known()
             if other is None or other is optimizer or _first_parameter(other) is first:
-                del self._unscaled[key]
+                del self.unscaled[key]
                 self._updated.discard(key)
 
     def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether ``unscale_`` was called for it, and no attempt of it has followed."""
-        known = self._unscaled.get(id(optimizer))
+        known = self.unscaled.get(id(optimizer))
         return known is not None and known[1]() is optimizer
 
     def has_updated(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -214,7 +212,7 @@ class Scalers:
 
     def leaves_out(self, optimizer: torch.optim.Optimizer) -> bool:
         """Gradients are thrown away: end the attempt if a scaler has unscaled them for a step. False if none has."""
-        scaler = self._unscaled[id(optimizer)][0]() if self.has_unscaled(optimizer) else None
+        scaler = self.unscaled[id(optimizer)][0]() if self.has_unscaled(optimizer) else None
         return scaler is not None and self._leave_out(scaler, optimizer)
 
     def _end_left_out(self, scaler: torch.amp.GradScaler) -> None:
@@ -223,7 +221,7 @@ class Scalers:
         Finite gradients that stay are added to, by loops that update the scaler after every micro-batch; those that are
         thrown away end the attempt when they are.
         """
-        for used, known in list(self._unscaled.values()):
+        for used, known in list(self.unscaled.values()):
             optimizer = known()
             if used() is not scaler or optimizer is None:
                 continue

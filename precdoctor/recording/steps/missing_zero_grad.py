@@ -58,8 +58,9 @@ class _Left:
 
     @property
     def untouched(self) -> bool:
-        grad = self.now()
-        return grad is not None and grad._version == self.version
+        parameter = self.parameter()
+        grad = parameter.grad if parameter is not None else None
+        return grad is not None and self.grad() is grad and grad._version == self.version
 
 
 class _Watch:
@@ -91,8 +92,14 @@ class _Watch:
 
     def look(self) -> None:
         """Note the gradient as it is now; another parameter's if the one watched has none."""
-        optimizer = self.optimizer()
-        known = self.left.parameter() if self.left is not None else None
+        left, optimizer = self.left, self.optimizer()
+        known = left.parameter() if left is not None else None
+        grad = known.grad if known is not None else None
+        if left is not None and type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
+            if left.grad() is not grad:
+                left.grad = weakref.ref(grad)
+            left.version = grad._version
+            return
         self.left = _Left.by(known) if known is not None else None
         if self.left is None and optimizer is not None:
             self.left = next((left for p in parameters_of(optimizer) if (left := _Left.by(p)) is not None), None)
@@ -117,17 +124,16 @@ class KeptGradients:
             if watch.left is None or not watch.left.untouched:
                 watch.intact = False
                 watch.unscaled = watch.summed = 0
-                watch.since = self._context.step
+                watch.since = self._context.current.step
             elif watch.copies:
                 self._compare(watch)
 
     def backward_ended(self) -> None:
         """Gradients are there."""
-        for key, watch in list(self._watches.items()):
+        for key, watch in tuple(self._watches.items()):
             if watch.optimizer() is None:
                 self._end(self._watches.pop(key))
-                continue
-            if watch.left is None or not watch.left.untouched:
+            elif watch.left is None or not watch.left.untouched:
                 watch.passes += 1
                 watch.summed += 1
                 watch.look()
@@ -136,9 +142,9 @@ class KeptGradients:
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """What is written from here on, the optimizer writes."""
-        watch = self._known(optimizer)
-        grad = watch.left.now() if watch is not None and watch.left is not None else None
-        if watch is not None:
+        watch = self._watches.get(id(optimizer))
+        if watch is not None and watch.optimizer() is optimizer:
+            grad = watch.left.now() if watch.left is not None else None
             watch.at_step = grad._version if grad is not None else -1
 
     def attempt_ended(self, optimizer: torch.optim.Optimizer, name: str, *, plain: bool) -> None:
@@ -150,31 +156,39 @@ class KeptGradients:
             plain: the optimizer has stepped, with no closure, no loss scaler (which divides what was kept by its scale)
                 and not inside a backward pass.
         """
-        watch = self._known(optimizer)
-        if watch is None:
+        watch = self._watches.get(id(optimizer))
+        if watch is None or watch.optimizer() is not optimizer:
             watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
-            watch.summed = self._context.micro_step
+            watch.summed, grad = self._context.micro_step, None
         else:
             watch.name = name
-            self._judge(watch, plain=plain)
-            self._count_unscaled(watch)
+            grad = self._judge(watch, plain=plain)
+            watch.attempts += 1
+            if watch.unscaled:
+                self._count_unscaled(watch)
         watch.intact, watch.passes = True, 0
-        watch.look()
+        if grad is not None and watch.left is not None:
+            watch.left.version = grad._version
+        else:
+            watch.look()
         if watch.steps >= ENOUGH and not watch.told and not watch.steps & (watch.steps - 1):
             self._copy(watch, optimizer)
 
-    def _judge(self, watch: _Watch, *, plain: bool) -> None:
-        left, step = watch.left, self._context.step
+    def _judge(self, watch: _Watch, *, plain: bool) -> Tensor | None:
+        """Whether its gradients are what is left of the step before; returns the one watched, if it is still there."""
+        left, step = watch.left, self._context.current.step
         grad = left.now() if left is not None else None
         written = left is None or watch.at_step != left.version
         if not plain or grad is None or grad._version != watch.at_step or (written and not self._clipped):
             self._end(watch)
             watch.summed, watch.since = 0, step + 1
         elif not watch.intact or not watch.passes:
-            self._end(watch)
+            if watch.steps or watch.told or watch.copies:
+                self._end(watch)
         else:
             watch.steps += 1
             self._tell_if_sure(watch)
+        return grad
 
     @property
     def _clipped(self) -> bool:
@@ -231,7 +245,9 @@ class KeptGradients:
             self._tell_if_sure(watch, ended=True)
         if told:
             self._tell(watch)
-        watch.steps, watch.told, watch.same, watch.copies = 0, False, None, []
+        watch.steps, watch.told, watch.same = 0, False, None
+        if watch.copies:
+            watch.copies = []
 
     def _tell(self, watch: _Watch) -> None:
         data = {
@@ -279,7 +295,6 @@ class KeptGradients:
     def _count_unscaled(self, watch: _Watch) -> None:
         times, watch.unscaled = watch.unscaled, 0
         facts = self._context.current
-        watch.attempts += 1
         if times < 2 or facts.left_out or facts.not_reached:
             return
         watch.repeated += 1

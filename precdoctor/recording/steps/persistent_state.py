@@ -139,6 +139,8 @@ class OptimizerStateWatch:
         #: The last step after which the state was finite: seen to be, or because the gradients could not spoil it.
         self._finite: dict[int, int] = {}
         self._reported: set[int] = set()
+        #: The magnitude whose square leaves the range of the state, and the step in which it was asked for.
+        self._roots: dict[int, tuple[int, float]] = {}
 
     def due(self, optimizer: torch.optim.Optimizer, gradient: float | None) -> bool:
         """Whether to look after this step.
@@ -147,18 +149,25 @@ class OptimizerStateWatch:
             optimizer: that has stepped.
             gradient: the largest magnitude it was given; null when unknown.
         """
-        if id(optimizer) in self._reported:
+        key, step = id(optimizer), self._context.current.step
+        if key in self._reported:
             return False
-        last = self._looked.get(id(optimizer))
-        if self._context.live and (last is None or self._context.step - last >= _STATE_EVERY):
+        if self._context.live and step - self._looked.get(key, step - _STATE_EVERY) >= _STATE_EVERY:
             return True
         if gradient is None:
             return False
-        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * _root_of_range(state_tensors(optimizer)):
+        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * self._root(optimizer, step):
             return True
-        if id(optimizer) in self._finite and type(optimizer).__module__.startswith("torch.optim"):
-            self._finite[id(optimizer)] = self._context.step
+        if key in self._finite and type(optimizer).__module__.startswith("torch.optim"):
+            self._finite[key] = step
         return False
+
+    def _root(self, optimizer: torch.optim.Optimizer, step: int) -> float:
+        """Asked for now and then: the kinds of a state stay what they are, and to walk over it takes time."""
+        known = self._roots.get(id(optimizer))
+        if known is None or not 0 <= step - known[0] < _STATE_EVERY:
+            known = self._roots[id(optimizer)] = step, _root_of_range(state_tensors(optimizer))
+        return known[1]
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Poisoned]:
         """State tensors that are non-finite, reported once per optimizer. Waits for the device."""

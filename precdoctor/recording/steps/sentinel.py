@@ -12,13 +12,15 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.slots.step_batch import Deferred, defer
 
 #: In elements: two microseconds of reading.
 _SMALL = 16 * 1024
 _BASE: Any = torch._C.TensorBase
-_GRADIENT = _BASE.grad.__get__
+_GRADIENT, _CDATA, _VERSION = _BASE.grad.__get__, _BASE._cdata.__get__, _BASE._version.__get__
+_INFERENCE = _BASE.is_inference
 _EXACT = frozenset(tensor_leaves.EXACT)
 
 
@@ -28,11 +30,11 @@ class Look:
 
     amax: Deferred
     #: Null: of all an optimizer is about to be asked of, which nobody can have changed since.
-    of: frozenset[tuple[int, int]] | None = None
+    of: tuple[tuple[int, int], ...] | None = None
 
     def covers(self, parameters: Iterable[Tensor]) -> bool:
         """Whether it covers the gradients of all of these parameters, unchanged since."""
-        return self.of is None or _versions(parameters) <= self.of
+        return self.of is None or (now := _versions(parameters)) == self.of or {*now} <= {*self.of}
 
     @classmethod
     def at(cls, amax: Deferred, parameters: Iterable[Tensor]) -> Look:
@@ -40,9 +42,13 @@ class Look:
         return cls(amax, _versions(parameters))
 
 
-def _versions(parameters: Iterable[Tensor]) -> frozenset[tuple[int, int]]:
-    gradients = (p.grad for p in parameters if p.grad is not None)
-    return frozenset((g._cdata, -1 if g.is_inference() else g._version) for g in gradients)
+def _versions(parameters: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
+    """Which gradients there are, and how often each was written to; by functions of C, up to four times a step."""
+    gradients = list(map(_GRADIENT, parameters))
+    if not _EXACT.issuperset(map(type, gradients)) or any(map(_INFERENCE, gradients)):
+        gradients = [g for g in gradients if g is not None]
+        return tuple((g._cdata, -1 if g.is_inference() else g._version) for g in gradients)
+    return tuple(zip(map(_CDATA, gradients), map(_VERSION, gradients), strict=True))
 
 
 def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
@@ -64,19 +70,30 @@ def amax(tensors: Iterable[Tensor]) -> Deferred:
         return defer(_largest(dense))
 
 
-def gradient_sentinel(parameters: Iterable[Tensor]) -> tuple[Deferred, Deferred] | None:
+def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None) -> tuple[Deferred, Deferred] | None:
     """L2 norm and amax over the gradients of some parameters, without waiting for a device.
 
     Args:
         parameters: those of one optimizer, with their gradients still as the backward pass left them.
+        known: what their gradients were the last time, to be kept up.
 
     Returns:
         Both as numbers that may still be on their way; amax is finite exactly if every gradient is. Null where there is
         no gradient.
     """
-    gradients = gradients_of(parameters)
-    if gradients and (found := _looked_at(gradients)) is not None:
-        return math.sqrt(found[1]), found[0]
+    gradients = list(map(_GRADIENT, parameters))
+    plain = known is not None and torch._C._functorch.maybe_current_level() is None
+    found = known.look(gradients) if known is not None and plain else None
+    if found is None:
+        some, gradients = len(gradients), [g for g in gradients if g is not None]
+        if known is not None and plain and len(gradients) < some:
+            found = known.look(gradients)
+    if found is None and gradients and (found := _looked_at(gradients)) is not None and known is not None:
+        known.learn(gradients)
+    return _gradient_sentinel(gradients) if found is None else (math.sqrt(found[1]), found[0])
+
+
+def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | None:
     dense = list(tensor_leaves.all_plain(gradients))
     if not dense:
         return None

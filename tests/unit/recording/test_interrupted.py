@@ -149,7 +149,7 @@ def test_a_step_interrupted_as_it_is_handed_over_is_logged_once(tmp_path, name, 
 @pytest.mark.parametrize("name", ["open", "close"])
 def test_anomaly_mode_is_never_left_on(name):
     loss_code = LossCode.__new__(LossCode)
-    loss_code.running, loss_code._context = False, type("Context", (), {"traced": False})()
+    loss_code.running, loss_code._context = False, type("Context", (), {"trace": None})()
 
     def around():
         try:

@@ -129,7 +129,7 @@ def test_a_graph_is_bare_where_no_module_has_a_part_in_it():
 
 def loss_code():
     found = LossCode.__new__(LossCode)
-    found._open, found._context, found.bare = False, SimpleNamespace(traced=False, state="armed"), True
+    found._open, found._context, found.bare = False, SimpleNamespace(trace=None, state="armed"), True
     return found
 
 

@@ -22,7 +22,7 @@ class Fixture:
         self.recorder = types.SimpleNamespace(threads=threads, live=False)
         self.hooks = ModuleHooks(self.recorder)
         self.seen = []
-        self.hooks.stay = False
+        self.hooks.stay, self.hooks.recomputes = False, True
         self.hooks.install(self.before, self.after)
 
     def before(self, module, _args):
@@ -145,6 +145,12 @@ def test_a_layer_that_looks_for_hooks_has_none(fixture):
     layer.norm1.register_forward_pre_hook(lambda *_: seen.append(len(layer._forward_hooks)))
     layer(torch.ones(1, 2, 4))
     assert seen == [0]
+
+
+def test_they_stay_in_backward_passes_that_have_called_no_module_yet(fixture):
+    fixture.hooks.recomputes = False
+    fixture.hooks.rest_in_backward()
+    assert in_place() == (1, 1)
 
 
 def test_a_backward_pass_is_left_alone_until_it_ends(fixture):

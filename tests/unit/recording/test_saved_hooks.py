@@ -18,7 +18,7 @@ def active(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param == "asked":
         if not hasattr(autograd, "_top_saved_tensors_default_hooks"):
             pytest.skip("this torch cannot be asked")
-        yield saved_hooks._asked
+        yield saved_hooks.active
     else:
         for name in ("_push_saved_tensors_default_hooks", "_pop_saved_tensors_default_hooks"):
             monkeypatch.setattr(autograd, name, getattr(autograd, name))  # put back afterwards
@@ -54,7 +54,7 @@ def test_a_refused_pair_of_hooks_is_none(active):
 def test_each_thread_has_its_own(active):
     seen: list[bool] = []
     with save_on_cpu():
-        other = threading.Thread(target=lambda: seen.append(active()))
+        other = threading.Thread(target=lambda: seen.append(bool(active())))
         other.start()
         other.join()
     assert seen == [False]

@@ -20,7 +20,7 @@ def training():
     recorder = types.SimpleNamespace(when_forked=[])
     scalers = Scalers(recorder, None, None, None, None, {id(o): o for o in optimizers}.get)
     scaler.scale(layers[1](layers[0](torch.ones(2, 3))).sum()).backward()
-    scalers._in_use.put(scaler, True)
+    scalers.in_use.put(scaler, True)
     return scalers, scaler, optimizers, layers
 
 
@@ -30,7 +30,7 @@ def parameters(*layers):
 
 def test_unknown_without_a_scaler(training):
     scalers, scaler, _, layers = training
-    scalers._in_use.drop(scaler)
+    scalers.in_use.drop(scaler)
     assert scalers.still_scaled(parameters(*layers)) is None
 
 

@@ -23,7 +23,13 @@ class Normalize(nn.Module):
 
 def scene_of_a_step():
     recorder = types.SimpleNamespace(
-        options=RecordOptions(), when_forked=[], step=0, micro_step=0, strict=False, in_backward=False
+        options=RecordOptions(),
+        when_forked=[],
+        step=0,
+        current=StepFacts(0),
+        micro_step=0,
+        strict=False,
+        in_backward=False,
     )
     return Scene(recorder)
 

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.steps.sentinel import Look, _norms, gradient_sentinel
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -141,3 +142,53 @@ def test_gradients_that_are_not_plain_are_read_as_before():
     sparse = torch.sparse_coo_tensor([[1]], [12.0], (4,), check_invariants=True)
     norm, amax = gradient_sentinel(with_gradients(dense, torch.empty(0), sparse))
     assert (float(norm), float(amax)) == (13.0, 12.0)
+
+
+@pytest.fixture
+def known():
+    """What is known of a list of gradients that has been read once; skips where torch cannot tell that all at once."""
+    layout, parameters = Layout(), with_gradients(torch.ones(2, 3), torch.ones(4))
+    gradient_sentinel(parameters, layout)
+    if layout.look([p.grad for p in parameters]) is None:
+        pytest.skip("no compiled kernel here, or another torch")
+    return layout
+
+
+def test_gradients_like_those_of_the_step_before_are_asked_for_their_addresses_only(known, monkeypatch):
+    monkeypatch.setattr(native_cpu, "look", None)
+    parameters = with_gradients(torch.full((2, 3), 2.0), torch.full((4,), -3.0))
+    parameters.insert(1, nn.Parameter(torch.zeros(5)))  # without a gradient
+    assert gradient_sentinel(parameters, known) == (pytest.approx(60**0.5), 3.0)
+
+
+OTHERS = {
+    "shape": lambda: (torch.ones(3, 3), torch.ones(4)),
+    "strides": lambda: (torch.ones(3, 2).t(), torch.ones(4)),
+    "gaps": lambda: (torch.ones(2, 3), torch.ones(8)[::2]),
+    "dtype": lambda: (torch.ones(2, 3), torch.ones(4, dtype=torch.bfloat16)),
+    "fewer": lambda: (torch.ones(2, 3),),
+    "more": lambda: (torch.ones(2, 3), torch.ones(4), torch.ones(1)),
+    "sparse": lambda: (torch.ones(2, 3), torch.ones(4).to_sparse()),
+    "class": lambda: (torch.ones(2, 3), torch.ones(4).as_subclass(type("Mine", (torch.Tensor,), {}))),
+    "conjugate": lambda: (torch.ones(2, 3), torch.ones(4, dtype=torch.complex64).conj().real),
+    "memory": lambda: (torch.ones(2, 3), given_back(torch.ones(4))),
+}
+
+
+def given_back(x):
+    x.untyped_storage().resize_(0)
+    return x
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_other_gradients_are_not_taken_for_those_of_the_step_before(what, known):
+    others = OTHERS[what]()
+    assert known.look(others) is None
+    parameters = with_gradients(*others)
+    assert gradient_sentinel(parameters, known) == gradient_sentinel(parameters)
+
+
+def test_a_list_that_always_changes_is_not_learnt_for_ever(known):
+    for size in range(1, 40):
+        gradient_sentinel(with_gradients(torch.ones(size)), known)
+    assert known.look([torch.ones(39)]) is None

@@ -1,0 +1,97 @@
+"""The one look at the gradients of a step where not every one has a row: who takes it, and how long it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.kernels.list_layout import Layout
+from precdoctor.recording.model import static
+from precdoctor.recording.model.optimizer_contents import parameters_in_place, parameters_of
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.steps import clipping
+from precdoctor.recording.steps.loss_scalers import Scalers
+from precdoctor.recording.steps.sentinel import Look, gradient_sentinel
+
+
+class GradientLooks:
+    """Reads the gradients as the optimizer, or clipping before it, is given them.
+
+    Args:
+        recorder: of the process.
+        scalers: tell whether gradients still carry a loss scale.
+        in_closure: whether a step with a closure runs.
+    """
+
+    def __init__(self, recorder: Recorder, scalers: Scalers, in_closure: Callable[[], bool]) -> None:
+        self._recorder, self._scalers, self._in_closure = recorder, scalers, in_closure
+        #: The gradients were read in this step, so that nobody has to read them again.
+        self._look: Look | None = None
+        self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
+        self._clipped = Layout()
+
+    def install(self) -> None:
+        """Look before gradients are clipped."""
+        clipping.install(self._recorder, self._note_clip, self._covered, self._stays)
+
+    def take(self) -> Look | None:
+        """The look of this step, for the one who judges it."""
+        look, self._look = self._look, None
+        return look
+
+    def forget(self) -> None:
+        """The step is over."""
+        self._look = None
+
+    def before_step(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+        """The optimizer is about to use them; they are judged at once, before anybody can write to them."""
+        facts = self._recorder.current
+        if facts.gradients_of is None and facts.grad_norm is None:
+            layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
+            if self._read(parameters_in_place(groups), layout):
+                self._look = Look(facts.grad_amax)
+
+    def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
+        """They came into being inside the step."""
+        layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
+        self._look_at(parameters_of(optimizer), layout)
+
+    def _look_at(self, parameters: list[Tensor], layout: Layout) -> None:
+        facts = self._recorder.current
+        known = facts.gradients_of is not None or facts.grad_norm is not None
+        if not known and not self._recorder.capture.runs and self._read(parameters, layout):
+            self._look = Look.at(facts.grad_amax, parameters)
+
+    def _read(self, parameters: Sequence[Tensor], layout: Layout) -> bool:
+        """Whether there were any."""
+        facts = self._recorder.current
+        if (found := gradient_sentinel(parameters, layout)) is None:
+            return False
+        facts.grad_norm, facts.grad_amax = found
+        if self._scalers.in_use:
+            facts.grad_norm_scaled = self._scalers.still_scaled(parameters) is True
+        return True
+
+    # --- clipping ----------------------------------------------------------------------------------------------------
+
+    def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
+        """Gradients are about to be clipped to this norm or value."""
+        recorder = self._recorder
+        if recorder.state != "armed":
+            return
+        if self._in_closure() or not recorder.live or recorder.options.include or recorder.options.exclude:
+            self._look_at(parameters, self._clipped)
+        if (number := clipping.number(limit)) is not None:
+            recorder.current.clip_norm = number
+            recorder.current.clipped_before_unscale = self._scalers.still_scaled(parameters)
+
+    def _covered(self, parameters: list[Tensor]) -> bool:
+        return self._look is not None and self._look.covers(parameters)
+
+    def _stays(self, parameters: list[Tensor]) -> None:
+        """What is finite stays so where gradients are clipped."""
+        assert self._look is not None, "only called after covered"
+        self._look = Look.at(self._look.amax, parameters)
