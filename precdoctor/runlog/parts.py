@@ -97,7 +97,8 @@ def sealed_rows(
             if not (wanted := _matching(sound, query)):
                 return
             fits = 0 < listed.rows <= BATCH_ROWS and sum(group.values for group in sound) <= BATCH_VALUES
-            if known is None or not kept.has_room or not fits:
+            # text of events has no bound but that of a batch
+            if known is None or not kept.has_room or not fits or query.table == "events":
                 for batch in _decode(part.name, content, sound, wanted, query.table, query.needed):
                     yield _checked(part.name, batch, query.table, query.needed, rank)
                 return
