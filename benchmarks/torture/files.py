@@ -16,11 +16,13 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.torture.targets import FACTS, STEPS, TENSORS, attempt, targets
+from benchmarks.torture.targets import EVENTS, FACTS, STEPS, TENSORS, attempt, targets
 from precdoctor.diagnosis.engine import diagnose
 from precdoctor.reporting.outputs import WRITERS, Report
 from precdoctor.runlog import open_run, seal
@@ -153,49 +155,124 @@ def names(workspace: Path, seed: int, count: int) -> str:
     return f"{len(chosen)} hostile names, {outputs} reports, nothing injected"
 
 
+#: What is tried on a bomb R, beside a sound log G.
+_COMMANDS: dict[str, list[str]] = {
+    "diagnose": ["diagnose", "R"],
+    "show": ["show", "R"],
+    "report": ["report", "R", "-o", "out.html", "--force"],
+    "whatif": ["whatif", "R", "--format", "e4m3"],
+    "compare": ["compare", "R", "R"],
+    "gate": ["gate", "R", "--baseline", "G"],
+    "export": ["export", "R", "--to", "csv", "-o", "tables", "--force"],
+    "log verify": ["log", "verify", "R"],
+}
+
+
 def bombs(workspace: Path, seed: int, count: int) -> str:
-    """Logs that unfold: a command answers or refuses, within its memory."""
-    made = list(itertools.islice(_bombs(workspace), count))
-    worst, words = 0, []
-    for name, run in made:
-        command = [sys.executable, "-m", "precdoctor", "diagnose", str(run)]
-        child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        assert child.stderr is not None
-        with child.stderr:
-            error = child.stderr.read()
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        taken = usage.ru_maxrss * 1024
-        assert child.returncode in (0, 3), f"{name}: status {child.returncode}: {error[-500:]}"
-        assert taken <= MEMORY, f"{name}: {taken / 1e9:.2f} GB"
-        worst = max(worst, taken)
-        words.append(f"{name} {taken / 1e6:.0f} MB, {usage.ru_utime:.0f} s, status {child.returncode}")
+    """Logs that unfold: every command answers or refuses, within its memory."""
     del seed
-    return f"{len(made)} bombs ({'; '.join(words)}); at most {worst / 1e6:.0f} MB"
+    good = write_run(workspace / "good", TENSORS, STEPS, EVENTS, facts=FACTS)
+    made = list(itertools.islice(_bombs(workspace), count))
+    worst, words = dict.fromkeys(_COMMANDS, 0), []
+    for name, run in made:
+        most = 0
+        for command, words_of in _COMMANDS.items():
+            arguments = [{"R": str(run), "G": str(good)}.get(word, word) for word in words_of]
+            status, taken, error = _run(arguments, workspace)
+            assert status in (0, 1, 3), f"{command} of {name}: status {status}: {error[-500:]}"
+            assert "Traceback" not in error, f"{command} of {name}: {error[-500:]}"
+            assert taken <= MEMORY, f"{command} of {name}: {taken / 1e9:.2f} GB"
+            worst[command], most = max(worst[command], taken), max(most, taken)
+        words.append(f"{name} {most / 1e6:.0f}")
+    at_most = ", ".join(f"{command} {taken / 1e6:.0f}" for command, taken in worst.items())
+    return f"{len(made)} bombs; MB at most: {at_most}; by bomb: {', '.join(words)}"
+
+
+def _run(arguments: list[str], directory: Path) -> tuple[int, int, str]:
+    """Exit status, most bytes of memory, and what was written to stderr."""
+    limited = ["/bin/sh", "-c", f'ulimit -d {4 * MEMORY >> 10}; exec "$@"', "sh"]  # others work on this machine
+    child = subprocess.Popen(
+        [*limited, sys.executable, "-m", "precdoctor", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    with child.stderr:
+        error = child.stderr.read()
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, usage.ru_maxrss * 1024, error
+
+
+_WIDE = {
+    **{name: [0] * 512 for name in ("exp_hist", "rel_hist", "block16_hist", "block32_hist", "block128_hist")},
+    **{name: [0.0] * 512 for name in ("head_max", "head_entropy")},
+    "exp_lo": -9,
+    "rel_lo": -9,
+    "shape": [1] * 512,
+}
 
 
 def _bombs(workspace: Path) -> Iterator[tuple[str, Path]]:
-    yield "20 000 equal rows", _repeated(workspace / "rows", 20_000, {})
-    yield "lists of 512 zeros", _repeated(workspace / "lists", 20_000, {"exp_hist": [0] * 512, "exp_lo": -9})
-    yield "names of 1 MiB", _repeated(workspace / "names", 3000, {"module": "x" * (1 << 20)})
-    yield "5 000 000 equal rows", _repeated(workspace / "many", 5_000_000, {})
+    def log(name: str) -> Path:
+        return write_run(workspace / name, TENSORS, STEPS, EVENTS, facts=FACTS)
+
+    tensor, warning = TENSORS[0], {"event": "warning", "step": 0}
+    bomb = '{"what": [' + ",".join(['{"":0}'] * 140_000) + "]}"
+    yield "20 000 equal rows", put_part(log("rows"), "tensors", [tensor], 20_000)
+    yield "lists of 512 zeros", put_part(log("lists"), "tensors", [{**tensor, **_WIDE}], 200_000)
+    yield "names of 1 MiB", put_part(log("names"), "tensors", [{**tensor, "module": "x" * (1 << 20)}], 3000)
+    yield "250 000 tensors", put_part(log("tensors"), "tensors", [tensor], 250_000, module=_numbers(250_000))
+    yield "100 000 tensors", put_part(log("fewer"), "tensors", [tensor], 100_000, module=_numbers(100_000))
+    yield "events of 900 kB", put_part(log("texts"), "events", [{**warning, "data": "x" * 900_000}], 600)
+    yield "events of 140 000 objects", put_part(log("objects"), "events", [{**warning, "data": bomb}], 400)
+    yield "350 000 events", put_part(log("events"), "events", [{**warning, "data": '{"what": "x"}'}], 350_000)
+    yield "350 000 steps", put_part(log("steps"), "steps", STEPS[:1], 350_000, step=pa.array(range(350_000)))
+    yield "1000 rates a step", put_part(log("rates"), "steps", [{**STEPS[0], "lrs": [0.1] * 1000}], 10_000)
+    run = log("document")
+    (run / "rank-00000/rank.json").write_text('{"x": [' + ",".join(['{"":0}'] * 8_000_000) + "]}")
+    yield "rank.json of 8 000 000 objects", run
+    run = log("documents")
+    for rank in range(1, 40):
+        modules = [{"name": f"{rank}.{n}", "class": "L"} for n in range(20_000)]
+        (run / f"rank-{rank:05d}").mkdir()
+        (run / f"rank-{rank:05d}/rank.json").write_text(json.dumps({"roots": [{"name": "Net#0", "modules": modules}]}))
+    yield "40 models of 20 000 modules", run
+    yield "5 000 000 equal rows", put_part(log("many"), "tensors", [tensor], 5_000_000)
 
 
-def _repeated(run: Path, rows: int, columns: dict[str, object]) -> Path:
-    """A log whose tensors part holds one row very often."""
-    write_run(run, [{"step": 0}], STEPS, facts=FACTS)
-    path = run / "rank-00000/tensors-000001.parquet"
-    one = pa.Table.from_batches([build_batch("tensors", columns_of("tensors", [{**TENSORS[0], **columns}]), 1)])
-    some = min(rows, 1 << 10)
+def _numbers(count: int) -> pa.Array:
+    return pa.array([f"{n:07d}" for n in range(count)])
+
+
+def put_part(run: Path, table: str, row: list[dict[str, Any]], rows: int, **columns: pa.Array) -> Path:
+    """Exchange the first part of a table by one that holds one row very often, but for the given columns; the run."""
+    (run / f"rank-00000/{table}-000001.arrows.open").unlink(missing_ok=True)
+    path = run / f"rank-00000/{table}-000001.parquet"
+    one = pa.Table.from_batches([build_batch(table, columns_of(table, row), 1)])
+    some = min(rows, 1 << 16 if len(str(row)) < 1000 else 1 << 9 if len(str(row)) < 100_000 else 1 << 5)
     block = one.take(pa.array([0] * some))
     options = {"compression": "zstd", "write_page_checksum": True, "store_schema": False}
     with pq.ParquetWriter(path, one.schema, **options) as writer:
         for at in range(0, rows, some):
-            writer.write_table(block.slice(0, min(some, rows - at)))
+            piece = block.slice(0, min(some, rows - at))
+            for name, values in columns.items():
+                place = piece.schema.get_field_index(name)
+                piece = piece.set_column(place, piece.schema.field(place), values.slice(at, piece.num_rows))
+            writer.write_table(piece)
     manifest = run / "rank-00000/parts.jsonl"
-    lines = [json.loads(line) for line in manifest.read_text().splitlines()]
-    line = {"name": path.name, "rows": rows, "first_step": 0, "last_step": 0, "blake2b": digest_of(path.read_bytes())}
-    manifest.write_text("".join(json.dumps(line if old["name"] == path.name else old) + "\n" for old in lines))
+    lines = [json.loads(line) for line in manifest.read_text().splitlines()] if manifest.exists() else []
+    steps = (
+        pc.min_max(columns["step"]).as_py()
+        if "step" in columns
+        else dict.fromkeys(("min", "max"), row[0].get("step", 0))
+    )
+    line = {"name": path.name, "rows": rows, "first_step": steps["min"], "last_step": steps["max"]}
+    line["blake2b"] = digest_of(path.read_bytes())
+    manifest.write_text("".join(json.dumps(e) + "\n" for e in [*(e for e in lines if e["name"] != path.name), line]))
     return run
 
 

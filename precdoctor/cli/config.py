@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,6 +79,7 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
     },
 }
 _PREFIX = "PRECDOCTOR_"
+_MAX_BYTES = 4 << 20
 #: Keys that run a command, change the training or write files: they are taken only from files of the user's own, not
 #: from those of root.
 _ACTS = frozenset(("on-finding", "apply", "output", "also"))
@@ -237,11 +237,9 @@ def _table(project: Path) -> Mapping[str, Any] | None:
 
 
 def _load(file: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    from precdoctor.runlog.toml import read_toml
+
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return read_toml(file, _MAX_BYTES)
     except (OSError, ValueError) as error:  # malformed TOML and bad UTF-8 are both ValueError
         raise UsageError(f"{file} cannot be read as TOML: {error}") from None

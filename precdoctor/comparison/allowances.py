@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,8 +13,10 @@ from precdoctor.comparison.lines import Line
 from precdoctor.diagnosis.claims.finding import Finding, Location, Severity
 from precdoctor.diagnosis.registry import find, nearest
 from precdoctor.errors import UsageError
+from precdoctor.runlog.toml import read_toml
 
 CHECK = "PD816 allowance-expired"
+_MAX_BYTES = 4 << 20
 _KEYS = ("code", "module", "reason", "until")
 
 
@@ -53,12 +54,8 @@ def read_allowances(file: Path, known: Sequence[Any]) -> tuple[Allowance, ...]:
     Raises:
         UsageError: the file cannot be read, or an entry lacks something; the message says which.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = read_toml(file, _MAX_BYTES)
     except FileNotFoundError:
         raise UsageError(f"{file}: no such allow-list") from None
     except (OSError, ValueError) as error:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from precdoctor.comparison.summary import METRICS, SHARES, Start, shares_of
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.errors import CorruptRunError, NewerSchemaError, UsageError
+from precdoctor.runlog.toml import read_toml
 
 #: Raised whenever the meaning of a key changes.
 SCHEMA_VERSION = 1
@@ -195,17 +195,11 @@ def read_baseline(file: Path) -> Baseline:
 
 
 def _loaded(file: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        if file.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"{file} is no baseline: it is larger than {_MAX_BYTES >> 20} MiB")
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return read_toml(file, _MAX_BYTES)
     except FileNotFoundError:
         raise UsageError(f"{file}: no such baseline") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read as a baseline: {error}") from None
 
 

@@ -164,10 +164,16 @@ def metrics_of(summary: Summary, kind: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+#: Bytes that the sum of squares of a row takes, and rows after which they are counted anew.
+_SQUARE_COST, _COUNTED = 250, 1 << 14
+
+
 def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
     """Every tensor of a run over ``steps``. Gradients of steps that a loss scaler skipped are left out."""
     found: dict[Key, Summary] = {}
-    for record in view.scan_records(_COLUMNS, _KINDS, steps=steps):
+    for number, record in enumerate(view.scan_records(_COLUMNS, _KINDS, steps=steps)):
+        if not number % _COUNTED:
+            view.run.budget.keep("squares", _SQUARE_COST * number)
         row = TensorRow.of(record)
         facts = view.step_facts(Process(row.rank, row.attempt), row.step)
         if row.phase == "recompute" or (facts is not None and facts.skipped and "grad" in row.kind):

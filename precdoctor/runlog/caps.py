@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
 from precdoctor.errors import RunTooLargeError
@@ -15,6 +16,10 @@ MAX_DIRECTORIES: Final = 1 << 14
 MAX_PARTS: Final = 1 << 18
 #: Rows of a table that parts.jsonl lists, all processes together. What is kept of each step takes about 1 kB in memory.
 MAX_ROWS: Final = {"tensors": 1 << 28, "steps": 1 << 20, "events": 1 << 20}
+#: Bytes of memory that may hold what is kept of a run as a whole: documents, steps, events, names of tensors.
+MAX_MEMORY: Final = 900_000_000
+#: Most bytes that Python takes for what a character of JSON announces: an object, a list, a key, a further value.
+JSON_COSTS: Final = {"{": 240, "[": 100, ":": 140, ",": 72}
 #: Rows of one step of one process, about 2 kB each in memory: a model of 50 000 modules has as many.
 MAX_STEP_ROWS: Final = 1 << 18
 
@@ -30,3 +35,27 @@ def hold(count: int, limit: int, what: str) -> None:
             f"{what.format(f'{count:,}')}, more than the {limit:,} that are read by default; to read them all, type: "
             "precdoctor --any-size, then the command"
         )
+
+
+class Budget:
+    """The memory that may hold what is kept of one run."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._kept: dict[str, int] = {}
+
+    def keep(self, what: str, size: int) -> None:
+        """Count ``size`` bytes for ``what``, of which the largest that was ever kept counts.
+
+        Raises:
+            RunTooLargeError: all together it is above :data:`MAX_MEMORY`.
+        """
+        self._kept[what] = max(size, self._kept.get(what, 0))
+        total = sum(self._kept.values())
+        hold(total >> 20, MAX_MEMORY >> 20, f"{self._run} unfolds to {{}} MiB in memory")
+
+
+def json_cost(text: bytes) -> int:
+    """Bytes that the values of a JSON document may take in memory; at least as many as they do."""
+    wide = 1 if text.isascii() and b"\\u" not in text else 4
+    return 2 * wide * len(text) + sum(text.count(sign.encode()) * cost for sign, cost in JSON_COSTS.items())

@@ -27,6 +27,7 @@ from precdoctor.errors import (
     likely,
 )
 from precdoctor.runlog.atomic import dump_json, write_json_atomically
+from precdoctor.runlog.caps import Budget, json_cost
 from precdoctor.runlog.documents import RUN, Shape, check
 from precdoctor.runlog.files import (
     ATTACH_FILE,
@@ -340,7 +341,9 @@ def parse_json(text: bytes, where: Path) -> dict[str, Any]:
 
     Raises:
         CorruptRunError: it is not JSON, not an object, or too deep.
+        RunTooLargeError: it unfolds to more than the cap.
     """
+    Budget(where).keep("document", json_cost(text))
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from precdoctor.errors import CorruptRunError
 from precdoctor.runlog import documents
-from precdoctor.runlog.caps import MAX_DIRECTORIES, MAX_PARTS, MAX_ROWS, hold
+from precdoctor.runlog.caps import MAX_DIRECTORIES, MAX_PARTS, MAX_ROWS, Budget, hold
+from precdoctor.runlog.costs import TENSOR_COST, document_cost, rows_cost, shared_model_cost
 from precdoctor.runlog.files import ATTACH_FILE, END_FILE, RANK_FILE
 from precdoctor.runlog.filters import Filters, Query, query
 from precdoctor.runlog.kept import Kept
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
 
 #: Reasons in end.json for which the training went on without the recorder.
 _CUT_SHORT = ("disk_budget", "disk", "error")
+#: What tells one tensor from another.
+_NAMES = ("root", "module", "kind", "name")
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class RankLog:
     directory: Path
     end: dict[str, Any] | None
     problems: list[str]
+    read_facts: Callable[[Path], dict[str, Any]] = field(repr=False)
 
     @cached_property
     def facts(self) -> dict[str, Any]:
@@ -66,8 +72,7 @@ class RankLog:
         Raises:
             RunUnreadableError: it is damaged or cannot be read.
         """
-        with advice(self.directory.parent), readable(self.directory.name):
-            return read_json_if_there(self.directory / RANK_FILE, documents.RANK) or {}
+        return self.read_facts(self.directory)
 
     @property
     def complete(self) -> bool:
@@ -118,6 +123,11 @@ class Run:
         self.engine: str | None = None
         #: What was found out about its parts so far.
         self.kept = Kept()
+        #: Counts what is kept of the run as a whole.
+        self.budget = Budget(path)
+        self._tensors: set[int] = set()
+        self._models: dict[str, Any] = {}
+        self._facts_cost = 0
         self._listed: dict[str, int] | None = None
 
     def __repr__(self) -> str:
@@ -136,7 +146,17 @@ class Run:
             RunUnreadableError: a rank.json, end.json or parts.jsonl is damaged or cannot be read.
         """
         with advice(self.path):
-            return [_rank_log(directory, self.kept) for directory in self._processes().every]
+            self.budget.keep("run.json", document_cost(self.info))
+            logs = [_rank_log(directory, self.kept, self._facts_of) for directory in self._processes().every]
+            self.budget.keep("end.json", sum(document_cost(log.end or {}) for log in logs))
+            return logs
+
+    def _facts_of(self, directory: Path) -> dict[str, Any]:
+        with advice(self.path), readable(directory.name):
+            facts = read_json_if_there(directory / RANK_FILE, documents.RANK) or {}
+        self._facts_cost += shared_model_cost(facts, self._models)
+        self.budget.keep("rank.json", self._facts_cost)
+        return facts
 
     def tensors(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
         """One row per tensor and step, by rank, attempt and time of writing.
@@ -272,9 +292,27 @@ class Run:
             processes = self._processes()
             wanted = processes.every if asked.rank is None else processes.of(asked.rank, asked.attempt)
             rows = (batch for rank in wanted for batch in rank_rows(rank, asked, self.kept))
+            cost = 0
             for batch in map(asked.select, joined(rows)):
                 if batch.num_rows:
+                    cost += self._cost_of(batch, asked.table)
+                    self.budget.keep(asked.table, cost)
                     yield batch
+
+    def _cost_of(self, batch: pa.RecordBatch, table: str) -> int:
+        """Bytes that are kept of rows; of ``tensors``, of those tensors that were not met before in the run."""
+        if table != "tensors":
+            return rows_cost(table, batch)
+        if not set(_NAMES).issubset(batch.schema.names):
+            return 0
+        keys = np.zeros(batch.num_rows, np.int64)
+        for name in _NAMES:  # Python's hashes of texts are salted: nobody can write names that fall together
+            column = batch.column(name)
+            hashes = np.fromiter(map(hash, column.dictionary.to_pylist()), np.int64, len(column.dictionary))
+            keys = keys * 1_000_003 + hashes[column.indices.to_numpy(zero_copy_only=False)]
+        self._tensors.update(pc.unique(pa.array(keys)).to_pylist())
+        self.budget.keep("names", TENSOR_COST * len(self._tensors))
+        return 0
 
 
 def open_run(path: str | os.PathLike[str] | Run) -> Run:
@@ -310,7 +348,7 @@ def advice(run: Path) -> Iterator[None]:
         raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {quoted_path(run)}") from error
 
 
-def _rank_log(rank: RankDirectory, kept: Kept) -> RankLog:
+def _rank_log(rank: RankDirectory, kept: Kept, read_facts: Callable[[Path], dict[str, Any]]) -> RankLog:
     with readable(rank.path.name):
         found = survey(rank.path, kept)
         end = read_json_if_there(rank.path / END_FILE, documents.END)
@@ -323,4 +361,4 @@ def _rank_log(rank: RankDirectory, kept: Kept) -> RankLog:
         problems += [f"{part.path.name} was left open" for part in found.files if not part.sealed]
     problems += [f"{name} is listed and missing" for name in found.missing]
     problems += [f"{name} is not listed" for name in found.unlisted]
-    return RankLog(rank.rank, rank.attempt, rank.path, end, problems)
+    return RankLog(rank.rank, rank.attempt, rank.path, end, problems, read_facts)

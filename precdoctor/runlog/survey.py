@@ -11,6 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from precdoctor.errors import CorruptRunError, RunUnreadableError
+from precdoctor.runlog.caps import Budget, json_cost
 from precdoctor.runlog.files import OPEN_PART, PARTS_FILE, SEALED_PART
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import MAX_JSON_BYTES, files_matching, parse_json, read_regular
@@ -162,5 +163,7 @@ def json_lines(content: bytes, where: Path) -> list[dict[str, Any]]:
 
     Raises:
         CorruptRunError: a line is damaged.
+        RunTooLargeError: all together they unfold to more than the cap.
     """
+    Budget(where).keep("lines", json_cost(content))
     return [parse_json(line, where) for line in content.split(b"\n")[:-1] if line.strip()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from precdoctor.diagnosis.prescriptions.measures import Scope, measure_named
 from precdoctor.diagnosis.prescriptions.prescribed import Prescribed
 from precdoctor.errors import UsageError
 from precdoctor.runlog.changes import Change
+from precdoctor.runlog.toml import read_toml
 
 SCHEMA_VERSION = 1
 MAX_BYTES = 4 << 20
@@ -109,15 +109,8 @@ def load(file: Path) -> tuple[list[Prescribed], str]:
     Raises:
         UsageError: it cannot be read, or holds anything that is not known; nothing is skipped in silence.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        content = file.read_bytes()
-        if len(content) > MAX_BYTES:
-            raise UsageError(f"{file} is larger than {MAX_BYTES} bytes; a prescription file is a few kilobytes")
-        document = tomllib.loads(content.decode("utf-8"))
+        document = read_toml(file, MAX_BYTES)
     except OSError as error:
         raise UsageError(
             f"{file} cannot be read: {error.strerror}; write one with: precdoctor diagnose RUN --prescription {file}"

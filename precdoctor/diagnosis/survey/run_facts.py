@@ -19,6 +19,7 @@ from precdoctor.diagnosis.survey.processes import MOST_PROCESSES, Glance, Proces
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
 from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.costs import rows_cost
 from precdoctor.runlog.filters import ATTEMPT
 from precdoctor.runlog.pieces import Piece, piece_rows
 from precdoctor.runlog.reader import advice
@@ -154,10 +155,16 @@ class RunFacts:
                     glances.append(found)
             pieces = {p: pieces[p] for p in representatives(glances)}
         steps: dict[Process, list[pa.RecordBatch]] = {}
+        cost = 0
         for process, piece in pieces.items():
+            own = steps[process] = []
             try:
-                steps[process] = list(piece_rows(piece, _STEP_COLUMNS, kept=self._run.kept))
-            except RunUnreadableError as error:  # noqa: PERF203 - each process apart
+                for batch in piece_rows(piece, _STEP_COLUMNS, kept=self._run.kept):
+                    cost += rows_cost("steps", batch)
+                    self._run.budget.keep("steps", cost)
+                    own.append(batch)
+            except RunUnreadableError as error:
+                del steps[process]
                 self._cannot_read(piece, error)
         return steps
 

@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.totals import READ, grouped, merged, totals
 from precdoctor.errors import RunUnreadableError
+from precdoctor.runlog.caps import Budget
+from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import ATTEMPT
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.parts import joined
@@ -52,6 +54,8 @@ BAD = pa.schema(
 BATCHES = pa.schema([ROWS.field(name) for name in _BATCH_COLUMNS])
 #: Pieces of fewer rows are read together, up to as many rows in all.
 _SMALL, _TOGETHER = 1 << 16, 1 << 18
+#: How often a kept row is in memory while rows are joined.
+_COPIES = 3
 #: Partial tables are merged when there are this many rows of them.
 _PENDING = 1 << 17
 
@@ -150,7 +154,7 @@ def read_pieces(task: Task, kept: Kept | None = None) -> Read:
     """
     steps = task.steps if task.keeps else ()
     more = [name for name in COLUMNS if name not in READ]
-    collector = _Collector(steps)
+    collector = _Collector(steps, Budget(task.pieces[0].directory.path.parent))
     unread: list[tuple[Piece, RunUnreadableError]] = []
     for batch in joined(_rows(task, more, steps, kept, unread)):
         collector.take(batch)
@@ -197,7 +201,9 @@ def chosen_steps(sampled: Sequence[int], bad: Sequence[int], rows: int) -> list[
 class _Collector:
     """The running state of :func:`survey`."""
 
-    def __init__(self, steps: Sequence[int] | None) -> None:
+    def __init__(self, steps: Sequence[int] | None, budget: Budget) -> None:
+        self._budget = budget
+        self._size = 0
         self._steps = None if steps is None else np.asarray(steps, np.int64)
         self._totals: list[pa.Table] = []
         self._bad: list[pa.Table] = []
@@ -210,6 +216,7 @@ class _Collector:
         self._totals.append(totals(batch))
         if sum(t.num_rows for t in self._totals) > _PENDING and len(self._totals) > 1:
             self._totals = [merged(self._totals)]
+            self._budget.keep("names", TENSOR_COST * self._totals[0].num_rows)
         for kind, found in _steps_of(batch).items():
             self._kinds.setdefault(kind, []).append(found)
         self._bad.append(_bad(batch))
@@ -223,6 +230,8 @@ class _Collector:
             kept = batch.filter(pa.array(self._steps[at] == step))
         if kept.num_rows:
             self._rows.append(kept.select(ROWS.names))
+            self._size += kept.nbytes
+            self._budget.keep("rows", _COPIES * self._size)
 
     def result(self) -> Survey:
         """Everything that was seen."""

@@ -24,6 +24,7 @@ from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow
 from precdoctor.diagnosis.survey.run_facts import RunFacts, table_columns
 from precdoctor.diagnosis.survey.survey import ROWS, Survey, chosen_steps, merged_surveys, read_pieces, tasks_of
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
+from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import query
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class RunView(RunFacts):
         for piece, error in (u for read in found for u in read.unread):
             self._cannot_read(piece, error)
         whole = merged_surveys([read.survey for read in found])
+        self._run.budget.keep("names", TENSOR_COST * whole.totals.num_rows)
+        self._run.budget.keep("rows", 2 * whole.rows.nbytes)
         if key is not None and not self.unread:
             stored.store(key, whole)
         return whole

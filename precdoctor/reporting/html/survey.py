@@ -83,6 +83,7 @@ class Survey:
     """
 
     def __init__(self, view: RunView) -> None:
+        self._budget = view.run.budget
         steps = view.kept_steps or (int(view.steps["step"].min()),)
         per_column = math.ceil(len(steps) / COLUMNS)
         self.edges: Ints = np.asarray(steps[::per_column], dtype=np.int64)
@@ -199,6 +200,9 @@ class Survey:
         at = self._index[key] = len(self.tensors)
         self.tensors.append(key)
         if at == self._sums.shape[0]:
+            arrays = (self._histograms, self._relative, self._sums, self._updates, self._extremes, self._scales)
+            size = sum(a.nbytes for a in (*arrays, *self._cells.values()))
+            self._budget.keep("charts", 3 * size)  # twice as large, beside the old ones
             self._cells = {name: _doubled(cells, np.nan) for name, cells in self._cells.items()}
             self._histograms = _doubled(self._histograms, 0)
             self._relative = _doubled(self._relative, 0)

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from precdoctor.recording.kernels import native_cpu
+
 ROOT = Path(__file__).parents[3]
 KERNELS = Path("precdoctor/recording/kernels")
 COMPILER = shutil.which("gcc")
 CHECKS = "-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 #: Has the tests of another process use a kernel that lies elsewhere.
-PLUGIN = """
+PLUGIN = f"""
 import os
 from pathlib import Path
 
 def pytest_sessionstart(session):
-    from precdoctor.recording.kernels import native
+    from precdoctor.recording.kernels import {Path(native_cpu.__file__).stem} as native
 
     native.__file__ = os.environ["SANITIZED_KERNELS"] + "/native.py"
     native.library.cache_clear()

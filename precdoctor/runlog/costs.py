@@ -1,0 +1,57 @@
+"""Upper bounds of what parts of a log take in memory as objects of Python, in bytes; measured on a million rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from precdoctor.runlog.caps import JSON_COSTS, json_cost
+
+#: A row of these tables, its text and lists left out, with what the rules make of it.
+_ROW_COSTS: Final = {"steps": 2400, "events": 2100}
+#: A learning rate of a parameter group.
+_RATE_COST: Final = 64
+#: A tensor, however many rows it has.
+TENSOR_COST: Final = 4500
+
+
+def document_cost(document: dict[str, Any]) -> int:
+    """Of a JSON document that was read."""
+    return json_cost(json.dumps(document).encode())
+
+
+def shared_model_cost(facts: dict[str, Any], models: dict[str, Any]) -> int:
+    """Of the facts of a process. The tree of modules is kept once for all processes that have the same.
+
+    Args:
+        facts: rank.json; its ``roots`` are replaced by those that ``models`` holds.
+        models: the trees of modules so far.
+    """
+    roots = facts.get("roots")
+    if not roots:
+        return document_cost(facts)
+    text = json.dumps(roots)
+    key = hashlib.sha256(text.encode()).hexdigest()
+    cost = 0 if key in models else json_cost(text.encode())
+    facts["roots"] = models.setdefault(key, roots)
+    return cost + document_cost({name: value for name, value in facts.items() if name != "roots"})
+
+
+def rows_cost(table: str, batch: pa.RecordBatch) -> int:
+    """Of the rows of a batch of ``steps`` or ``events``; 0 for ``tensors``."""
+    cost = _ROW_COSTS.get(table, 0) * batch.num_rows
+    if not cost:
+        return 0
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name == "lrs":
+            cost += _RATE_COST * len(column.flatten())
+        elif pa.types.is_string(column.type):
+            cost += 2 * column.nbytes
+        if name == "data":
+            found = {sign: pc.sum(pc.count_substring(column, sign)).as_py() or 0 for sign in JSON_COSTS}
+            cost += sum(found[sign] * JSON_COSTS[sign] for sign in found)
+    return int(cost)
