@@ -1,4 +1,6 @@
-"""Weights of which several ranks hold a copy, compared by fingerprint in one pass over the rows.
+"""Where a rank stands in a parallel layout, and weights of which several ranks hold a copy.
+
+Copies are compared by fingerprint in one pass over the rows.
 
 Which ranks hold the same of a parameter is in the ``layout`` of their rank.json. :meth:`Replicas.compare` maps a record
 batch to a partial result, :func:`merge` joins partial results in any order and grouping, and :func:`summarise` turns
@@ -15,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.rows import text
-from precdoctor.diagnosis.survey.view import Process
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Columns of the ``tensors`` table that a comparison reads.
 COLUMNS: Final = (
@@ -36,6 +38,25 @@ PARTIAL: Final = pa.schema(
 )  # fmt: skip
 #: How the columns of partial results are joined.
 _JOIN: Final = [("low", "min"), ("high", "max"), ("copies", "sum"), ("order", "min"), ("bad", "max")]
+
+
+#: Names of dimensions along which only the data differ.
+_OF_ALL_RANKS: Final = frozenset(("dp", "dim0", "shard", "dp_shard", "fsdp"))
+
+
+def coordinates(view: RunView, rank: int) -> Mapping[str, int]:
+    """The place of a rank in the parallel layout by dimension, ``stage`` for that of a pipeline.
+
+    Empty without a layout, and where all ranks are replicas, or shards, of one another: their number says as much.
+    """
+    facts = (view.facts(p) for p in view.processes if p.rank == rank)
+    layout: Mapping[str, Any] = next((found for f in facts if (found := f.get("layout"))), {})
+    places = {text(d["name"]): int(d["rank"]) for d in layout.get("dimensions") or () if d["size"] > 1}
+    stages: Sequence[int] = layout.get("stages") or ()
+    if len(stages) == 1:
+        places.pop("pp", None)
+        return {**places, "stage": int(stages[0])}
+    return {} if places.keys() <= _OF_ALL_RANKS and set(places.values()) <= {rank} else places
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import 
     copies_of,
     steps_apart,
 )
-from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, replica_differences
+from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, coordinates, replica_differences
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -179,7 +179,7 @@ def as_they_part(cause: Finding, effect: Finding) -> bool:
 
 
 def _rank(view: RunView, rank: int) -> str:
-    return rank_place(rank, view.coordinates(rank))
+    return rank_place(rank, coordinates(view, rank))
 
 
 RULE = Rule(
