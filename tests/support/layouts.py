@@ -208,7 +208,7 @@ class Training:
         if "flip" in self.options:
             local = weight.to_local() if hasattr(weight, "to_local") else weight
             bits = local.detach().view(-1)[3:4].view(torch.int32)
-            bits ^= 1 << 22
+            bits ^= 1 << (30 if "huge" in self.options else 22)
 
 
 def weights(model: nn.Module) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from precdoctor.diagnosis.claims.finding import Finding
+from precdoctor.diagnosis.survey.replicas import coordinates
 from precdoctor.diagnosis.survey.view import RunView
 
 
@@ -24,7 +25,6 @@ def with_model(view: RunView, finding: Finding) -> Finding:
 def with_coordinates(view: RunView, finding: Finding) -> Finding:
     """The finding, its location holding the coordinates of its rank in a run of several."""
     rank = finding.location.rank
-    coordinates = view.coordinates(rank) if rank is not None else {}
-    if not coordinates:
+    if rank is None or not (place := coordinates(view, rank)):
         return finding
-    return replace(finding, location=replace(finding.location, coordinates=coordinates))
+    return replace(finding, location=replace(finding.location, coordinates=place))

@@ -1,4 +1,6 @@
-"""Weights of which several ranks hold a copy, compared by fingerprint in one pass over the rows.
+"""Where a rank stands in a parallel layout, and weights of which several ranks hold a copy.
+
+Copies are compared by fingerprint in one pass over the rows.
 
 Which ranks hold the same of a parameter is in the ``layout`` of their rank.json. :meth:`Replicas.compare` maps a record
 batch to a partial result, :func:`merge` joins partial results in any order and grouping, and :func:`summarise` turns
@@ -15,21 +17,46 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.rows import text
-from precdoctor.diagnosis.survey.view import Process
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Columns of the ``tensors`` table that a comparison reads.
-COLUMNS: Final = ("step", "rank", "attempt", "root", "module", "kind", "name", "order", "fingerprint")
+COLUMNS: Final = (
+    *("step", "rank", "attempt", "root", "module", "kind", "name", "order", "fingerprint"),
+    *("nan", "pos_inf", "neg_inf"),
+)
 #: What identifies a row's weight on its process.
 _PLACE: Final = ("rank", "attempt", "root", "module", "name")
 _MEMBERS: Final = pa.schema(
     [("rank", pa.int32()), ("attempt", pa.int32()), ("root", pa.string()), ("module", pa.string()),
      ("name", pa.string()), ("weight", pa.int32())]
 )  # fmt: skip
-#: A partial result: per weight and step the extremes of the fingerprints and the number of copies.
+#: A partial result: per weight and step the extremes of the fingerprints, the number of copies, and the largest number
+#: of non-finite elements in one.
 PARTIAL: Final = pa.schema(
     [("weight", pa.int32()), ("step", pa.int64()), ("low", pa.uint64()), ("high", pa.uint64()), ("copies", pa.int64()),
-     ("order", pa.int64())]
+     ("order", pa.int64()), ("bad", pa.int64())]
 )  # fmt: skip
+#: How the columns of partial results are joined.
+_JOIN: Final = [("low", "min"), ("high", "max"), ("copies", "sum"), ("order", "min"), ("bad", "max")]
+
+
+#: Names of dimensions along which only the data differ.
+_OF_ALL_RANKS: Final = frozenset(("dp", "dim0", "shard", "dp_shard", "fsdp"))
+
+
+def coordinates(view: RunView, rank: int) -> Mapping[str, int]:
+    """The place of a rank in the parallel layout by dimension, ``stage`` for that of a pipeline.
+
+    Empty without a layout, and where all ranks are replicas, or shards, of one another: their number says as much.
+    """
+    facts = (view.facts(p) for p in view.everyone if p.rank == rank)
+    layout: Mapping[str, Any] = next((found for f in facts if (found := f.get("layout"))), {})
+    places = {text(d["name"]): int(d["rank"]) for d in layout.get("dimensions") or () if d["size"] > 1}
+    stages: Sequence[int] = layout.get("stages") or ()
+    if len(stages) == 1:
+        places.pop("pp", None)
+        return {**places, "stage": int(stages[0])}
+    return {} if places.keys() <= _OF_ALL_RANKS and set(places.values()) <= {rank} else places
 
 
 @dataclass(frozen=True)
@@ -82,29 +109,28 @@ class Replicas:
         if not rows.num_rows or not self.weights:
             return PARTIAL.empty_table()
         members = self._members.filter(pc.is_in(self._members["rank"], pc.unique(rows["rank"])))
-        columns = [rows[name].cast(_MEMBERS.field(name).type) for name in _PLACE]
-        rows = pa.table(
-            [*columns, rows["step"], rows["order"], rows["fingerprint"]], [*_PLACE, "step", "order", "fingerprint"]
-        )
-        mine = rows.join(members, list(_PLACE), join_type="inner")
-        grouped = mine.group_by(["weight", "step"]).aggregate(
-            [("fingerprint", "min"), ("fingerprint", "max"), ("fingerprint", "count"), ("order", "min")]
-        )
-        return pa.table(
-            [grouped["weight"], grouped["step"], grouped["fingerprint_min"], grouped["fingerprint_max"],
-             grouped["fingerprint_count"], grouped["order_min"]], schema=PARTIAL,
-        )  # fmt: skip
+        columns = {name: rows[name].cast(_MEMBERS.field(name).type) for name in _PLACE}
+        value, one = rows["fingerprint"], pa.array([1] * rows.num_rows, pa.int64())
+        bad = pc.add(pc.add(rows["nan"], rows["pos_inf"]), rows["neg_inf"])
+        columns |= {
+            "step": rows["step"],
+            "low": value,
+            "high": value,
+            "copies": one,
+            "order": rows["order"],
+            "bad": bad,
+        }
+        return _joined(pa.table(columns).join(members, list(_PLACE), join_type="inner"))
 
 
 def merge(partials: Iterable[pa.Table]) -> pa.Table:
     """One partial result of several; associative and commutative but for the order of its rows."""
-    together = pa.concat_tables([PARTIAL.empty_table(), *partials])
-    grouped = together.group_by(["weight", "step"]).aggregate(
-        [("low", "min"), ("high", "max"), ("copies", "sum"), ("order", "min")]
-    )
-    return pa.table(
-        [grouped[name] for name in ("weight", "step", "low_min", "high_max", "copies_sum", "order_min")], schema=PARTIAL
-    )
+    return _joined(pa.concat_tables([PARTIAL.empty_table(), *partials]))
+
+
+def _joined(rows: pa.Table) -> pa.Table:
+    grouped = rows.group_by(["weight", "step"]).aggregate(_JOIN)
+    return grouped.rename_columns(["weight", "step", *(name for name, _ in _JOIN)]).select(PARTIAL.names).cast(PARTIAL)
 
 
 def summarise(partial: pa.Table) -> pa.Table:
@@ -112,7 +138,7 @@ def summarise(partial: pa.Table) -> pa.Table:
 
     ``first``, ``last``: steps on which copies were compared; ``steps``: their number; ``different``: the number of
     those on which they differ, with the first one, ``differs_from`` (null: none); ``equal_again``: the last step on
-    which all copies were equal, null where they never were; ``order``: of execution.
+    which all copies were equal and finite, null where they never were; ``order``: of execution.
     """
     several = partial.filter(pc.greater(partial["copies"], 1))
     differs = pc.not_equal(several["low"], several["high"])
@@ -120,7 +146,9 @@ def summarise(partial: pa.Table) -> pa.Table:
     several = several.append_column("differs", pc.cast(differs, pa.int64()))
     several = several.append_column("differs_from", pc.if_else(differs, several["step"], pa.scalar(None, pa.int64())))
     several = several.join(whole, "weight")
-    equal = pc.and_(pc.equal(several["copies"], several["copies_max"]), pc.equal(several["differs"], 0))
+    # Copies that are NaN throughout are equal because nothing is left of them.
+    sound = pc.and_(pc.equal(several["differs"], 0), pc.equal(several["bad"], 0))
+    equal = pc.and_(pc.equal(several["copies"], several["copies_max"]), sound)
     several = several.append_column("equal_again", pc.if_else(equal, several["step"], pa.scalar(None, pa.int64())))
     found = several.group_by("weight").aggregate(
         [("step", "min"), ("step", "max"), ("step", "count"), ("differs", "sum"), ("differs_from", "min"),

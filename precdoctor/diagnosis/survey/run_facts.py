@@ -33,8 +33,6 @@ _STEP_COLUMNS = (
     *("loss_scale", "clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype"),
     *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "wait_ns", "device_ns", "step_ns", "wall_time"),
 )
-#: Names of dimensions along which only the data differ.
-_OF_ALL_RANKS = frozenset(("dp", "dim0", "shard", "dp_shard", "fsdp"))
 _T = TypeVar("_T")
 
 
@@ -86,20 +84,6 @@ class RunFacts:
     def any_facts(self) -> Mapping[str, Any]:
         """The facts of the first process that has any."""
         return next((f for f in map(self.facts, self.processes) if f), {})
-
-    def coordinates(self, rank: int) -> Mapping[str, int]:
-        """The place of a rank in the parallel layout by dimension, ``stage`` for that of a pipeline.
-
-        Empty without a layout, and where all ranks are replicas, or shards, of one another: their number says as much.
-        """
-        facts = (self.facts(p) for p in self.everyone if p.rank == rank)
-        layout: Mapping[str, Any] = next((found for f in facts if (found := f.get("layout"))), {})
-        places = {text(d["name"]): int(d["rank"]) for d in layout.get("dimensions") or () if d["size"] > 1}
-        stages: Sequence[int] = layout.get("stages") or ()
-        if len(stages) == 1:
-            places.pop("pp", None)
-            return {**places, "stage": int(stages[0])}
-        return {} if places.keys() <= _OF_ALL_RANKS and set(places.values()) <= {rank} else places
 
     @cached_property
     def module_classes(self) -> Mapping[tuple[str, str], str]:

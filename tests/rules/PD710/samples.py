@@ -76,6 +76,15 @@ def standing_still() -> Training:
     return apart(run, 2, 6, (NORM,), change=moved)
 
 
+def flipped_into_the_exponent() -> Training:
+    """The loss overflows at once, and with the next update every copy is NaN."""
+    run = apart(replicas(), 2, 6, (NORM,), change=moved).poison(6, "loss", pos_inf=1, nan=0)
+    for (_, step), rows in run.of_rank.items():
+        for row in (row for row in rows if step > 6 and row["kind"] == "weight"):
+            row.update(fingerprint=5, nan=4096)
+    return run
+
+
 def moved(row: Row) -> None:
     row["sum"] += 0.5
 
@@ -119,6 +128,10 @@ FIRING = {
     ),
     "flipped_bit_in_a_warm_up": Sample(
         standing_still, 6, NORM, "weight", "rank-local-change", rank=2, says=("against 3 equal copies",), bare=True,
+    ),
+    "flipped_exponent": Sample(
+        flipped_into_the_exponent, 6, NORM, "weight", "rank-local-change", rank=2, bare=True,
+        evidence={"last_equal_step": 5},
     ),
     "flipped_bit_of_two": Sample(
         lambda: apart(replicas(2), 1, 6, (NORM,), change=moved), 6, NORM, "weight", "rank-local-change", rank=1,

@@ -44,6 +44,7 @@ ROW = st.fixed_dictionaries(
         "kind": st.sampled_from(("weight", "weight", "weight", "update")),
         "fingerprint": st.sampled_from((None, 1, 2, 2**64 - 1)),
         "order": st.sampled_from((None, 3, 7)),
+        "nan": st.sampled_from((0, 0, 0, 5)),
     }
 )
 ROWS = st.lists(ROW, max_size=60, unique_by=lambda r: (r["step"], r["rank"], r["module"], r["kind"]))
@@ -51,7 +52,7 @@ ROWS = st.lists(ROW, max_size=60, unique_by=lambda r: (r["step"], r["rank"], r["
 
 def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     columns = [c for c in COLUMNS if c != "attempt"]
-    filled = [{"root": "Net#0", "name": "weight", **r} for r in rows]
+    filled = [{"root": "Net#0", "name": "weight", "nan": 0, "pos_inf": 0, "neg_inf": 0, **r} for r in rows]
     arrays = [pa.array([r[c] for r in filled], TENSORS.field(c).type) for c in columns]
     return pa.record_batch([*arrays, pa.array([0] * len(rows), pa.int32())], [*columns, "attempt"])
 
@@ -72,7 +73,8 @@ def slowly(rows: list[dict[str, Any]], held_by: Replicas) -> list[dict[str, Any]
         most = max(map(len, compared.values()))
         values = {step: {r["fingerprint"] for r in mine} for step, mine in compared.items()}
         different = sorted(step for step, v in values.items() if len(v) > 1)
-        equal = [step for step, v in values.items() if len(v) == 1 and len(compared[step]) == most]
+        finite = {step for step, mine in compared.items() if not any(r["nan"] for r in mine)}
+        equal = [s for s, v in values.items() if len(v) == 1 and len(compared[s]) == most and s in finite]
         orders = [r["order"] for mine in compared.values() for r in mine if r["order"] is not None]
         found.append(
             {
@@ -165,6 +167,18 @@ def test_ranks_that_count_steps_differently_are_not_held_against_one_another(tmp
     (outcome,) = [r for r in diagnose(run.write(tmp_path / "run")).rules if r.code == "PD710"]
     assert outcome.status.value == "indeterminate"
     assert "rank 1 holds on step 5 what rank 0 held on step 4" in outcome.reason
+
+
+def test_a_rank_that_turns_nan_before_the_others_does_not_count_steps_differently(tmp_path):
+    run = replicas(2)
+    for step, rows in run.tensors.items():
+        run.of_rank[1, step] = copy.deepcopy(rows)
+        for since, mine in ((6, run.of_rank[1, step]), (7, rows)):
+            for row in mine:
+                if row["kind"] == "weight" and step >= since:
+                    row.update(fingerprint=5, nan=4096)
+    (outcome,) = [r for r in diagnose(run.write(tmp_path / "run")).rules if r.code == "PD710"]
+    assert outcome.status.value == "failed", outcome.reason
 
 
 @pytest.mark.parametrize(

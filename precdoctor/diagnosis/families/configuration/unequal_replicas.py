@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status, rank_place
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import Cause, cause_of
@@ -17,7 +18,7 @@ from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import 
     copies_of,
     steps_apart,
 )
-from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, replica_differences
+from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, Weight, coordinates, replica_differences
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -170,8 +171,14 @@ def _held_by(copies: Copies) -> str:
     return f"{values}, with no majority"
 
 
+def as_they_part(cause: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` begins after the last step with equal copies, and no later than they are seen to differ."""
+    equal, since, begin = cause.evidence.get("last_equal_step"), cause.location.step, effect.location.step
+    return equal is not None and since is not None and begin is not None and equal < begin <= since
+
+
 def _rank(view: RunView, rank: int) -> str:
-    return rank_place(rank, view.coordinates(rank))
+    return rank_place(rank, coordinates(view, rank))
 
 
 RULE = Rule(
@@ -187,5 +194,6 @@ RULE = Rule(
             "Chosen empirically: matrices that start as zeros are equal under any seed.", maximum=1.0,
         ),
     ),
+    explains=when(as_they_part, "PD101", "PD102", "PD103", "PD105", "PD106", "PD603", "PD605"),
     check=check,
 )  # fmt: skip

@@ -10,7 +10,7 @@ import pandas as pd
 
 from precdoctor.diagnosis.survey.replicas import Weight
 from precdoctor.diagnosis.survey.rows import integer, number, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "fingerprint", "sum", "dtype")
 _KINDS = ("weight", "weight_grad_step", "update")
@@ -116,7 +116,8 @@ def steps_apart(view: RunView, difference: Difference) -> str | None:
     holders = {(p.rank, p.attempt) for p in difference.holders if p.rank in (one, other)}
     near = [s for s in view.sampled_steps if s >= difference.since][:_NEAR]
     held: dict[int, dict[int, int]] = {one: {}, other: {}}
-    for frame in view.scan(("fingerprint",), ("weight",), steps=near, where=_rows_of(difference.weight)):
+    where = [*_rows_of(difference.weight), *((count, "==", 0) for count in BAD_COUNTS)]
+    for frame in view.scan(("fingerprint",), ("weight",), steps=near, where=where):
         for rank, attempt, step, value in zip(
             frame["rank"], frame["attempt"], frame["step"], frame["fingerprint"], strict=True
         ):

@@ -12,6 +12,7 @@ from precdoctor.diagnosis.families.nonfinite.incident import Incident
 from precdoctor.diagnosis.families.nonfinite.incident_report import evidence_of, location_of
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.survey.op_facts import Replay, replay_at
+from precdoctor.diagnosis.survey.replicas import coordinates
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -120,7 +121,7 @@ def _finding(view: RunView, incident: Incident, replay: Replay, room: float, opt
         f"below the end of its format (limit {options['headroom']:g}), so this is not a matter of range. "
     )
     suspected = not _allows_two_results(view, incident.process)
-    rank = rank_place(incident.process.rank, view.coordinates(incident.process.rank))
+    rank = rank_place(incident.process.rank, coordinates(view, incident.process.rank))
     message += _device_words(rank, others, suspected=suspected)
     return RULE.finding(
         confidence=0.8 if others else 0.7,
