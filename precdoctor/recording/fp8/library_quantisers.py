@@ -62,7 +62,8 @@ class LibraryQuantisers:
         self._inside = threading.local()
 
     def install(self) -> None:
-        """Look for the libraries whenever a step begins: scripts import them when they like."""
+        """Have casts noticed, and look for the libraries whenever a step begins: scripts import them when they like."""
+        self._casts.install()
         takes = self._recorder.options.takes
         if takes("fp8_operand") or takes("subbyte_operand"):
             self._recorder.when_closing.append(guarded(self._recorder)(self._say_what_was_not_seen))
