@@ -196,8 +196,8 @@ def _narrow(view: RunView, last: Moment, eps: float, limit: float, added: float)
     )
     where = "There only eps divides" if adds_eps_to_root(view) else f"Where {_foreign(view)} divides by its root"
     return (
-        f"; of the others {percent(last.held.subnormal / max(1, last.held.histogram.total))} are subnormal. It is kept in "
-        f"{last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. {where}, {step}. "
+        f"; of the others {percent(last.held.subnormal / max(1, last.held.histogram.total))} are subnormal. It is kept "
+        f"in {last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. {where}, {step}. "
     )
 
 
