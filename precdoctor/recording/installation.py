@@ -116,7 +116,6 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         kept = KeptGradients(recorder)
         BackwardHooks(recorder, manual, thrown, kept, loss_code, casts, guard, scan, module_hooks, logits).install()
         TakenGradients(recorder, scene, loss_code).install()
-        casts.install()
         LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
         OptimizerHooks(recorder, manual, thrown, kept, guard, casts, shadow).install()

@@ -35,13 +35,15 @@ class Quantisation:
         given: what it was given.
         fmt: the format of the elements.
         multipliers: what they were multiplied by, float32: one, or one per row or block.
-        elementwise: the same for every element of ``given``, of a shape that multiplies it.
+        grid: how to view ``given`` so that ``factors`` multiply it; None for as it is.
+        factors: the multipliers in such a shape, of at least one dimension: products are float32.
     """
 
     given: Tensor
     fmt: Format
     multipliers: Tensor
-    elementwise: Tensor
+    grid: tuple[int, ...] | None
+    factors: Tensor
 
 
 #: Reads a call from its arguments and its result; null where it cannot.
@@ -60,7 +62,8 @@ class LibraryQuantisers:
         self._inside = threading.local()
 
     def install(self) -> None:
-        """Look for the libraries whenever a step begins: scripts import them when they like."""
+        """Have casts noticed, and look for the libraries whenever a step begins: scripts import them when they like."""
+        self._casts.install()
         takes = self._recorder.options.takes
         if takes("fp8_operand") or takes("subbyte_operand"):
             self._recorder.when_closing.append(guarded(self._recorder)(self._say_what_was_not_seen))
@@ -103,7 +106,8 @@ class LibraryQuantisers:
             found = read(args, kwargs, result)
             if found is None or tensor_leaves.plain(found.given) is None:
                 return
-            scaled = found.given.detach().float() * found.elementwise
+            x = found.given.detach()
+            scaled = ((x if found.grid is None else x.reshape(found.grid)) * found.factors).reshape(x.shape)
         seen = observer.quantised(found.given, scaled, found.fmt, found.multipliers)
         if seen is not None:
             self._roles[seen[1]].add(seen[0])
@@ -161,18 +165,21 @@ def _row_major(scales: Tensor) -> Tensor:
 
 
 def _scalar(x: Tensor, fmt: Format, multiplier: Tensor) -> Quantisation:
-    return Quantisation(x, fmt, multiplier.reshape(1), multiplier.reshape(()))
+    return Quantisation(x, fmt, multiplier.reshape(1), None, multiplier.reshape(1))
 
 
 def _blocks(x: Tensor, fmt: Format, scales: Tensor, columns: int, rows: int = 1) -> Quantisation | None:
     """Of scales that may be padded to more rows and columns than the tensor has blocks."""
     if x.dim() == 0 or not x.numel():
         return None
-    high, wide = -(-(x.numel() // x.shape[-1]) // rows), -(-x.shape[-1] // columns)
+    width, height = x.shape[-1], x.numel() // x.shape[-1]
+    high, wide = -(-height // rows), -(-width // columns)
     if scales.dim() != 2 or scales.shape[0] < high or scales.shape[1] < wide:
         return None
     scales = scales[:high, :wide]
-    return Quantisation(x, fmt, scales, _by_blocks(x, scales, columns, rows))
+    if height % rows == 0 and width % columns == 0:  # no copy of the scales as large as the tensor
+        return Quantisation(x, fmt, scales, (high, rows, wide, columns), scales[:, None, :, None])
+    return Quantisation(x, fmt, scales, None, _by_blocks(x, scales, columns, rows))
 
 
 # --- torchao ----------------------------------------------------------------------------------------------------------
@@ -185,7 +192,8 @@ def _to_mx(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quanti
     x, block = _argument(args, kwargs, 0, "data_hp"), _argument(args, kwargs, 2, "block_size")
     fmt = _ELEMENTS.get(str(_argument(args, kwargs, 1, "elem_dtype")).removeprefix("torch."))
     scales = result[0] if type(result) is tuple else None
-    if fmt is None or type(scales) is not Tensor or type(block) is not int or kwargs.get("is_swizzled_scales"):
+    swizzled = _argument(args, kwargs, 4, "is_swizzled_scales")
+    if fmt is None or type(scales) is not Tensor or type(block) is not int or swizzled:
         return None
     return _blocks(x, fmt, _powers(scales).reshape(-1, scales.shape[-1]), block)
 

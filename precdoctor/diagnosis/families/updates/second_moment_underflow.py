@@ -147,26 +147,11 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Lost], total: int, eps: 
     limit = (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
     stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
     subnormal = last.held.subnormal / max(1, last.held.histogram.total)
-    step = (
-        f"the step is up to {limit / stored_eps:.3g} times the learning rate"
-        if stored_eps
-        else f"and eps, {eps:g}, is also zero in {last.held.dtype}: a division by zero"
-    )
     message = (
         f"{percent(lost.share)} of the elements of `{label(owner)}` with a gradient above eps ({eps:g}) have a second "
         f"moment of exactly zero, in the median of {plural(len(lost.shares), 'step')} (limit "
         f"{percent(share_limit)})"
-        + (
-            _quantised(view, last, added)
-            if last.held.stored
-            else f"; of the others {percent(subnormal)} are subnormal. It is kept in "
-            f"{last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. "
-            + (
-                f"There only eps divides, {step}. "
-                if known
-                else f"Where {_foreign(view)} divides by its root, {step}. "
-            )
-        )
+        + (_quantised(view, last, added) if last.held.stored else _narrow(view, last, eps, limit, added))
         + f"{plural(len(guilty), 'parameter')} of {total:,} affected."
     )
     return RULE.finding(
@@ -197,6 +182,22 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Lost], total: int, eps: 
             "confidence_reason": "zeros of the moment and of the gradient were counted in the same steps",
         },
         prescriptions=(_prescribe(view, lost, last, added),),
+    )
+
+
+def _narrow(view: RunView, last: Moment, eps: float, limit: float, added: float) -> str:
+    """Which gradients the format of a state loses, and what zeros do: ``limit`` is the largest of these."""
+    fmt = known_format(last.held.dtype)
+    stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
+    step = (
+        f"the step is up to {limit / stored_eps:.3g} times the learning rate"
+        if stored_eps
+        else f"and eps, {eps:g}, is also zero in {last.held.dtype}: a division by zero"
+    )
+    where = "There only eps divides" if adds_eps_to_root(view) else f"Where {_foreign(view)} divides by its root"
+    return (
+        f"; of the others {percent(last.held.subnormal / max(1, last.held.histogram.total))} are subnormal. It is kept "
+        f"in {last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. {where}, {step}. "
     )
 
 
