@@ -11,6 +11,7 @@ that is on the device, a copy from it to memory that is not pinned, an event bey
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import itertools
 import sys
@@ -314,6 +315,7 @@ def install(*, batches: bool = True) -> None:
     """
     from precdoctor.recording import kernels
     from precdoctor.recording.kernels import cuda, reference
+    from precdoctor.recording.kernels import row_layout as at
 
     for name, there in (("is_cpu", False), ("is_cuda", True), ("device", _DEVICE)):
         setattr(Tensor, name, _attribute(name, there))
@@ -363,8 +365,11 @@ def install(*, batches: bool = True) -> None:
     }.items():
         _cuda(name, value)
 
-    def measure(x, ints, floats, counter, blocks, *, fingerprint):
-        reference.measure(x, ints, floats, counter, blocks)
+    def measure_at(x, ints, floats, counter, want):
+        blocks = [size for i, size in enumerate(at.BLOCK_SIZES) if want >> i & 1]
+        held = (ints, at.INT_WIDTH, torch.int64), (floats, at.FLOAT_WIDTH, torch.float64), (counter, 1, torch.int64)
+        rows = [torch.frombuffer((ctypes.c_int64 * n).from_address(a), dtype=kind) for a, n, kind in held]
+        reference.measure(x, *rows, blocks)
 
     def measure_many(group, members, table, to):
         table.bring(members)
@@ -380,7 +385,7 @@ def install(*, batches: bool = True) -> None:
         return True
 
     if batches:
-        cuda._kernel = lambda: SimpleNamespace(supports=lambda _x: True, measure=measure)
+        cuda._kernel = lambda: SimpleNamespace(supports=lambda _x: True, measure_at=measure_at)
         cuda.measure_many = measure_many
     else:
         cuda._kernel = lambda: None

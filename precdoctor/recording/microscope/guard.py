@@ -33,7 +33,7 @@ from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradi
 from precdoctor.recording.steps.skip_streak import Streak
 
 _BASE: Any = torch._C.TensorBase
-_IS_CPU, _GRADIENT = _BASE.is_cpu.__get__, _BASE.grad.__get__
+_GRADIENT = _BASE.grad.__get__
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
 #: Poisoned tensors named per incident.
@@ -219,7 +219,8 @@ class Guard:
         gradient, self._gradient = self._gradient, None
         if not context.live and not self._state.due(optimizer, gradient):
             return
-        if not all(map(_IS_CPU, parameters := parameters_of(optimizer))):
+        parameters = parameters_of(optimizer)
+        if not all(p.is_cpu for p in parameters):
             return
         if not context.live or math.isfinite(_value(amax(parameters))):
             due = not context.live or self._state.due(optimizer, gradient)

@@ -34,8 +34,9 @@ def _interpreted(monkeypatch):
 def launched(monkeypatch):
     """Names of the kernels that were launched."""
     names = []
-    for name in ("_stat_many", "_update_many", "_restart_many"):
-        monkeypatch.setattr(triton_batch, name, Counting(getattr(triton_batch, name), name, names))
+    for name in ("_stat", "_update", "_restart"):
+        launch = getattr(triton_batch, name)
+        monkeypatch.setattr(launch, "_jitted", Counting(launch._jitted, f"{name}_many", names))
     return names
 
 
