@@ -139,7 +139,13 @@ def names(workspace: Path, seed: int, count: int) -> str:
         texts = {"root": name, "module": name, "module_class": name, "name": name}
         rows = [{**row, **texts} for row in TENSORS]
         facts = {**FACTS, "roots": [{"name": name, "class": name, "modules": [{"name": name, "class": name}]}]}
-        run = write_run(workspace / f"names-{number}", rows, STEPS, facts=facts, info={"command": [name], "cwd": name})
+        spoken = {"file": name, "code": name, "op": name, "root": name, "module": name, "line": 3}
+        said = json.dumps(
+            {"what": name, "message": name, "reason": name, "rows": 3, "where": {"file": name, "code": name}}
+        )
+        events = [{**event, **spoken, "data": said} for event in EVENTS]
+        info = {"command": [name], "cwd": name}
+        run = write_run(workspace / f"names-{number}", rows, STEPS, events, facts=facts, info=info)
         diagnosis = diagnose(run)
         for kind, write in WRITERS.items():
             out = io.StringIO()
