@@ -230,7 +230,7 @@ def _bombs(workspace: Path) -> Iterator[tuple[str, Path]]:
     bomb = '{"what": [' + ",".join(['{"":0}'] * 140_000) + "]}"
     yield "20 000 equal rows", put_part(log("rows"), "tensors", [tensor], 20_000)
     yield "lists of 512 zeros", put_part(log("lists"), "tensors", [{**tensor, **_WIDE}], 200_000)
-    yield "names of 1 MiB", put_part(log("names"), "tensors", [{**tensor, "module": "x" * (1 << 20)}], 3000)
+    yield "names of 16 KiB", put_part(log("names"), "tensors", [{**tensor, "module": "x" * (1 << 14)}], 100_000)
     yield "250 000 tensors", put_part(log("tensors"), "tensors", [tensor], 250_000, module=_numbers(250_000))
     yield "100 000 tensors", put_part(log("fewer"), "tensors", [tensor], 100_000, module=_numbers(100_000))
     yield "events of 900 kB", put_part(log("texts"), "events", [{**warning, "data": "x" * 900_000}], 600)
