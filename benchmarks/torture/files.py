@@ -139,7 +139,13 @@ def names(workspace: Path, seed: int, count: int) -> str:
         texts = {"root": name, "module": name, "module_class": name, "name": name}
         rows = [{**row, **texts} for row in TENSORS]
         facts = {**FACTS, "roots": [{"name": name, "class": name, "modules": [{"name": name, "class": name}]}]}
-        run = write_run(workspace / f"names-{number}", rows, STEPS, facts=facts, info={"command": [name], "cwd": name})
+        spoken = {"file": name, "code": name, "op": name, "root": name, "module": name, "line": 3}
+        said = json.dumps(
+            {"what": name, "message": name, "reason": name, "rows": 3, "where": {"file": name, "code": name}}
+        )
+        events = [{**event, **spoken, "data": said} for event in EVENTS]
+        info = {"command": [name], "cwd": name}
+        run = write_run(workspace / f"names-{number}", rows, STEPS, events, facts=facts, info=info)
         diagnosis = diagnose(run)
         for kind, write in WRITERS.items():
             out = io.StringIO()
@@ -224,7 +230,7 @@ def _bombs(workspace: Path) -> Iterator[tuple[str, Path]]:
     bomb = '{"what": [' + ",".join(['{"":0}'] * 140_000) + "]}"
     yield "20 000 equal rows", put_part(log("rows"), "tensors", [tensor], 20_000)
     yield "lists of 512 zeros", put_part(log("lists"), "tensors", [{**tensor, **_WIDE}], 200_000)
-    yield "names of 1 MiB", put_part(log("names"), "tensors", [{**tensor, "module": "x" * (1 << 20)}], 3000)
+    yield "names of 16 KiB", put_part(log("names"), "tensors", [{**tensor, "module": "x" * (1 << 14)}], 100_000)
     yield "250 000 tensors", put_part(log("tensors"), "tensors", [tensor], 250_000, module=_numbers(250_000))
     yield "100 000 tensors", put_part(log("fewer"), "tensors", [tensor], 100_000, module=_numbers(100_000))
     yield "events of 900 kB", put_part(log("texts"), "events", [{**warning, "data": "x" * 900_000}], 600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -13,6 +14,7 @@ from precdoctor.errors import PrecdoctorError, UsageError, did_you_mean
 INTERRUPTED = 130
 #: What a shell reports for a process that a closed pipe ended; never mistaken for a verdict.
 BROKEN_PIPE = 141
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,13 +29,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout once more
+        _discard_output()
         return BROKEN_PIPE
-    except Exception:  # noqa: BLE001 - whatever it is, it is ours: shown whole, never as a verdict
+    except MemoryError:
+        return _say("there is not enough memory for this", PrecdoctorError.exit_code)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is ours: shown whole, never as a verdict
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _discard_output()
+            return _say(f"the output cannot be written: {error.strerror}", PrecdoctorError.exit_code)
         import traceback
 
         traceback.print_exc()
         return _say("this is a defect of precdoctor: please report it with the lines above", PrecdoctorError.exit_code)
+
+
+def _discard_output() -> None:
+    """Let what is still buffered go nowhere: the interpreter flushes stdout once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _occupy_closed_streams() -> None:

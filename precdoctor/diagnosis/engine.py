@@ -140,7 +140,7 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
         return Checked.indeterminate("no step was recorded with full statistics")
     try:
         return rule.check(view, options)
-    except PrecdoctorError:
+    except (PrecdoctorError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - said below, with the traceback; the other rules stand
         _LOG.exception("%s %s failed", rule.code, rule.name)

@@ -15,6 +15,8 @@ from typing import Final, TypeAlias
 _MAX_INT: Final = 1 << 64
 #: Nesting of values that are free (settings of an optimizer, flags).
 _MAX_DEPTH: Final = 8
+#: Characters of a string; an argument of a command has at most 128 KiB.
+_MAX_TEXT: Final = 1 << 20
 _SPELLED: Final = frozenset(("NaN", "Infinity", "-Infinity"))
 
 
@@ -180,14 +182,14 @@ def _is_free(value: object, depth: int = 0) -> bool:
 
 
 _PLAIN: Final = {
-    "text": lambda value: isinstance(value, str),
+    "text": lambda value: isinstance(value, str) and len(value) <= _MAX_TEXT,
     "flag": lambda value: isinstance(value, bool),
     "integer": _is_integer,
     "number": _is_number,
     "free": _is_free,
 }
 _WORDS: Final = {
-    "text": "a string",
+    "text": "a string of at most 2^20 characters",
     "flag": "true or false",
     "integer": "an integer of 64 bits",
     "number": "a number",

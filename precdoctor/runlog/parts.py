@@ -29,6 +29,8 @@ MAX_LIST: Final = 1 << 9
 #: Longest list in a row of the other tables: a learning rate per parameter group, and some optimizers have one group
 #: per parameter.
 MAX_RATES: Final = 1 << 16
+#: Longest name in a row; the recorder cuts names at 1000 characters. Rules read a row's names many times.
+MAX_NAME_BYTES: Final = 1 << 14
 #: Text of one column in one batch of rows.
 MAX_TEXT_BYTES: Final = 256 << 20
 #: Rows decoded at a time; with block histograms a row takes about 2 kB in memory.
@@ -290,7 +292,8 @@ def _check_lengths(name: str, column: str, array: pa.Array) -> None:
         text = array.dictionary if pa.types.is_dictionary(array.type) else array
         if not pa.types.is_string(text.type):
             return
-        longest, limit = pc.max(pc.binary_length(text)).as_py(), MAX_STRING_BYTES
+        longest = pc.max(pc.binary_length(text)).as_py()
+        limit = MAX_NAME_BYTES if pa.types.is_dictionary(array.type) else MAX_STRING_BYTES
     if (longest or 0) > limit:
         raise damaged(name, f"column {column!r} holds a value of length {longest}")
 

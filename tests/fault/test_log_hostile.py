@@ -119,7 +119,7 @@ def test_text_that_is_not_utf8(run):
 
 
 def test_a_string_longer_than_any(run):
-    put(run, rows(module=pa.array(["x" * (parts_module.MAX_STRING_BYTES + 1)])))
+    put(run, rows(module=pa.array(["x" * (parts_module.MAX_NAME_BYTES + 1)])))
     refused(run, "a value of length")
 
 

@@ -67,6 +67,7 @@ def test_no_value_of_a_document_makes_a_rule_fail(tmp_path, document, caplog):
         ({"optimizers": [{"name": "SGD#0", "groups": [{"lr": 10**400}]}]}, "lr is an integer, not a value"),
         ({"scalers": [None]}, r"scalers\[0\] is null"),
         ({"versions": {"torch": 2}}, "versions.torch is an integer, not a string"),
+        ({"versions": {"torch": "x" * (1 << 21)}}, "versions.torch is a string, not a string of at most"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

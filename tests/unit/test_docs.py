@@ -56,6 +56,16 @@ def test_the_page_of_screens_shows_ten_that_fit_and_what_to_type_next(tmp_path, 
             assert capsys.readouterr().out
 
 
+def test_every_promise_names_its_tests_and_they_are_there():
+    promises = SITE["reliability.md"].split("\n## ")[0]
+    for promise in re.split(r"\n(?=\d+\. )", promises)[1:]:
+        assert re.search(r"Tests?: `tests/", promise), promise.splitlines()[0]
+    for page in ("reliability.md", "security.md", "architecture.md"):
+        for file, function in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", SITE[page]):
+            assert (ROOT / file).is_file(), f"{page} names {file}"
+            assert not function or f"def {function}(" in (ROOT / file).read_text(), f"{page} names {file}::{function}"
+
+
 def test_links_lead_somewhere():
     pages = {DOCS / name: text for name, text in SITE.items()} | {p: p.read_text() for p in ROOT.glob("*.md")}
     links = [(page, target) for page, text in pages.items() for target in re.findall(r"\]\(([^)#]+)[^)]*\)", text)]

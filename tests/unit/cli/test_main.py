@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -305,6 +306,35 @@ def test_a_reader_that_stops_reading_is_no_error():
         child.stdin.close()
         errors = child.stderr.read()
     assert (child.returncode, errors) == (BROKEN_PIPE, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [["explain"], ["diagnose"], ["report", "-o", "-"]], ids=" ".join)
+def test_a_full_disk_behind_stdout_is_one_sentence(bad_run, command):
+    arguments = [command[0], *([] if command == ["explain"] else [str(bad_run)]), *command[1:]]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "precdoctor", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr.splitlines()) == (
+        2,
+        ["precdoctor: the output cannot be written: No space left on device"],
+    )
+
+
+def test_too_little_memory_is_one_sentence(bad_run, capsys, monkeypatch):
+    """Also inside a rule: it is nobody's defect."""
+
+    def none(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr("precdoctor.diagnosis.survey.view.RunView.scan", none)
+    assert main(["diagnose", str(bad_run)]) == 2
+    assert capsys.readouterr().err == "precdoctor: there is not enough memory for this\n"
 
 
 def test_a_reader_that_stops_reading_leaves_the_other_reports_whole(bad_run, tmp_path):
