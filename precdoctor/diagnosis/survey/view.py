@@ -208,7 +208,7 @@ class RunView:
         steps: Sequence[int] | None = None,
         where: Sequence[tuple[str, str, Any]] = (),
     ) -> pd.DataFrame:
-        """The rows of these kinds in the log's order: identity, ``columns``, and one column per measure.
+        """The rows of these kinds in the log's order: identity, ``columns``, one column per measure; lists as Arrow.
 
         Args:
             measures: names of :data:`.measures.MEASURES`.
@@ -219,7 +219,7 @@ class RunView:
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
         found = list(self._batches(wanted, kinds, False, steps, where))
         table = pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries()
-        frame: pd.DataFrame = table.to_pandas()
+        frame: pd.DataFrame = table.to_pandas(types_mapper=_list_type)
         measured: pd.DataFrame = frame.assign(**{m: MEASURES[m].of(frame) for m in measures})
         return measured
 
@@ -395,6 +395,10 @@ class RunView:
         """Whether ``--include``/``--exclude`` left modules out, so that a producer may be invisible."""
         options = self._run.info.get("options") or self._run.info.get("recorder") or {}
         return bool(isinstance(options, Mapping) and (options.get("include") or options.get("exclude")))
+
+
+def _list_type(of: pa.DataType) -> pd.ArrowDtype | None:
+    return pd.ArrowDtype(of) if pa.types.is_list(of) else None
 
 
 def _schema(table: str, columns: Sequence[str]) -> pa.Schema:
