@@ -226,6 +226,11 @@ class Histograms:
         return np.arange(self.counts.size) + np.repeat(self.lo - self._starts, self.lengths)
 
     @cached_property
+    def preceding(self) -> npt.NDArray[np.int64]:
+        """Elements of the same tensor in lower bins, shape of ``counts``."""
+        return self._running[:-1] - np.repeat(self._running[self._starts], self.lengths)
+
+    @cached_property
     def total(self) -> npt.NDArray[np.int64]:
         """Elements of each tensor."""
         return self.below(EXP_MAX + 1)
