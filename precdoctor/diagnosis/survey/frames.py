@@ -99,12 +99,22 @@ def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
     return Histograms(np.nan_to_num(column(frame, f"{prefix}_lo")).astype(np.int64), lengths, counts.astype(np.int64))
 
 
+def by_kind(frame: pd.DataFrame, values: Floats, kinds: Sequence[str]) -> tuple[pd.DataFrame, list[Floats]]:
+    """One row per weight and step, and per kind its value there: NaN without a row, the last one of several.
+
+    Args:
+        values: one per row of ``frame``.
+    """
+    ids = groups(frame, (*PARAMETER, *AT))
+    found = [np.full(int(ids.max(initial=-1)) + 1, np.nan) for _ in kinds]
+    for own, kind in zip(found, kinds, strict=True):
+        mine = np.flatnonzero(frame["kind"] == kind)
+        own[ids[mine]] = values[mine]
+    return frame.iloc[firsts(ids)], found
+
+
 def pairs(frame: pd.DataFrame, first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows of the two kinds about one weight at one step, row by row; where a step has several, the last one."""
-    ids = groups(frame, (*PARAMETER, *AT))
-    rows = np.full((2, int(ids.max(initial=-1)) + 1), -1)
-    for own, kind in zip(rows, (first, second), strict=True):
-        mine = np.flatnonzero(frame["kind"] == kind)
-        own[ids[mine]] = mine
-    both = rows[:, (rows >= 0).all(axis=0)]
+    rows = np.stack(by_kind(frame, np.arange(len(frame), dtype=np.float64), (first, second))[1])
+    both = rows[:, ~np.isnan(rows).any(axis=0)].astype(np.int64)
     return frame.iloc[both[0]], frame.iloc[both[1]]

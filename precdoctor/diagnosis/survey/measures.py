@@ -97,11 +97,14 @@ def _intended(frame: pd.DataFrame) -> Floats:
     return column(frame, "numel") - column(frame, "zero") + column(frame, "unchanged")
 
 
-def _norm(frame: pd.DataFrame) -> Floats:
+def unscaling(frame: pd.DataFrame) -> Floats:
+    """What takes the scale out of a magnitude by division: ``scale``, or 1 without one."""
     scale = column(frame, "scale")
-    with np.errstate(invalid="ignore"):
-        unscaled = np.where(scale > 0.0, scale, 1.0)
-        return np.sqrt(column(frame, "sum_sq")) / unscaled
+    return np.where(scale > 0.0, scale, 1.0)
+
+
+def _norm(frame: pd.DataFrame) -> Floats:
+    return np.sqrt(column(frame, "sum_sq")) / unscaling(frame)
 
 
 _BAD = ("nan", "pos_inf", "neg_inf")
