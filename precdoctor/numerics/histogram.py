@@ -253,13 +253,13 @@ class Histograms:
         ends = self._starts + np.clip(bins - self.lo, 0, self.lengths)
         return self._running[ends] - self._running[self._starts]
 
-    def at_most(self, limit: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """The lower ends of :meth:`ExponentHistogram.at_most`; ``limit`` has the shape ``(tensors,)``, NaN gives 0."""
-        known = np.where(limit > 0.0, np.minimum(limit, np.finfo(np.float64).max), 1.0)
-        k = bins_of(known)
-        closed = (np.frexp(known)[0] == 0.5) & (k > EXP_MIN) & (k < EXP_MAX)
-        found = np.where(np.isinf(limit), self.total, self.below(k + closed))
-        return np.where(limit > 0.0, found, 0)
+    def at_most(self, limit: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The ends of :meth:`ExponentHistogram.at_most`, low and high; ``limit`` has the shape ``(tensors,)``."""
+        finite = np.where(limit > 0.0, np.minimum(limit, np.finfo(np.float64).max), 1.0)
+        k = bins_of(finite)
+        closed = (np.frexp(finite)[0] == 0.5) & (k > EXP_MIN) & (k < EXP_MAX)
+        low, high = (np.where(np.isinf(limit), self.total, self.below(end)) for end in (k + closed, k + 1))
+        return np.where(limit > 0.0, low, 0), np.where(limit > 0.0, high, 0)
 
     def window(self, first: int, size: int) -> npt.NDArray[np.int64]:
         """Counts of the bins ``first .. first + size - 1``, shape ``(tensors, size)``."""
