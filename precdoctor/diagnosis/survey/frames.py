@@ -24,8 +24,13 @@ AT = ("rank", "attempt", "step")
 
 def groups(frame: pd.DataFrame, by: Sequence[str]) -> Ints:
     """One number per row, the same for rows that agree in the columns ``by``; counted in order of first appearance."""
-    ids: Ints = frame.groupby(list(by), observed=True, sort=False).ngroup().to_numpy(dtype=np.int64)
-    return ids
+    code = np.zeros(len(frame), np.int64)
+    for name in by:
+        values = frame[name]
+        named = isinstance(values.dtype, pd.CategoricalDtype)
+        own = values.cat.codes.to_numpy(np.int64) + 1 if named else pd.factorize(values.to_numpy())[0]
+        code = pd.factorize(code * (int(own.max(initial=0)) + 1) + own)[0]
+    return code.astype(np.int64)
 
 
 def firsts(ids: Ints) -> Ints:

@@ -219,7 +219,7 @@ class RunView:
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
         found = list(self._batches(wanted, kinds, False, steps, where))
         table = pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries()
-        frame: pd.DataFrame = table.to_pandas(types_mapper=_list_type)
+        frame: pd.DataFrame = table.to_pandas(types_mapper=_list_type, use_threads=False)
         measured: pd.DataFrame = frame.assign(**{m: MEASURES[m].of(frame) for m in measures})
         return measured
 
