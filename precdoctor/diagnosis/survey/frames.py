@@ -24,13 +24,16 @@ AT = ("rank", "attempt", "step")
 
 def groups(frame: pd.DataFrame, by: Sequence[str]) -> Ints:
     """One number per row, the same for rows that agree in the columns ``by``; counted in order of first appearance."""
-    code = np.zeros(len(frame), np.int64)
-    for name in by:
-        values = frame[name]
-        named = isinstance(values.dtype, pd.CategoricalDtype)
-        own = values.cat.codes.to_numpy(np.int64) + 1 if named else pd.factorize(values.to_numpy())[0]
-        code = pd.factorize(code * (int(own.max(initial=0)) + 1) + own)[0]
-    return code.astype(np.int64)
+    code, size = np.zeros(len(frame), np.int64), 1
+    for name in by if len(frame) else ():
+        values = frame[name].array
+        own = values.codes if isinstance(values, pd.Categorical) else pd.factorize(np.asarray(values))[0]
+        width = int(own.max()) + 2
+        if size * width >= 1 << 62:
+            code = pd.factorize(code)[0].astype(np.int64)
+            size = int(code.max()) + 1
+        code, size = code * width + own + 1, size * width
+    return pd.factorize(code)[0].astype(np.int64)
 
 
 def firsts(ids: Ints) -> Ints:
@@ -94,8 +97,8 @@ def on_steps(frame: pd.DataFrame, steps: set[tuple[Process, int]]) -> Mask:
 
 def finite(frame: pd.DataFrame) -> Mask:
     """Whether each row's tensor has no NaN and no infinity; of the columns ``nan``, ``pos_inf`` and ``neg_inf``."""
-    mask: Mask = (frame[["nan", "pos_inf", "neg_inf"]].to_numpy() == 0).all(axis=1)
-    return mask
+    nan, positive, negative = (column(frame, c) == 0.0 for c in ("nan", "pos_inf", "neg_inf"))
+    return nan & positive & negative
 
 
 def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
@@ -111,15 +114,22 @@ def by_kind(frame: pd.DataFrame, values: Floats, kinds: Sequence[str]) -> tuple[
         values: one per row of ``frame``.
     """
     ids = groups(frame, (*PARAMETER, *AT))
-    found = [np.full(int(ids.max(initial=-1)) + 1, np.nan) for _ in kinds]
-    for own, kind in zip(found, kinds, strict=True):
-        mine = np.flatnonzero(frame["kind"] == kind)
-        own[ids[mine]] = values[mine]
-    return frame.iloc[firsts(ids)], found
+    rows = _places(frame, ids, kinds)
+    return frame.iloc[firsts(ids)], [np.append(values, np.nan)[own] for own in rows]
 
 
 def pairs(frame: pd.DataFrame, first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Rows of the two kinds about one weight at one step, row by row; where a step has several, the last one."""
-    rows = np.stack(by_kind(frame, np.arange(len(frame), dtype=np.float64), (first, second))[1])
-    both = rows[:, ~np.isnan(rows).any(axis=0)].astype(np.int64)
+    rows = _places(frame, groups(frame, (*PARAMETER, *AT)), (first, second))
+    both = rows[:, (rows >= 0).all(axis=0)]
     return frame.iloc[both[0]], frame.iloc[both[1]]
+
+
+def _places(frame: pd.DataFrame, ids: Ints, kinds: Sequence[str]) -> Ints:
+    """Per kind and group the last row, -1 without one; shape ``(kinds, groups)``."""
+    kind = np.asarray(frame["kind"].array)
+    rows = np.full((len(kinds), int(ids.max(initial=-1)) + 1), -1)
+    for own, name in zip(rows, kinds, strict=True):
+        mine = np.flatnonzero(kind == name)
+        own[ids[mine]] = mine
+    return rows

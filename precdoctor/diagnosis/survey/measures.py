@@ -41,8 +41,7 @@ class Measure:
 
 def column(frame: pd.DataFrame, name: str) -> Floats:
     """A column as float64, shape ``(rows,)``; null is NaN."""
-    values: Floats = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
-    return values
+    return np.asarray(frame[name].array, dtype=np.float64)
 
 
 def lists(frame: pd.DataFrame, name: str) -> tuple[npt.NDArray[np.int64], Floats]:

@@ -67,6 +67,7 @@ class RunView:
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
         self._memo: dict[str, Any] = {}
+        self._categories: dict[str, tuple[pa.Array, pd.CategoricalDtype]] = {}
 
     @property
     def run(self) -> Run:
@@ -219,9 +220,24 @@ class RunView:
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
         found = list(self._batches(wanted, kinds, False, steps, where))
         table = pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries()
-        frame: pd.DataFrame = table.to_pandas(types_mapper=_list_type, use_threads=False)
-        measured: pd.DataFrame = frame.assign(**{m: MEASURES[m].of(frame) for m in measures})
-        return measured
+        frame = pd.DataFrame({name: self._pandas_column(name, table.column(name)) for name in wanted})
+        for m in measures:
+            frame[m] = MEASURES[m].of(frame)
+        return frame
+
+    def _pandas_column(self, name: str, column: pa.ChunkedArray) -> Any:
+        """A column as pandas takes it; the categories of a name are made once, which takes longest in a short log."""
+        if pa.types.is_list(column.type):
+            return pd.array(column, dtype=pd.ArrowDtype(column.type))
+        array = column.combine_chunks()
+        if not pa.types.is_dictionary(array.type):
+            return array.to_numpy(zero_copy_only=False)
+        known, dtype = self._categories.get(name, (None, None))
+        if known is None or not known.equals(array.dictionary):
+            dtype = pd.CategoricalDtype(array.dictionary.to_pandas())
+            self._categories[name] = array.dictionary, dtype
+        codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
 
     def scan(
         self,
@@ -395,10 +411,6 @@ class RunView:
         """Whether ``--include``/``--exclude`` left modules out, so that a producer may be invisible."""
         options = self._run.info.get("options") or self._run.info.get("recorder") or {}
         return bool(isinstance(options, Mapping) and (options.get("include") or options.get("exclude")))
-
-
-def _list_type(of: pa.DataType) -> pd.ArrowDtype | None:
-    return pd.ArrowDtype(of) if pa.types.is_list(of) else None
 
 
 def _schema(table: str, columns: Sequence[str]) -> pa.Schema:

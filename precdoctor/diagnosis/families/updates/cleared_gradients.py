@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import AT, PARAMETER, finite, firsts, groups, parameters, step_values
+from precdoctor.diagnosis.survey.frames import (
+    AT,
+    PARAMETER,
+    at,
+    finite,
+    firsts,
+    groups,
+    on_steps,
+    parameters,
+    rows_of,
+    step_values,
+)
 from precdoctor.diagnosis.survey.rows import integer
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
@@ -48,11 +60,11 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("modules were left out of the recording")
     rows = _rows(view)
     steps = _steps(rows)
-    for (rank, attempt), own in steps.groupby(["rank", "attempt"], sort=False):
-        starved = own[~own["fed"] & (own["weights"] <= own["held"])].sort_index()
-        if len(starved) < max(options["min_steps"], options["share"] * len(own)) or not _same(rows, starved):
+    for own in rows_of(groups(steps, ("rank", "attempt")), steps["step"]):
+        starved = steps.iloc[own[(~steps["fed"] & (steps["weights"] <= steps["held"])).to_numpy()[own]]]
+        if len(starved) < max(options["min_steps"], options["share"] * own.size) or not _same(rows, starved):
             continue
-        finding = _finding(Process(rank, attempt), starved, len(own), options)
+        finding = _finding(starved, own.size, options)
         return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer", Status.FAILED)
     if steps.empty:
         return Checked.not_applicable("no sampled step made a weight gradient")
@@ -76,9 +88,10 @@ def _rows(view: RunView) -> pd.DataFrame:
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Steps with weight gradients: how many are not zero, ``held``, and whether the optimizer was ``fed`` any."""
     made = _made(rows)
-    steps = made.groupby(list(AT), sort=False).agg(weights=("held", "size"), held=("held", "first"))
-    given = rows.loc[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]), list(AT)].drop_duplicates()
-    return steps.assign(fed=steps.index.isin(pd.MultiIndex.from_frame(given)))
+    given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"])]
+    ids = groups(made, AT)
+    fed = step_values(made, dict.fromkeys(at(given.iloc[firsts(groups(given, AT))]), 1.0)) == 1.0
+    return made.assign(weights=np.bincount(ids)[ids], fed=fed).iloc[firsts(ids)]
 
 
 def _made(rows: pd.DataFrame) -> pd.DataFrame:
@@ -95,15 +108,15 @@ def _parameters(optimizer: Mapping[str, object]) -> int:
 
 def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
     """Whether the weights with gradients are bit for bit the same on the first and on the last of these steps."""
-    first, last = (rows[(rows[list(AT)].to_numpy() == steps.index[i]).all(axis=1)] for i in (0, -1))
+    first, last = (rows[on_steps(rows, set(at(steps.iloc[[i]])))] for i in (0, -1))
     marked = (f[(f["kind"] == "weight") & f["fingerprint"].notna()] for f in (first, last))
     before, after = (dict(zip(parameters(f), f["fingerprint"], strict=True)) for f in marked)
     both = set(parameters(_made(first))) & set(before) & set(after)
     return bool(both) and all(before[k] == after[k] for k in both)
 
 
-def _finding(process: Process, starved: pd.DataFrame, of: int, options: Options) -> Finding:
-    steps, weights = starved.index.get_level_values("step").tolist(), int(starved["weights"].max())
+def _finding(starved: pd.DataFrame, of: int, options: Options) -> Finding:
+    steps, weights = starved["step"].tolist(), int(starved["weights"].max())
     share = len(starved) / of
     return RULE.finding(
         confidence=0.95,
@@ -114,7 +127,7 @@ def _finding(process: Process, starved: pd.DataFrame, of: int, options: Options)
             "At `step` they were gone or zero, and the weights kept their bits. Most likely `zero_grad()` runs between "
             "`backward()` and `step()`, or `step()` before `backward()`."
         ),
-        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=steps[0]),
+        location=Location(phase=Phase.OPTIMIZER, rank=int(starved["rank"].iloc[0]), step=steps[0]),
         evidence={
             "starved_share": share,
             "limit": options["share"],
