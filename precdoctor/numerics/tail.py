@@ -84,12 +84,14 @@ class Tails:
     @property
     def total(self) -> _Floats:
         """Elements of each tensor that are estimated to have been rounded to zero."""
-        return self.counts.sum(axis=1)
+        total: _Floats = self.counts.sum(axis=1)
+        return total
 
     @property
     def mass(self) -> _Floats:
         """Sum of their magnitudes, each taken at the middle of its bin."""
-        return (self.counts * _middles(self.lo, self.counts.shape[1])).sum(axis=1)
+        mass: _Floats = (self.counts * _middles(self.lo, self.counts.shape[1])).sum(axis=1)
+        return mass
 
 
 def flushed_tail(histogram: ExponentHistogram, zeros: int, fmt: Format) -> Tail:
@@ -123,7 +125,7 @@ def _matched(survivors: npt.NDArray[np.int64], zeros: npt.NDArray[np.int64]) -> 
     # Members that hide most of themselves are the less likely ones; and the median forgives the few that fit by chance.
     cumulative = np.cumsum(weight * family.share, axis=1)
     chosen = (cumulative < 0.5 * cumulative[:, -1:]).sum(axis=1)
-    counts = family.below[chosen] / family.share[chosen, None] * seen[:, None]
+    counts: _Floats = family.below[chosen] / family.share[chosen, None] * seen[:, None]
     total = counts.sum(axis=1)
     counts *= np.where(total > zeros, zeros / np.maximum(total, 1.0), 1.0)[:, None]
     return counts

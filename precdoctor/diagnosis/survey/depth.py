@@ -142,7 +142,8 @@ def _norms(view: RunView, kind: str) -> pd.DataFrame:
     steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
     rows = view.measured(("norm", "non_finite"), (kind,), columns=_COLUMNS, steps=steps)
     whole = (rows["non_finite"] == 0) & rows["norm"].notna() & (rows["numel"] > 0)
-    return rows[whole & (rows["phase"] != "recompute")]
+    known: pd.DataFrame = rows[whole & (rows["phase"] != "recompute")]
+    return known
 
 
 def _links(rows: pd.DataFrame) -> Iterator[tuple[Link, tuple[str, str], int]]:

@@ -92,13 +92,15 @@ def step_values(frame: pd.DataFrame, values: Mapping[tuple[Process, int], float]
 
 def on_steps(frame: pd.DataFrame, steps: set[tuple[Process, int]]) -> Mask:
     """Whether each row is of one of these steps."""
-    return step_values(frame, dict.fromkeys(steps, 1.0)) == 1.0
+    mask: Mask = step_values(frame, dict.fromkeys(steps, 1.0)) == 1.0
+    return mask
 
 
 def finite(frame: pd.DataFrame) -> Mask:
     """Whether each row's tensor has no NaN and no infinity; of the columns ``nan``, ``pos_inf`` and ``neg_inf``."""
     nan, positive, negative = (column(frame, c) == 0.0 for c in ("nan", "pos_inf", "neg_inf"))
-    return nan & positive & negative
+    mask: Mask = nan & positive & negative
+    return mask
 
 
 def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:

@@ -183,7 +183,7 @@ def _rounded(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
     tails = flushed_tails(found, np.where(near, rows["zero"], 0), fmt)
     normal, total = found.bins >= round(math.log2(fmt.min_normal)), magnitudes(found)
     middles = 1.5 * np.exp2(found.bins.astype(np.float64))
-    return rows.assign(
+    rounded: pd.DataFrame = rows.assign(
         flushed=tails.total,
         lost=tails.mass,
         kept=total,
@@ -192,6 +192,7 @@ def _rounded(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
         bits=share(found.sums(kept_bits(found.bins, fmt)), tails.total + found.total) if fmt is FP16 else np.nan,
         faded=column(rows, "amax") <= _FAINT * fmt.min_subnormal,
     )
+    return rounded
 
 
 def _shares(rows: pd.DataFrame, dying_share: float, kind: str) -> dict[str, Floats]:
@@ -222,11 +223,18 @@ def _series(rows: pd.DataFrame) -> dict[Key, GradientSeries]:
     names = ["share", "lost_share", "subnormal_share", "faint_share", "structural", "bits"]
     medians = rows[names].groupby(ids).median().to_numpy().tolist()
     first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -rows["share"])]]
-    named = zip(keys(first), first["fp16"], np.bincount(ids).tolist(), medians, at(worst), worst["alive"], strict=True)
-    return {
-        key: GradientSeries(_FORMATS[fp16], steps, *shares, None if math.isnan(bits) else bits, of, alive == 0.0)
-        for key, fp16, steps, (*shares, bits), of, alive in named
-    }
+    named = zip(first["fp16"], np.bincount(ids).tolist(), medians, at(worst), worst["alive"], strict=True)
+    return {key: _one_series(*own) for key, own in zip(keys(first), named, strict=True)}
+
+
+def _one_series(
+    fp16: bool, steps: int, medians: tuple[float, ...], worst: tuple[Process, int], alive: float
+) -> GradientSeries:
+    share, lost, subnormal, faint, structural, bits = medians
+    known = None if math.isnan(bits) else bits
+    return GradientSeries(
+        _FORMATS[fp16], steps, share, lost, subnormal, faint, structural, known, worst, dead=alive == 0.0
+    )
 
 
 def computed_in(view: RunView, row: TensorRow) -> Format | None:

@@ -129,19 +129,20 @@ def _channel_zeros(view: RunView) -> dict[Module, ChannelZeros]:
     rows = view.measured(measures, _KINDS, columns=columns, steps=watched_steps(view))
     flat = (rows["kind"] == "weight_grad") & ~(rows["dimensions"] >= 2)
     floating = ~np.isnan(format_values(rows, "max"))
-    given = rows["kind"] == "fp8_operand"  # as it lies before the cast
-    others = given & ~rows["name"].str.startswith("input")
+    operand = rows["kind"] == "fp8_operand"  # as it lies before the cast
+    others = operand & ~rows["name"].str.startswith("input")
     rows = rows[~flat & ~others & floating & (rows["numel"] > 0) & (rows["phase"] != "recompute")]
     ids = groups(rows, ("root", "module"))
     kinds = rows["kind"].astype(str).replace("fp8_operand", "input")
     shares = rows["zero_share"].groupby([ids, kinds])
     names = ["weight_grad", "grad_output", "input"]
     places = pd.MultiIndex.from_product([range(int(ids.max(initial=-1)) + 1), names])
-    middle, least = (f.reindex(places).to_numpy().reshape(-1, 3) for f in (shares.median(), shares.min()))
-    counts = np.bincount(ids[kinds == "weight_grad"], minlength=len(middle))
-    found = {}
+    middle: list[list[float]] = shares.median().reindex(places).to_numpy().reshape(-1, 3).tolist()
+    least: list[list[float]] = shares.min().reindex(places).to_numpy().reshape(-1, 3).tolist()
+    counts: list[int] = np.bincount(ids[kinds == "weight_grad"], minlength=len(middle)).tolist()
+    found: dict[Module, ChannelZeros] = {}
     for place, count, (weight, came, entered), (always, never, _) in zip(
-        _places(rows.iloc[lasts(ids)]), counts.tolist(), middle.tolist(), least.tolist(), strict=True
+        _places(rows.iloc[lasts(ids)]), counts, middle, least, strict=True
     ):
         if count and never < 1.0 and (not math.isnan(entered) or _PLAIN.match(place[2])):
             given = came if math.isnan(entered) else max(entered, came)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -53,9 +54,9 @@ def lists(frame: pd.DataFrame, name: str) -> tuple[npt.NDArray[np.int64], Floats
     return lengths, pc.list_flatten(array).to_numpy(zero_copy_only=False)
 
 
-def share(part: Floats, whole: Floats) -> Floats:
+def share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Floats:
     """``part / whole``; NaN where ``whole`` is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(whole > 0.0, part / whole, np.nan)
 
 
@@ -83,7 +84,8 @@ def _dimensions(frame: pd.DataFrame) -> Floats:
 def _fan_in(frame: pd.DataFrame) -> Floats:
     lengths, sizes = lists(frame, "shape")
     outputs = np.append(sizes, np.nan)[np.where(lengths > 0, np.cumsum(lengths) - lengths, sizes.size)]
-    return column(frame, "numel") / np.maximum(outputs, 1.0)
+    fan_in: Floats = column(frame, "numel") / np.maximum(outputs, 1.0)
+    return fan_in
 
 
 def _headroom(frame: pd.DataFrame) -> Floats:
@@ -103,7 +105,9 @@ def unscaling(frame: pd.DataFrame) -> Floats:
 
 
 def _norm(frame: pd.DataFrame) -> Floats:
-    return np.sqrt(column(frame, "sum_sq")) / unscaling(frame)
+    with np.errstate(over="ignore"):
+        norm: Floats = np.sqrt(column(frame, "sum_sq")) / unscaling(frame)
+    return norm
 
 
 _BAD = ("nan", "pos_inf", "neg_inf")

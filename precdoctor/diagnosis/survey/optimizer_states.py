@@ -76,9 +76,10 @@ def states(rows: pd.DataFrame) -> pd.DataFrame:
     Rows of other kinds have the key "".
     """
     parts = {str(n): str(n).rpartition(".") for n in rows["name"].cat.categories}
-    state = rows["kind"] == "opt_state"
-    own, key = (rows["name"].astype(str).map({n: p[i] for n, p in parts.items()}) for i in (0, 2))
-    return rows.assign(state=rows["name"], name=own.where(state, rows["name"].astype(str)), key=key.where(state, ""))
+    state, name = rows["kind"] == "opt_state", rows["name"].astype(str)
+    own, key = (name.map({n: p[i] for n, p in parts.items()}) for i in (0, 2))
+    named: pd.DataFrame = rows.assign(state=name, name=own.where(state, name), key=key.where(state, ""))
+    return named
 
 
 def _without_sign(rows: pd.DataFrame) -> Mask:

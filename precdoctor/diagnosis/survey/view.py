@@ -220,7 +220,7 @@ class RunView:
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
         found = list(self._batches(wanted, kinds, False, steps, where))
         table = pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries()
-        frame = pd.DataFrame({name: self._pandas_column(name, table.column(name)) for name in wanted})
+        frame: pd.DataFrame = pd.DataFrame({name: self._pandas_column(name, table.column(name)) for name in wanted})
         for m in measures:
             frame[m] = MEASURES[m].of(frame)
         return frame

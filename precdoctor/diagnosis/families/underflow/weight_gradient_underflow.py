@@ -224,7 +224,7 @@ def _series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
     first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -shares)]]
     medians = rows[["share", "lost"]].groupby(ids).median().to_numpy().tolist()
     described = zip(keys(first), first["grid"], np.bincount(ids).tolist(), medians, at(worst), strict=True)
-    return {key: _GriddedSeries(own, steps, *shares_of, of) for key, own, steps, shares_of, of in described}
+    return {key: _GriddedSeries(own, steps, share, lost, of) for key, own, steps, (share, lost), of in described}
 
 
 def _grid_tail(row: TensorRow, grid: float) -> Tail:

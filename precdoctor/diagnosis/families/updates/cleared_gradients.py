@@ -82,7 +82,8 @@ def _rows(view: RunView) -> pd.DataFrame:
     }
     rows = view.measured((), _KINDS, columns=_COLUMNS)
     rows = rows.assign(held=step_values(rows, usable), alive=rows["zero"] < rows["numel"])
-    return rows[rows["held"].notna()]
+    known: pd.DataFrame = rows[rows["held"].notna()]
+    return known
 
 
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:
@@ -91,13 +92,15 @@ def _steps(rows: pd.DataFrame) -> pd.DataFrame:
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"])]
     ids = groups(made, AT)
     fed = step_values(made, dict.fromkeys(at(given.iloc[firsts(groups(given, AT))]), 1.0)) == 1.0
-    return made.assign(weights=np.bincount(ids)[ids], fed=fed).iloc[firsts(ids)]
+    steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed).iloc[firsts(ids)]
+    return steps
 
 
 def _made(rows: pd.DataFrame) -> pd.DataFrame:
     """The weights with a finite gradient that is not zero, once per step."""
     made = rows[rows["alive"] & (rows["kind"] == "weight_grad") & finite(rows)]
-    return made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
+    once: pd.DataFrame = made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
+    return once
 
 
 def _parameters(optimizer: Mapping[str, object]) -> int:

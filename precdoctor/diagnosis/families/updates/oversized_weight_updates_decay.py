@@ -215,7 +215,9 @@ def _penalty_to_gradient(
     """RMS of the penalty over that of the loss's gradient: on the first step with both, and in the newer half."""
     rows = view.measured(("rms",), ("weight", "weight_grad_step"), columns=_COLUMNS, steps=watched_steps(view))
     rows = rows[finite(rows) & rows["sum_sq"].notna()]
-    known, (weight, gradient) = by_kind(rows, column(rows, "rms") / unscaling(rows), ("weight", "weight_grad_step"))
+    known, (weight, gradient) = by_kind(
+        rows, share(column(rows, "rms"), unscaling(rows)), ("weight", "weight_grad_step")
+    )
     known = known.assign(ratio=share(penalty.weight_decay * weight, gradient))
     known = known[known["ratio"].notna()].sort_values(["step", "rank", "attempt"], kind="stable")
     found = {}

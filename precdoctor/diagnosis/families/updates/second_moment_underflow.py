@@ -191,7 +191,8 @@ def _foreign(view: RunView) -> str:
 
 def _rows(view: RunView, moments: Moments, at_row: int) -> tuple[TensorRow, TensorRow]:
     """The rows of one moment and of its gradient."""
-    [(process, step)], [owner] = (of(moments.held.iloc[[at_row]]) for of in (at, parameters))
+    one = moments.held.iloc[[at_row]]
+    (process, step), owner = at(one)[0], parameters(one)[0]
     names = {"opt_state": moments.held["state"].iloc[at_row], "weight_grad_step": owner[2]}
     rows = view.rows(process, step)
     held, gradient = (next(r for r in rows if r.key[:4] == (*owner[:2], kind, name)) for kind, name in names.items())
