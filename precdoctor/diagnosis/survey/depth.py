@@ -5,22 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from precdoctor.diagnosis.survey.frames import firsts, groups, lasts
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import integer, number, text
+from precdoctor.diagnosis.survey.measures import column
+from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 
 #: A part of a name that is a number (``blocks.3``), or else ends in one (``body.conv3``).
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _NUMBERED = re.compile(r"(?:^|\.)[^\d.]*(\d+)(?=\.|$)")
-_COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "phase", "numel", "nan", "pos_inf",
-            "neg_inf", "sum_sq", "scale", "order")  # fmt: skip
+_COLUMNS = ("module_class", "dtype", "phase", "numel", "order")
 #: Examined steps, evenly spread: bounds the work.
 _STEPS = 32
 #: The recorder merges this call of a module and all later ones of the step into one row.
@@ -85,14 +86,12 @@ def call_chains(view: RunView, kind: str, least: int) -> list[Chain]:
 
 
 def _call_chains(view: RunView, kind: str) -> list[Chain]:
-    norms: dict[ChainKey, dict[tuple[int, str, str], list[tuple[float, float]]]] = {}
-    for r, norm in _norms(view, kind):
-        if text(r["name"]) in ("", "0"):
-            module, call = str(r["module"]), int(r["call"])
-            key = (str(r["root"]), module, text(r["module_class"]), str(r["kind"]))
-            rms = norm / math.sqrt(int(r["numel"]))
-            norms.setdefault(key, {}).setdefault((call, module, str(r["dtype"])), []).append((norm, rms))
-    return [_chain(key, links) for key, links in norms.items() if len(links) > 1]
+    rows = _norms(view, kind)
+    links = _links(rows[rows["name"].isin(["", "0"])])
+    found: dict[ChainKey, list[tuple[Link, int]]] = {}
+    for link, (root, module_class), count in links:
+        found.setdefault((root, link.module, module_class, kind), []).append((replace(link, order=None), count))
+    return [_chain(key, own) for key, own in found.items() if len(own) > 1]
 
 
 def chains(view: RunView, kind: str, least: int) -> list[Chain]:
@@ -126,43 +125,43 @@ def _span(chain: Chain) -> tuple[int, int]:
 
 
 def _chains(view: RunView, kind: str) -> list[Chain]:
-    norms: dict[ChainKey, dict[tuple[int, str, str], list[tuple[float, float]]]] = {}
-    orders: dict[tuple[str, str], int | None] = {}
-    for r, norm in _norms(view, kind):
-        found = _link_of(r)
-        if found is not None:
-            key, link = found
-            norms.setdefault(key, {}).setdefault(link, []).append((norm, norm / math.sqrt(int(r["numel"]))))
-            orders[key[0], link[1]] = integer(r["order"])
-    made = [_chain(key, links) for key, links in norms.items()]
-    return [replace(c, links=[replace(k, order=orders[c.root, k.module]) for k in c.links]) for c in made]
+    rows = _norms(view, kind)
+    found: dict[ChainKey, list[tuple[Link, int]]] = {}
+    for link, (root, module_class), count in _links(rows[(rows["call"] == 0) & rows["name"].isin(["", "0", "weight"])]):
+        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number in a name counts
+        if match is not None:
+            pattern = f"{link.module[: match.start(1)]}*{link.module[match.end(1) :]}"
+            key = root, pattern, module_class, kind
+            found.setdefault(key, []).append((replace(link, index=int(match.group(1))), count))
+    return [_chain(key, own) for key, own in found.items()]
 
 
-def _norms(view: RunView, kind: str) -> Iterator[tuple[Mapping[str, Any], float]]:
-    """The finite tensors of the examined steps, each with its L2 norm without the loss scale."""
+def _norms(view: RunView, kind: str) -> pd.DataFrame:
+    """The finite tensors of the examined steps."""
     steps = watched_steps(view)
     steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
-    for r in view.scan_records(_COLUMNS, (kind,), steps=steps):
-        energy = number(r["sum_sq"])
-        bad = r["nan"] or r["pos_inf"] or r["neg_inf"] or text(r["phase"]) == "recompute"
-        if energy is not None and not bad and int(r["numel"]):
-            yield r, math.sqrt(energy) / (number(r["scale"]) or 1.0)
+    rows = view.measured(("norm", "non_finite"), (kind,), columns=_COLUMNS, steps=steps)
+    whole = (rows["non_finite"] == 0) & rows["norm"].notna() & (rows["numel"] > 0)
+    known: pd.DataFrame = rows[whole & (rows["phase"] != "recompute")]
+    return known
 
 
-def _link_of(r: Mapping[str, Any]) -> tuple[ChainKey, tuple[int, str, str]] | None:
-    """The chain of a row and its link there; the first number in a name counts."""
-    module = str(r["module"])
-    match = _NUMBER.search(module) or _NUMBERED.search(module)
-    if match is None or int(r["call"]) or text(r["name"]) not in ("", "0", "weight"):
-        return None
-    pattern = f"{module[: match.start(1)]}*{module[match.end(1) :]}"
-    key = (str(r["root"]), pattern, text(r["module_class"]), str(r["kind"]))
-    return key, (int(match.group(1)), module, str(r["dtype"]))
+def _links(rows: pd.DataFrame) -> Iterator[tuple[Link, tuple[str, str], int]]:
+    """Each call of a module as a link, with its root and class, and on how many rows; medians over the rows.
+
+    ``index`` is the call, ``order`` that of the module's last row.
+    """
+    ids, modules = groups(rows, ("root", "module", "module_class", "call", "dtype")), groups(rows, ("root", "module"))
+    sizes = pd.DataFrame({"norm": column(rows, "norm"), "rms": column(rows, "norm") / np.sqrt(column(rows, "numel"))})
+    first = rows.iloc[firsts(ids)]
+    order = column(rows, "order")[lasts(modules)][modules[firsts(ids)]].tolist()
+    named = zip(*(first[c] for c in ("call", "module", "dtype", "root")), first["module_class"].map(text), strict=True)
+    medians = zip(sizes.groupby(ids).median().to_numpy().tolist(), order, np.bincount(ids).tolist(), strict=True)
+    for (call, module, dtype, root, module_class), ((norm, rms), place, count) in zip(named, medians, strict=True):
+        known = None if math.isnan(place) else int(place)
+        yield Link(call, module, dtype, norm, rms, known), (root, module_class), count
 
 
-def _chain(key: ChainKey, links: Mapping[tuple[int, str, str], Sequence[tuple[float, float]]]) -> Chain:
-    made = [
-        Link(index, module, dtype, median(n for n, _ in seen), median(r for _, r in seen))
-        for (index, module, dtype), seen in sorted(links.items())
-    ]
-    return Chain(*key, made, max(map(len, links.values())))
+def _chain(key: ChainKey, links: Sequence[tuple[Link, int]]) -> Chain:
+    ordered = sorted((k for k, _ in links), key=lambda k: (k.index, k.module, k.dtype))
+    return Chain(*key, ordered, max(count for _, count in links))

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from precdoctor.diagnosis.survey.frames import firsts, groups, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.rows import Key, integer, key_of, known_format, number, text
+from precdoctor.diagnosis.survey.measures import column, format_values
+from precdoctor.diagnosis.survey.rows import Key, known_format, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 #: Most steps of a history: of the newest, and spread over the rest. They bound the work.
 _NEWEST, _SPREAD = 128, 256
-_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
-    *("nan", "pos_inf", "neg_inf", "at_max", "amax"),
-)
+_COLUMNS = ("module_class", "phase", "dtype", "numel", "order", "nan", "pos_inf", "at_max", "amax")
 
 
 @dataclass
@@ -61,19 +62,23 @@ def forward_histories(view: RunView) -> Mapping[Key, History]:
 
 
 def _forward_histories(view: RunView) -> dict[Key, History]:
-    found: dict[Key, History] = {}
-    for r in view.scan_records(_COLUMNS, ("input", "output"), steps=watched_steps(view)):
-        if str(r["dtype"]).startswith("float8") or r["phase"] == "recompute":
-            continue
-        amax = number(r["amax"])
-        if not amax or r["nan"] or r["pos_inf"] or known_format(str(r["dtype"])) is None:
-            continue
-        history = found.setdefault(key_of(r), History(str(r["dtype"]), text(r["module_class"])))
-        step = int(r["step"])
-        history.amax[step] = max(history.amax.get(step, 0.0), amax)
-        history.at_max |= bool(r["at_max"])
-        history.numel, history.order = int(r["numel"]), -1 if (order := integer(r["order"])) is None else order
-    return found
+    rows = view.measured((), ("input", "output"), columns=_COLUMNS, steps=watched_steps(view))
+    wide = format_values(rows, "bits") >= 16
+    rows = rows[wide & (rows["phase"] != "recompute") & (rows["amax"] > 0.0) & (rows["nan"] + rows["pos_inf"] == 0)]
+    order = np.lexsort((-rows["amax"], rows["step"]))
+    one = order[firsts(groups(rows.iloc[order], (*IDENTITY, "step")))]  # by step, the largest over ranks
+    ids, step, amax = groups(rows, IDENTITY), rows["step"].to_numpy(), column(rows, "amax")
+    first, last = rows.iloc[firsts(ids)], rows.iloc[lasts(ids)]
+    described = zip(
+        first["dtype"],
+        first["module_class"].map(text),
+        (dict(zip(step[one[own]].tolist(), amax[one[own]].tolist(), strict=True)) for own in rows_of(ids[one])),
+        (np.bincount(ids, rows["at_max"]) > 0.0).tolist(),
+        last["numel"],
+        np.nan_to_num(column(last, "order"), nan=-1.0).astype(np.int64).tolist(),
+        strict=True,
+    )
+    return {key: History(*own) for key, own in zip(keys(first), described, strict=True)}
 
 
 def watched_steps(view: RunView) -> list[int]:

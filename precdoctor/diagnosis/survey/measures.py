@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.rows import known_format
 
@@ -39,13 +42,21 @@ class Measure:
 
 def column(frame: pd.DataFrame, name: str) -> Floats:
     """A column as float64, shape ``(rows,)``; null is NaN."""
-    values: Floats = frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
-    return values
+    return np.asarray(frame[name].array, dtype=np.float64)
 
 
-def share(part: Floats, whole: Floats) -> Floats:
+def lists(frame: pd.DataFrame, name: str) -> tuple[npt.NDArray[np.int64], Floats]:
+    """A column of lists: lengths, shape ``(rows,)``, and all entries, one list after the other; null is empty."""
+    array = pa.array(frame[name])
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths, pc.list_flatten(array).to_numpy(zero_copy_only=False)
+
+
+def share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Floats:
     """``part / whole``; NaN where ``whole`` is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(whole > 0.0, part / whole, np.nan)
 
 
@@ -66,6 +77,17 @@ def _alive(frame: pd.DataFrame) -> Floats:
     return column(frame, "numel") - column(frame, "zero") - _non_finite(frame)
 
 
+def _dimensions(frame: pd.DataFrame) -> Floats:
+    return np.where(frame["shape"].isna(), np.nan, lists(frame, "shape")[0])
+
+
+def _fan_in(frame: pd.DataFrame) -> Floats:
+    lengths, sizes = lists(frame, "shape")
+    outputs = np.append(sizes, np.nan)[np.where(lengths > 0, np.cumsum(lengths) - lengths, sizes.size)]
+    fan_in: Floats = column(frame, "numel") / np.maximum(outputs, 1.0)
+    return fan_in
+
+
 def _headroom(frame: pd.DataFrame) -> Floats:
     amax = column(frame, "amax")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -76,11 +98,16 @@ def _intended(frame: pd.DataFrame) -> Floats:
     return column(frame, "numel") - column(frame, "zero") + column(frame, "unchanged")
 
 
-def _norm(frame: pd.DataFrame) -> Floats:
+def unscaling(frame: pd.DataFrame) -> Floats:
+    """What takes the scale out of a magnitude by division: ``scale``, or 1 without one."""
     scale = column(frame, "scale")
-    with np.errstate(invalid="ignore"):
-        unscaled = np.where(scale > 0.0, scale, 1.0)
-        return np.sqrt(column(frame, "sum_sq")) / unscaled
+    return np.where(scale > 0.0, scale, 1.0)
+
+
+def _norm(frame: pd.DataFrame) -> Floats:
+    with np.errstate(over="ignore"):
+        norm: Floats = np.sqrt(column(frame, "sum_sq")) / unscaling(frame)
+    return norm
 
 
 _BAD = ("nan", "pos_inf", "neg_inf")
@@ -125,6 +152,8 @@ MEASURES = {
             ("flushed", "numel", "zero"),
             lambda f: share(column(f, "flushed"), column(f, "numel") - column(f, "zero")),
         ),
+        Measure("dimensions", "dimensions", "of the shape", ("shape",), _dimensions),
+        Measure("fan_in", "elements", "elements over the first dimension of the shape", ("numel", "shape"), _fan_in),
         Measure("headroom", "binades", "from amax to the dtype's largest value", ("amax", "dtype"), _headroom),
         Measure(
             "rms",

@@ -47,6 +47,7 @@ class RunView(RunFacts):
         super().__init__(run)
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
+        self._categories: dict[str, tuple[pa.Array, pd.CategoricalDtype]] = {}
 
     def measured(
         self,
@@ -68,9 +69,24 @@ class RunView(RunFacts):
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
         found = list(self._batches(wanted, kinds, False, steps, where))
         table = pa.Table.from_batches(found, table_columns("tensors", wanted)).unify_dictionaries()
-        frame: pd.DataFrame = table.to_pandas()
-        measured: pd.DataFrame = frame.assign(**{m: MEASURES[m].of(frame) for m in measures})
-        return measured
+        frame: pd.DataFrame = pd.DataFrame({name: self._pandas_column(name, table.column(name)) for name in wanted})
+        for m in measures:
+            frame[m] = MEASURES[m].of(frame)
+        return frame
+
+    def _pandas_column(self, name: str, column: pa.ChunkedArray) -> Any:
+        """A column as pandas takes it; the categories of a name are made once, which takes longest in a short log."""
+        if pa.types.is_list(column.type):
+            return pd.array(column, dtype=pd.ArrowDtype(column.type))
+        array = column.combine_chunks()
+        if not pa.types.is_dictionary(array.type):
+            return array.to_numpy(zero_copy_only=False)
+        known, dtype = self._categories.get(name, (None, None))
+        if known is None or not known.equals(array.dictionary):
+            dtype = pd.CategoricalDtype(array.dictionary.to_pandas())
+            self._categories[name] = array.dictionary, dtype
+        codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
 
     def scan(
         self,

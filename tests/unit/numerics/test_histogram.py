@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.numerics.formats import FORMATS, FP16
-from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of, bins_of
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, Histograms, bin_of, bins_of
 
 COUNTS = st.lists(st.integers(0, 2**40), max_size=12)
 HISTOGRAMS = st.builds(ExponentHistogram.of, st.integers(-100, 100), COUNTS)
@@ -102,3 +102,33 @@ def test_bad_questions():
         h.at_most(math.nan)
     assert EMPTY.flushed(FP16).low == 0.0 and EMPTY.total == 0 and EMPTY.shift(2.0) == EMPTY
     assert h.at_most(math.inf).low == 1.0 and h.at_most(0.0).high == 0.0
+
+
+LIMITS = st.floats(0.0, 1e40) | st.integers(-60, 60).map(lambda k: 2.0**k) | st.sampled_from([math.inf, -1.0])
+
+
+@given(st.lists(st.tuples(HISTOGRAMS, LIMITS, st.integers(0, 3)), max_size=8), st.integers(-110, 120))
+def test_many_histograms_say_what_each_of_them_says(drawn, first):
+    histograms = [h for h, _, _ in drawn]
+    many = Histograms.of(histograms)
+    assert [many.row(i) for i in range(len(drawn))] == histograms
+    assert many.total.tolist() == [h.total for h in histograms]
+    assert many.below(first).tolist() == [h[:first].total for h in histograms]
+    assert many.preceding.tolist() == [h[:k].total for h in histograms for k in range(h.lo, h.lo + h.counts.size)]
+    assert many.window(first, 9).tolist() == [[h[k : k + 1].total for k in range(first, first + 9)] for h in histograms]
+    sums = [float(sum(c * (h.lo + i) for i, c in enumerate(h.counts.tolist()))) for h in histograms]
+    assert many.sums(many.bins.astype(float)).tolist() == pytest.approx(sums)
+    ends = [h.at_most(limit) for h, limit, _ in drawn]
+    low, high = many.at_most(np.array([limit for _, limit, _ in drawn]))
+    assert (low.tolist(), high.tolist()) == ([e.low for e in ends], [e.high for e in ends])
+
+
+@given(st.lists(st.tuples(HISTOGRAMS, st.integers(0, 3)), max_size=8))
+def test_many_histograms_are_merged_by_group(drawn):
+    group = np.array([g for _, g in drawn], dtype=np.int64)
+    summed = Histograms.of([h for h, _ in drawn]).merged(group, 4)
+    for g in range(4):
+        whole = EMPTY
+        for h, own in drawn:
+            whole = whole.merge(h) if own == g else whole
+        assert (summed.row(g).lo, summed.row(g).counts.tolist()) == (whole.lo, whole.counts.tolist())

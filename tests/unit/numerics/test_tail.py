@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.numerics.formats import BF16, E5M2, FP16
-from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.tail import MATCHED_BINS, flushed_tail, magnitude
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
+from precdoctor.numerics.tail import MATCHED_BINS, flushed_tail, flushed_tails, magnitude, magnitudes
 
 N = 100_000
 #: Members of the estimator's family, at scales that are not.
@@ -134,3 +134,14 @@ def test_magnitude_is_the_sum_of_absolute_values_within_a_bin() -> None:
     values = np.random.default_rng(0).normal(0.0, 1.0, N)
     assert magnitude(histogram_of(values)) == pytest.approx(np.abs(values).sum(), rel=0.1)
     assert MATCHED_BINS == 10  # the page of PD201 says so
+
+
+@given(st.lists(st.tuples(st.integers(-30, -10), st.lists(st.integers(0, 3000), max_size=14), st.integers(0, 9000))))
+def test_the_tails_of_many_tensors_are_those_of_each(drawn):
+    histograms = [ExponentHistogram.of(lo, counts) for lo, counts, _ in drawn]
+    zeros = np.array([zero for _, _, zero in drawn], dtype=np.int64)
+    found = flushed_tails(Histograms.of(histograms), zeros, FP16)
+    alone = [flushed_tail(h, zero, FP16) for h, zero in zip(histograms, zeros.tolist(), strict=True)]
+    assert found.total.tolist() == pytest.approx([t.total for t in alone])
+    assert found.mass.tolist() == pytest.approx([t.mass for t in alone])
+    assert magnitudes(Histograms.of(histograms)).tolist() == pytest.approx([magnitude(h) for h in histograms])

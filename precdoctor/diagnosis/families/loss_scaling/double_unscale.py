@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.frames import AT, at, finite, firsts, groups, on_steps, pairs
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
-from precdoctor.diagnosis.survey.rows import Parameter, integer, number, parameter_of, text
+from precdoctor.diagnosis.survey.measures import column
+from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -57,7 +62,7 @@ only after the last micro-batch.
         "PyTorch source: torch/amp/grad_scaler.py, GradScaler.unscale_ and GradScaler.step",
     ),
 )
-_COLUMNS = ("root", "module", "kind", "name", "numel", "nan", "pos_inf", "neg_inf", "sum_sq", "scale")
+_COLUMNS = ("numel", "nan", "pos_inf", "neg_inf")
 _At = tuple[Process, int]
 
 
@@ -86,16 +91,13 @@ def check(view: RunView, options: Options) -> Checked:
 # -- both gradients on record -----------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Step:
-    """One step; ``factors``: per weight the gradient that the optimizer got over the unscaled gradient."""
+    """One step; ``factor``: the gradient that the optimizer got over the unscaled one, median of so many weights."""
 
     scale: float
-    factors: list[float] = field(default_factory=list)
-
-    @property
-    def factor(self) -> float:
-        return median(self.factors)
+    factor: float
+    weights: int
 
     @property
     def off(self) -> float:
@@ -111,24 +113,19 @@ def _survey(view: RunView) -> Mapping[_At, _Step]:
         for s in steps
         if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306's
     }
-    before: dict[tuple[_At, Parameter], tuple[float, float, int]] = {}
-    after: dict[tuple[_At, Parameter], tuple[float, int]] = {}
-    for r in view.scan_records(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view)):
-        at = process_step(r)
-        energy, scale = number(r["sum_sq"]), number(r["scale"])
-        if at not in evaluated or not energy or r["nan"] or r["pos_inf"] or r["neg_inf"]:
-            continue
-        key = (at, parameter_of(r))
-        if r["kind"] == "weight_grad" and scale is not None and scale > 0.0:
-            before[key] = (math.sqrt(energy) / scale, scale, int(r["numel"]))
-        elif r["kind"] == "weight_grad_step" and scale in (None, 1.0):
-            after[key] = (math.sqrt(energy), int(r["numel"]))
-    found: dict[_At, _Step] = {}
-    for key, (meant, scale, numel) in before.items():
-        given = after.get(key)
-        if given is not None and given[1] == numel:  # a shard of it has another norm
-            found.setdefault(key[0], _Step(scale)).factors.append(given[0] / meant)
-    return found
+    kinds = ("weight_grad", "weight_grad_step")
+    rows = view.measured(("norm",), kinds, columns=_COLUMNS, steps=watched_steps(view))
+    scale = rows["scale"]
+    due = np.where(rows["kind"] == "weight_grad", scale > 0.0, scale.isna() | (scale == 1.0))
+    rows = rows[due & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, evaluated)]
+    before, after = pairs(rows, *kinds)
+    whole = column(before, "numel") == column(after, "numel")  # a shard of it has another norm
+    factors = (column(after, "norm") / column(before, "norm"))[whole]
+    before = before[whole]
+    ids = groups(before, AT)
+    first, middle = before.iloc[firsts(ids)], pd.Series(factors).groupby(ids).median()
+    described = zip(first["scale"], middle, np.bincount(ids).tolist(), strict=True)
+    return {key: _Step(*own) for key, own in zip(at(first), described, strict=True)}
 
 
 def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Finding:
@@ -136,7 +133,7 @@ def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Fin
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
     message = (
         f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the optimizer"
-        f" got {factor:.3g} of the unscaled gradient, in the median of {plural(len(facts.factors), 'weight')}. The loss"
+        f" got {factor:.3g} of the unscaled gradient, in the median of {plural(facts.weights, 'weight')}. The loss"
         f" scale is {facts.scale:g} at step {first}, and 1 / {facts.scale:g} is {1.0 / facts.scale:.3g}: the script "
         "divided by it once more, before or after the scaler."
     )

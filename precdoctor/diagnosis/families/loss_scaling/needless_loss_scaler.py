@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -104,11 +107,10 @@ def _half_precision(view: RunView) -> str | None:
                 return "FP16 weights"
     if any(s.autocast_dtype == _FP16 for steps in view.timeline.values() for s in steps):
         return "FP16 autocast"
-    kinds = ("input", "output", "grad_output", "weight_grad", "weight")
-    for frame in view.scan(("dtype",), kinds, where=[("dtype", "in", (_FP16,))]):
-        if len(frame):
-            return "FP16 tensors"
-    return None
+    totals = view.survey.totals
+    kinds = pa.array(["input", "output", "grad_output", "weight_grad", "weight"])
+    found = pc.and_(pc.is_in(totals["kind"], kinds), pc.equal(totals["dtype"], _FP16))
+    return "FP16 tensors" if pc.any(found).as_py() else None
 
 
 RULE = Rule(

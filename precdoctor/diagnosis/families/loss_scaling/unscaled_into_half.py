@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.frames import (
+    PARAMETER,
+    at,
+    finite,
+    firsts,
+    groups,
+    on_steps,
+    pairs,
+    parameters,
+    rows_of,
+)
 from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import (
     Parameter,
     TensorRow,
     dotted,
     known_format,
     location,
-    parameter_of,
     path_evidence,
     range_evidence,
 )
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 from precdoctor.numerics.tail import magnitude
 
@@ -57,19 +70,22 @@ learning rate instead.
         "PyTorch source: torch/amp/grad_scaler.py, 'Attempting to unscale FP16 gradients.'",
     ),
 )
-_COLUMNS = ("root", "module", "kind", "name", "dtype", "numel", "zero", "nan", "pos_inf", "neg_inf", "scale")
+_COLUMNS = ("numel", "zero", "nan", "pos_inf", "neg_inf", "scale")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _GradientHistory:
-    """A weight's gradient; ``shares``: per process and step the non-zero elements that unscaling set to zero."""
+    """A weight's gradient.
+
+    Attributes:
+        share: non-zero elements that unscaling set to zero, median over so many ``steps``.
+        worst: process and step with the largest share.
+    """
 
     numel: int
-    shares: dict[tuple[Process, int], float] = field(default_factory=dict)
-
-    @property
-    def share(self) -> float:
-        return median(self.shares.values())
+    share: float
+    steps: int
+    worst: tuple[Process, int]
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -88,21 +104,18 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
     plain = {(p, s.step) for p, steps in view.timeline.items() for s in steps if not s.skipped and s.clip_norm is None}
-    zeros: dict[tuple[Parameter, tuple[Process, int]], dict[str, tuple[int, int]]] = {}
+    kinds = ("weight_grad", "weight_grad_step")
     where = [("dtype", "in", ("float16",))]
-    for r in view.scan_records(_COLUMNS, ("weight_grad", "weight_grad_step"), steps=watched_steps(view), where=where):
-        at = process_step(r)
-        scaled = r["scale"] is not None and float(r["scale"]) > 1.0
-        bad = r["nan"] or r["pos_inf"] or r["neg_inf"]
-        if at in plain and not bad and scaled == (r["kind"] == "weight_grad"):
-            zeros.setdefault((parameter_of(r), at), {})[str(r["kind"])] = (int(r["zero"]), int(r["numel"]))
-    found: dict[Parameter, _GradientHistory] = {}
-    for (place, at), pair in zeros.items():
-        if len(pair) == 2:
-            (before, numel), (after, _) = pair["weight_grad"], pair["weight_grad_step"]
-            gradient = found.setdefault(place, _GradientHistory(numel))
-            gradient.shares[at] = max(0, after - before) / max(1, numel - before)
-    return found
+    rows = view.measured((), kinds, columns=_COLUMNS, steps=watched_steps(view), where=where)
+    due = (rows["scale"] > 1.0) == (rows["kind"] == "weight_grad")
+    before, after = pairs(rows[due & finite(rows) & on_steps(rows, plain)], *kinds)
+    zero = column(before, "zero")
+    shares = np.maximum(column(after, "zero") - zero, 0.0) / np.maximum(column(before, "numel") - zero, 1.0)
+    ids = groups(before, PARAMETER)
+    first, worst = before.iloc[firsts(ids)], before.iloc[[own[0] for own in rows_of(ids, -shares)]]
+    described = zip(first["numel"], pd.Series(shares).groupby(ids).median(), np.bincount(ids).tolist(), at(worst),
+                    strict=True)  # fmt: skip
+    return {place: _GradientHistory(*own) for place, own in zip(parameters(first), described, strict=True)}
 
 
 def _lost(row: TensorRow) -> float:
@@ -116,14 +129,14 @@ def _lost(row: TensorRow) -> float:
 
 def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], options: Options) -> Finding:
     place, gradient = max(guilty.items(), key=lambda item: (item[1].share, item[1].numel))
-    process, step = max(gradient.shares, key=lambda k: gradient.shares[k])
+    process, step = gradient.worst
     mine = {r.kind: r for r in view.rows(process, step) if (r.root, r.module, r.name) == place}
     row, given = mine["weight_grad"], mine["weight_grad_step"]
     lost, scale = _lost(row), row.scale or 1.0
-    few = len(gradient.shares) < 4
+    few = gradient.steps < 4
     message = (
         f"The division by the loss scale, {scale:g}, in float16 set {percent(gradient.share)} of the non-zero gradient "
-        f"of `{row.parameter}` to zero, in the median of {plural(len(gradient.shares), 'step')} (limit "
+        f"of `{row.parameter}` to zero, in the median of {plural(gradient.steps, 'step')} (limit "
         f"{percent(options['flushed_share'])}). It removed {percent(lost)} of the magnitude: amax "
         f"{row.amax or 0.0:.3g} before, {given.amax or 0.0:.3g} after; FP16 flushes up to {FP16.flush_limit:.3g}. "
         f"{plural(len(guilty), 'gradient')} above the limit."

@@ -7,8 +7,11 @@ function behind it (:mod:`.dead_layer_saturated`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -17,19 +20,19 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
+from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.rows import (
     Parameter,
     TensorRow,
     dotted,
     location,
-    parameter_of,
     path_evidence,
     path_to,
     range_evidence,
     text,
 )
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.tail import magnitude
 
 PAGE = RulePage(
@@ -88,31 +91,25 @@ _MOST = 0.75
 _NEGATIVE = 0.75
 #: tanh is 1 in FP32 from here on, in magnitude; a sigmoid from 17 on.
 _FLAT = 9.0
-_COLUMNS = ("root", "module", "kind", "name", "phase", "shape", "numel", "zero")
 
 #: Kinds that the path to a tensor of a kind goes through.
 _AROUND = {"output": ("batch", "input", "output"), "weight_grad": ("loss", "grad_output")}
 
 
-@dataclass
+@dataclass(frozen=True)
 class _GradientHistory:
     """One weight's gradient over the run.
 
     Attributes:
-        steps: steps on which any rank recorded it.
-        alive: last step on which an element was not zero on any rank; -1 if none was.
+        steps: number of steps on which any rank recorded it.
+        dead_steps: those after the last one with a non-zero element on any rank.
         last: process and step of the last row.
     """
 
     numel: int
-    steps: set[int] = field(default_factory=set)
-    alive: int = -1
-    last: tuple[Process, int] = (Process(0, 0), 0)
-
-    @property
-    def dead_steps(self) -> int:
-        """Recorded steps after the last one with a non-zero element."""
-        return sum(s > self.alive for s in self.steps)
+    steps: int
+    dead_steps: int
+    last: tuple[Process, int]
 
 
 _Gradients = Mapping[Parameter, _GradientHistory]
@@ -124,13 +121,13 @@ def check(view: RunView, options: Options) -> Checked:
     gradients = _gradients(view, steps)
     if not gradients:
         return Checked.not_applicable("no weight matrix got a gradient on a step with a learning rate")
-    most = max(len(g.steps) for g in gradients.values())
+    most = max(g.steps for g in gradients.values())
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < options["min_steps"]:
         return Checked((), f"{seen}: too few steps")
-    dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * len(g.steps))}
+    dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * g.steps)}
     flat = {} if dead else find_saturated_layers(view, steps, options["saturated_share"], _MOST)
-    never = any(g.alive < 0 for g in dead.values())
+    never = any(g.dead_steps == g.steps for g in dead.values())
     death = None if never or flat else find_death(view, steps, options["died_share"], options["min_steps"])
     findings = []
     if death is not None:
@@ -158,29 +155,27 @@ def _training_steps(view: RunView) -> list[int]:
 
 
 def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
-    found: dict[Parameter, _GradientHistory] = {}
-    for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=steps):
-        shape = r["shape"]
-        if shape is None or len(shape) < 2:
-            continue
-        gradient = found.setdefault(parameter_of(r), _GradientHistory(int(r["numel"])))
-        gradient.last = process_step(r)
-        step = gradient.last[1]
-        gradient.steps.add(step)
-        if int(r["zero"]) != int(r["numel"]):
-            gradient.alive = max(gradient.alive, step)
-    return found
+    rows = view.measured(("dimensions",), ("weight_grad",), columns=("numel", "zero"), steps=steps)
+    rows = rows[rows["dimensions"] >= 2]
+    ids, step = groups(rows, PARAMETER), rows["step"].to_numpy()
+    first, last = rows.iloc[firsts(ids)], rows.iloc[lasts(ids)]
+    alive = np.full(len(first), -1)
+    np.maximum.at(alive, ids, np.where(rows["zero"] != rows["numel"], step, -1))
+    one = firsts(groups(rows, (*PARAMETER, "step")))
+    recorded = np.bincount(ids[one]).tolist()
+    dead = np.bincount(ids[one], step[one] > alive[ids[one]]).astype(np.int64).tolist()
+    described = zip(first["numel"], recorded, dead, at(last), strict=True)
+    return {place: _GradientHistory(*own) for place, own in zip(parameters(first), described, strict=True)}
 
 
 def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], options: Options) -> dict[Parameter, str]:
     """Trainable matrices without any gradient, of modules that ran in a root that was trained; with their class."""
     trained = {root for root, _, _ in gradients}
     touched = {(root, module) for root, module, _ in gradients}
-    ran: dict[tuple[str, str], set[int]] = {}
-    for frame in view.scan(("root", "module", "kind", "phase"), ("output",), steps=steps):
-        chosen = frame.loc[frame["phase"] == "train", ["root", "module", "step"]].drop_duplicates()
-        for root, module, step in zip(chosen["root"], chosen["module"], chosen["step"], strict=True):
-            ran.setdefault((str(root), str(module)), set()).add(int(step))
+    rows = view.measured((), ("output",), columns=("phase",), steps=steps)
+    rows = rows[rows["phase"] == "train"]
+    rows = rows.iloc[firsts(groups(rows, ("root", "module", "step")))]
+    ran = Counter(zip(rows["root"], rows["module"], strict=True))
     found: dict[Parameter, str] = {}
     for process in view.processes:
         for root in view.facts(process).get("roots") or ():
@@ -192,7 +187,7 @@ def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], optio
                     and len(p.get("shape") or ()) >= 2
                     and name in trained
                     and place[:2] not in touched
-                    and len(ran.get(place[:2], ())) >= options["min_steps"]
+                    and ran[place[:2]] >= options["min_steps"]
                 ):
                     found[place] = view.module_classes.get(place[:2], "")
     return found
@@ -203,7 +198,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     rows = view.rows(process, step)
     row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
     gradient = dead[row.root, row.module, row.name]
-    steps, all_steps = gradient.dead_steps, len(gradient.steps)
+    steps, all_steps = gradient.dead_steps, gradient.steps
     blocker = _blocker(rows, dead)
     elements = sum(g.numel for g in dead.values())
     parameters = [dotted(m, n) for _, m, n in dead]

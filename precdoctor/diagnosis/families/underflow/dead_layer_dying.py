@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean, median
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, key_of, location, text
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of
+from precdoctor.diagnosis.survey.measures import Floats, column
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 #: Least shares, chosen empirically: of the recorded steps on which the layer is dead, and of the steps since its death.
 _MOST, _NEARLY_ALL = 0.5, 0.9
@@ -27,14 +31,12 @@ _LOSSES, _LEARNT = 8, 0.1
 _LARGE_INPUT = 16.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class _ZeroHistory:
-    """Share of zeros of a tensor by step, the least over ranks."""
+    """Share of zeros of a tensor by step, ascending, the least over ranks."""
 
-    shares: dict[int, float] = field(default_factory=dict)
-
-    def note(self, step: int, share: float) -> None:
-        self.shares[step] = min(share, self.shares.get(step, 1.0))
+    steps: Ints
+    shares: Floats
 
     def death(self, limit: float, least: float) -> int | None:
         """The step since which the tensor is zero on nearly all steps; None if it lives, died too late, or never lived.
@@ -43,21 +45,20 @@ class _ZeroHistory:
             limit: least share of zero elements.
             least: minimum number of steps since then.
         """
-        steps = sorted(self.shares)
-        dead = [self.shares[s] >= limit for s in steps]
-        at = next((i for i, d in enumerate(dead) if d and sum(dead[i:]) >= _NEARLY_ALL * len(dead[i:])), None)
-        if not at or len(steps) - at < max(least, _MOST * len(steps)):
+        dead = self.shares >= limit
+        still = dead[::-1].cumsum()[::-1] >= _NEARLY_ALL * np.arange(dead.size, 0, -1)
+        at = int(np.argmax(dead & still))
+        if not at or dead.size - at < max(least, _MOST * dead.size):
             return None
-        before = [self.shares[s] for s in steps[:at]]
-        return steps[at] if median(before) < limit else None
+        return int(self.steps[at]) if np.median(self.shares[:at]) < limit else None
 
     def since(self, step: int) -> float:
         """Median share from ``step`` on."""
-        return median(share for s, share in self.shares.items() if s >= step)
+        return float(np.median(self.shares[self.steps >= step]))
 
     def until(self, step: int) -> float:
         """Median share before ``step``."""
-        return median(share for s, share in self.shares.items() if s < step)
+        return float(np.median(self.shares[self.steps < step]))
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,14 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
 
 def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Key, _ZeroHistory]:
     """Of tensors in training with at least two dimensions."""
-    columns = ("root", "module", "kind", "name", "call", "phase", "shape", "numel", "zero")
-    found: dict[Key, _ZeroHistory] = {}
-    for r in view.scan_records(columns, kinds, steps=steps):
-        if r["shape"] is None or len(r["shape"]) < 2 or not int(r["numel"]) or text(r["phase"]) not in ("train", ""):
-            continue
-        found.setdefault(key_of(r), _ZeroHistory()).note(int(r["step"]), int(r["zero"]) / int(r["numel"]))
-    return found
+    rows = view.measured(("dimensions", "zero_share"), kinds, columns=("phase",), steps=steps)
+    training = (rows["phase"] == "train") | (rows["phase"] == "") | rows["phase"].isna()
+    rows = rows[(rows["dimensions"] >= 2) & (rows["numel"] > 0) & training]
+    order = np.lexsort((rows["zero_share"], rows["step"]))
+    one = order[firsts(groups(rows.iloc[order], (*IDENTITY, "step")))]  # by step, the least over ranks
+    ids, step, shares = groups(rows, IDENTITY), rows["step"].to_numpy(), column(rows, "zero_share")
+    histories = (_ZeroHistory(step[one[own]], shares[one[own]]) for own in rows_of(ids[one]))
+    return dict(zip(keys(rows.iloc[firsts(ids)]), histories, strict=True))
 
 
 def _producers(
@@ -158,14 +160,9 @@ def _loss_gives(view: RunView, rows: Sequence[TensorRow], since: int, steps: Seq
     last = next((r for r in rows if r.kind == "weight_grad" and len(r.shape) > 1), None)
     if last is None:
         return False
-    shares = [
-        int(r["zero"]) / int(r["numel"])
-        for r in view.scan_records(
-            ("root", "module", "numel", "zero"), ("grad_output",), steps=[s for s in steps if s >= since]
-        )
-        if (text(r["root"]), text(r["module"])) == (last.root, last.module) and int(r["numel"])
-    ]
-    return bool(shares) and median(shares) < _ALIVE
+    where = [("root", "==", last.root), ("module", "==", last.module)]
+    given = view.measured(("zero_share",), ("grad_output",), steps=[s for s in steps if s >= since], where=where)
+    return bool(given["zero_share"].median() < _ALIVE)
 
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:

@@ -21,7 +21,6 @@ from precdoctor.diagnosis.survey.rows import (
     gradient_evidence,
     location,
     range_evidence,
-    text,
 )
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -70,11 +69,9 @@ def find_saturated_layers(
     """
     chosen = list(steps)[:: max(1, -(-len(steps) // _STEPS))]
     weighted = {place[:2] for place in view.places("weight")} | {place[:2] for place in view.places("weight_grad")}
-    suspects = {
-        (text(r["root"]), text(r["module"]))
-        for r in view.scan_records(("root", "module", "numel", "zero"), ("grad_output",), steps=chosen)
-        if share * int(r["numel"]) <= int(r["zero"]) < int(r["numel"])
-    } & weighted
+    rows = view.measured((), ("grad_output",), columns=("numel", "zero"), steps=chosen)
+    rows = rows[(share * rows["numel"] <= rows["zero"]) & (rows["zero"] < rows["numel"])]
+    suspects = set(zip(rows["root"], rows["module"], strict=True)) & weighted
     found: dict[_Place, SaturatedLayer] = {}
     for process in view.processes if suspects else ():
         for step in chosen:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, plural
+from precdoctor.diagnosis.survey.frames import at, groups, keys, rows_of, step_values
 from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.measures import format_values
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import Key, key_of, known_format, location, path_evidence, range_evidence
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.rows import Key, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -44,7 +48,6 @@ after each micro-step. Fewer and larger micro-batches also help.
         "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192",
     ),
 )
-_COLUMNS = ("root", "module", "kind", "name", "call", "dtype", "numel", "shape")
 
 
 @dataclass(frozen=True)
@@ -80,15 +83,17 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> dict[Key, _Sum]:
     """For each half-precision weight gradient the recorded step with most micro-steps."""
-    found: dict[Key, _Sum] = {}
     where = [("dtype", "in", HALF)]
-    for r in view.scan_records(_COLUMNS, ("weight_grad",), steps=watched_steps(view), where=where):
-        process, step = process_step(r)
-        fmt, count, key = known_format(str(r["dtype"])), counts.get((process, step), 0), key_of(r)
-        if fmt is not None and (key not in found or count > found[key].terms):
-            stalls = 2 ** (fmt.mantissa_bits + 1)  # half an ulp of this sum is one
-            found[key] = _Sum(key, str(r["dtype"]), int(r["numel"]), process, step, count, stalls)
-    return found
+    rows = view.measured((), ("weight_grad",), columns=("dtype", "numel"), steps=watched_steps(view), where=where)
+    terms = np.nan_to_num(step_values(rows, counts)).astype(np.int64)
+    stalls = 2 ** (format_values(rows, "mantissa_bits") + 1).astype(np.int64)  # half an ulp of this sum is one
+    rows = rows.assign(terms=terms, stalls=stalls)
+    most = rows.iloc[[own[0] for own in rows_of(groups(rows, IDENTITY), -terms)]]
+    columns = (most["dtype"], most["numel"], at(most), most["terms"], most["stalls"])
+    return {
+        key: _Sum(key, dtype, numel, *of, *sums)
+        for key, (dtype, numel, of, *sums) in zip(keys(most), zip(*columns, strict=True), strict=True)
+    }
 
 
 def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:

@@ -20,9 +20,10 @@ from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent impor
     learnt_share,
 )
 from precdoctor.diagnosis.survey.depth import Chain, chains, consistent_share, joined_chains, slope
+from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
-from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -287,11 +288,10 @@ def _roots_by_optimizer(view: RunView, kind: str) -> Mapping[str, set[str]]:
     """Per optimizer the roots with rows of this kind in its steps."""
     whose = {(p, s.step): s.optimizer for p, steps in view.timeline.items() for s in steps}
     found: dict[str, set[str]] = {}
-    for frame in view.scan(("root", "kind"), (kind,), steps=watched_steps(view)):
-        places = frame[["rank", "attempt", "step", "root"]].drop_duplicates()
-        for rank, attempt, step, root in places.itertuples(index=False):
-            optimizer = whose.get((Process(int(rank), int(attempt)), int(step)), "")
-            found.setdefault(optimizer, set()).add(text(root))
+    rows = view.measured((), (kind,), steps=watched_steps(view))
+    one = rows.iloc[firsts(groups(rows, (*AT, "root")))]
+    for key, root in zip(at(one), one["root"], strict=True):
+        found.setdefault(whose.get(key, ""), set()).add(root)
     return found
 
 
