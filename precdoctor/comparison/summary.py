@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from precdoctor.comparison.steps import clean_rows
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, integer, known_format
-from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
+from precdoctor.diagnosis.survey.groups import Groups, group, keys
+from precdoctor.diagnosis.survey.histogram_columns import histograms
+from precdoctor.diagnosis.survey.measures import column, format_values, measured_frame
+from precdoctor.diagnosis.survey.rows import Key, known_format, text
+from precdoctor.diagnosis.survey.view import BAD_COUNTS, IDENTITY, RunView
+from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.tail import flushed_tail
 
+_MEASURES = ("non_finite", "finite", "rms", "multiplier", "intended")
 _COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "shape", "numel", "order"),
-    *(*BAD_COUNTS, "zero", "at_max", "amax", "amin_nonzero", "sum", "sum_sq", "exp_lo", "exp_hist", "unchanged"),
-    "scale",
+    *("module_class", "phase", "dtype", "order", "at_max", "amax", "amin_nonzero", "sum"),
+    *(*BAD_COUNTS, "numel", "zero", "sum_sq", "scale", "unchanged"),
 )
+_LISTS = ("shape", "exp_lo", "exp_hist")
 _KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update", "loss")
 _FLUSHED_KINDS = ("output", "input", "grad_output", "weight_grad")
 #: Mantissa bits, the leading one not counted, of a dtype nobody knows: it never makes a limit wider.
 _UNKNOWN_BITS = 23
+_Floats = npt.NDArray[np.float64]
+_NOTHING: _Floats = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,8 @@ class Summary:
         order: its place in the execution order of the first compared step; None when the log does not know.
         numel: summed over steps and ranks, as are the counts after it.
         amax: the largest, as it lies in memory.
-        squares: per step the sum of squares and the number of finite elements, loss scale taken out.
+        squares: sum of squares per step, ascending, loss scale taken out; shape ``(steps,)``.
+        finite: elements that these are over.
         start: on the first compared step; None without finite elements.
     """
 
@@ -59,7 +73,8 @@ class Summary:
     badness: set[str] = field(default_factory=set)
     bad_elements: int = 0
     first_bad_step: int | None = None
-    squares: dict[int, tuple[float, int]] = field(default_factory=dict)
+    squares: _Floats = field(default_factory=lambda: _NOTHING)
+    finite: _Floats = field(default_factory=lambda: _NOTHING)
     start: Start | None = None
 
     @property
@@ -92,23 +107,21 @@ class Summary:
     @property
     def rms(self) -> float | None:
         """log2 of the root mean square, the median over the steps; None where no step has a non-zero element."""
-        found = [_log_rms(*entry) for entry in self.squares.values() if entry[0] > 0.0]
-        return median(found) if found else None
+        held = self.squares > 0.0
+        found = np.sort(self.squares[held] / self.finite[held])
+        middle = found[(found.size - 1) // 2 : found.size // 2 + 1].tolist()
+        return fmean(0.5 * math.log2(square) for square in middle) if middle else None
 
     @property
     def rms_first(self) -> float | None:
         """log2 of the root mean square on the first step it was seen on, when repeats lie closest together."""
-        first = self.squares[min(self.squares)] if self.squares else (0.0, 0)
-        return _log_rms(*first) if first[0] > 0.0 else None
+        known = self.squares.size and self.squares[0] > 0.0
+        return 0.5 * math.log2(self.squares[0] / self.finite[0]) if known else None
 
     @property
     def numel_per_step(self) -> int:
         """Elements that one step's figures rest on."""
-        return max((count for _, count in self.squares.values()), default=1)
-
-
-def _log_rms(square: float, count: int) -> float:
-    return 0.5 * math.log2(square / count)
+        return int(self.finite.max(initial=0.0)) or 1
 
 
 def unit_roundoff(dtype: str) -> float:
@@ -165,52 +178,91 @@ def metrics_of(summary: Summary, kind: str) -> dict[str, float]:
 
 
 def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
-    """Every tensor of a run over ``steps``. Gradients of steps that a loss scaler skipped are left out."""
-    found: dict[Key, Summary] = {}
-    for record in view.scan_records(_COLUMNS, _KINDS, steps=steps):
-        row = TensorRow.of(record)
-        facts = view.step_facts(Process(row.rank, row.attempt), row.step)
-        if row.phase == "recompute" or (facts is not None and facts.skipped and "grad" in row.kind):
-            continue  # an overflow the scaler took care of says nothing about the next clean step
-        summary = found.setdefault(row.key, Summary(row.dtype, row.shape, row.module_class))
-        _add(summary, row, integer(record["unchanged"]))
-        if row.step == steps[0] and summary.start is None:
-            summary.order = row.order
-            summary.start = _start(row)
+    """Every tensor of a run over ``steps``. Gradients of steps that a loss scaler skipped are left out.
+
+    An overflow that the scaler took care of says nothing about the next clean step.
+    """
+    view.keep(steps)
+    table = view.table([*IDENTITY, *_COLUMNS, *_LISTS], _KINDS, steps=steps)
+    frame = measured_frame(table.drop_columns(_LISTS).to_pandas(), _MEASURES)
+    clean = clean_rows(view, frame)
+    table, frame = table.filter(pa.array(clean)), frame[clean]
+    tensors = group(frame, IDENTITY)
+    found = dict(zip(keys(frame, tensors.first), _summaries(table, frame, tensors), strict=True))
+    begun = np.flatnonzero(frame["step"] == steps[0])
+    for key, order, start in zip(keys(frame, begun), *_starts(frame.iloc[begun]), strict=True):
+        if found[key].start is None:
+            found[key].order, found[key].start = order, start
     return found
 
 
-def _add(summary: Summary, row: TensorRow, unchanged: int | None) -> None:
-    summary.numel += row.numel
-    summary.zero += row.zero
-    summary.at_max += row.at_max
-    summary.amax = max(summary.amax, row.amax or 0.0)
-    if row.bad:
-        summary.badness |= row.badness
-        summary.bad_elements += row.nan + row.inf
-        summary.first_bad_step = row.step if summary.first_bad_step is None else min(summary.first_bad_step, row.step)
-    finite = row.numel - row.nan - row.inf
-    if row.sum_sq is not None and math.isfinite(row.sum_sq) and finite > 0:
-        square, count = summary.squares.get(row.step, (0.0, 0))
-        summary.squares[row.step] = (square + row.sum_sq / _scale(row) ** 2, count + finite)
-    if row.kind == "update" and unchanged is not None:
-        summary.unchanged += unchanged
-        summary.intended += row.numel - row.zero + unchanged
-    fmt = known_format(row.dtype)
-    if fmt is not None and row.kind in _FLUSHED_KINDS:
-        near = row.amin_nonzero is not None and row.amin_nonzero <= 4.0 * fmt.min_subnormal
-        summary.flushed += flushed_tail(row.histogram, row.zero, fmt).total if near else 0.0
-        summary.alive += row.numel - row.zero
+def _summaries(table: pa.Table, frame: pd.DataFrame, tensors: Groups) -> Iterator[Summary]:
+    """One summary per tensor, in the order in which they appear."""
+    kind = frame["kind"].astype(str).to_numpy()
+    updated = (kind == "update") & frame["unchanged"].notna().to_numpy()
+    narrow = np.isin(kind, _FLUSHED_KINDS) & np.isfinite(format_values(frame, "max"))
+    alive = column(frame, "numel") - np.nan_to_num(column(frame, "zero"))
+    bad = (frame["non_finite"] > 0).to_numpy()
+    sums = {
+        **{name: tensors.count(np.nan_to_num(column(frame, name))) for name in ("numel", "zero", "at_max")},
+        "bad_elements": tensors.count(frame["non_finite"]),
+        "intended": tensors.count(np.where(updated, frame["intended"], 0.0)),
+        "unchanged": tensors.count(np.where(updated, column(frame, "unchanged"), 0.0)),
+        "flushed": tensors.add(_flushed(table, frame, narrow)),
+        "alive": tensors.add(np.where(narrow, alive, 0.0)),
+        "amax": np.fmax(tensors.largest(column(frame, "amax")), 0.0),
+    }
+    first_bad = -tensors.largest(np.where(bad, -column(frame, "step"), np.nan))
+    bad_by = [tensors.count(frame[c] > 0) > 0 for c in BAD_COUNTS]
+    squares = _squares(frame, tensors)
+    firsts = zip(
+        frame["dtype"].iloc[tensors.first],
+        table["shape"].take(pa.array(tensors.first)).to_pylist(),
+        frame["module_class"].iloc[tensors.first],
+        strict=True,
+    )
+    for i, ((dtype, shape, module_class), per_step) in enumerate(zip(firsts, squares, strict=True)):
+        yield Summary(
+            dtype=str(dtype),
+            shape=tuple(shape or ()),
+            module_class=text(module_class),
+            badness={c for c, held in zip(BAD_COUNTS, bad_by, strict=True) if held[i]},
+            first_bad_step=None if np.isnan(first_bad[i]) else int(first_bad[i]),
+            squares=per_step[0],
+            finite=per_step[1],
+            **{name: values[i].item() for name, values in sums.items()},
+        )
 
 
-def _scale(row: TensorRow) -> float:
-    return row.scale if row.scale is not None and 0.0 < row.scale < math.inf else 1.0
+def _squares(frame: pd.DataFrame, tensors: Groups) -> Iterator[tuple[_Floats, _Floats]]:
+    """Per tensor the sums of squares by step, and the elements that they are over."""
+    squares = column(frame, "sum_sq") / frame["multiplier"].to_numpy() ** 2
+    known = np.flatnonzero(np.isfinite(column(frame, "sum_sq")) & (frame["finite"] > 0))
+    steps, step = np.unique(frame["step"].to_numpy()[known], return_inverse=True)
+    places = tensors.number[known] * max(1, steps.size) + step
+    used, place = np.unique(places, return_inverse=True)
+    square, finite = (np.bincount(place, v[known], used.size) for v in (squares, frame["finite"].to_numpy()))
+    bounds = np.searchsorted(used, np.arange(1, tensors.size) * max(1, steps.size))
+    return zip(np.split(square, bounds), np.split(finite, bounds), strict=True)
 
 
-def _start(row: TensorRow) -> Start | None:
-    finite = row.numel - row.nan - row.inf
-    if row.rms is None or row.sum is None or row.amax is None or finite <= 0:
-        return None
-    scale = _scale(row)
-    figures = (row.rms / scale, row.sum / finite / scale, row.amax / scale)
-    return Start(*figures) if all(math.isfinite(figure) for figure in figures) else None
+def _flushed(table: pa.Table, frame: pd.DataFrame, narrow: npt.NDArray[np.bool_]) -> _Floats:
+    """Elements of each row that rounding made zero; 0 where the smallest is far from the end of its format."""
+    near = column(frame, "amin_nonzero") <= 4.0 * format_values(frame, "min_subnormal")
+    rows = np.flatnonzero(narrow & near)
+    flushed = np.zeros(len(frame))
+    held = histograms(table.take(pa.array(rows)))
+    zeros, dtypes = frame["zero"].iloc[rows], frame["dtype"].iloc[rows]
+    for row, counts, zero, dtype in zip(rows, held.counts, zeros, dtypes, strict=True):
+        fmt = known_format(str(dtype))
+        assert fmt is not None
+        flushed[row] = flushed_tail(ExponentHistogram(held.lo, counts), int(zero), fmt).total
+    return flushed
+
+
+def _starts(frame: pd.DataFrame) -> tuple[list[int | None], list[Start | None]]:
+    """Execution order and figures of rows of the first step."""
+    figures = [frame["rms"], column(frame, "sum") / frame["finite"], column(frame, "amax")]
+    scaled = np.stack([np.asarray(f, np.float64) / frame["multiplier"].to_numpy() for f in figures], axis=1)
+    order = [None if math.isnan(o) else int(o) for o in column(frame, "order")]
+    return order, [Start(*row) if all(map(math.isfinite, row)) else None for row in scaled.tolist()]

@@ -56,16 +56,21 @@ class HistogramTable:
     def of_lists(cls, lo: Ints, counts: Sequence[Ints], amax: Floats | None = None) -> HistogramTable:
         """From the two columns of the log, without nulls: ``lo`` of shape ``(rows,)``, and one array of counts each."""
         sizes = np.array([len(c) for c in counts], dtype=np.int64)
-        known = np.full(len(counts), math.nan) if amax is None else np.asarray(amax, dtype=np.float64)
+        entries = np.concatenate([np.asarray(c, dtype=np.int64) for c in counts]) if len(counts) else sizes
+        return cls.of_entries(lo, sizes, entries, amax)
+
+    @classmethod
+    def of_entries(cls, lo: Ints, sizes: Ints, entries: Ints, amax: Floats | None = None) -> HistogramTable:
+        """From all counts one after the other; ``lo`` and ``sizes``, how many each row has, of shape ``(rows,)``."""
+        known = np.full(sizes.size, math.nan) if amax is None else np.asarray(amax, dtype=np.float64)
         used = sizes > 0
         if not used.any():
-            return cls(0, np.zeros((len(counts), 1), dtype=np.int64), known)
+            return cls(0, np.zeros((sizes.size, 1), dtype=np.int64), known)
         first, last = int(lo[used].min()), int((lo + sizes)[used].max())
-        table = np.zeros((len(counts), last - first), dtype=np.int64)
-        row = np.repeat(np.arange(len(counts)), sizes)
-        within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        flat = np.concatenate([np.asarray(c, dtype=np.int64) for c in counts])
-        table[row, np.repeat(lo - first, sizes) + within] = flat
+        table = np.zeros((sizes.size, last - first), dtype=np.int64)
+        row = np.repeat(np.arange(sizes.size), sizes)
+        within = np.arange(row.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        table[row, np.repeat(lo - first, sizes) + within] = entries
         return cls(first, table, known)
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from precdoctor.diagnosis.claims.finding import Source
 from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
-from precdoctor.diagnosis.survey.measures import MEASURES
+from precdoctor.diagnosis.survey.measures import MEASURES, measured_frame
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
 from precdoctor.diagnosis.survey.survey import ROWS, Survey, chosen_steps, survey
@@ -67,6 +67,8 @@ class RunView:
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
         self._memo: dict[str, Any] = {}
+        self._asked: frozenset[int] = frozenset()
+        self._besides: list[int] = []
 
     @property
     def run(self) -> Run:
@@ -216,12 +218,28 @@ class RunView:
             columns: further columns of the ``tensors`` table.
         """
         needed = [c for m in measures for c in MEASURES[m].columns]
-        wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
+        table = self.table([*IDENTITY, *columns, *needed], kinds, steps=steps, where=where)
+        return measured_frame(table.to_pandas(), measures)
+
+    def table(
+        self,
+        columns: Sequence[str],
+        kinds: Sequence[str],
+        *,
+        steps: Sequence[int] | None = None,
+        where: Sequence[tuple[str, str, Any]] = (),
+    ) -> pa.Table:
+        """The rows that :meth:`scan` gives, as one Arrow table; lists are slow as columns of a frame."""
+        wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
         found = list(self._batches(wanted, kinds, False, steps, where))
-        table = pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries()
-        frame: pd.DataFrame = table.to_pandas()
-        measured: pd.DataFrame = frame.assign(**{m: MEASURES[m].of(frame) for m in measures})
-        return measured
+        return pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries().combine_chunks()
+
+    def keep(self, steps: Sequence[int]) -> None:
+        """Have the pass over the tensors keep the rows of these steps as well, for questions that name them.
+
+        Too late once the pass is made; then such questions read the steps from the log.
+        """
+        self._asked |= frozenset(steps)
 
     def scan(
         self,
@@ -266,6 +284,8 @@ class RunView:
         base: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
         if steps is not None:
             base.append(("step", "in", [int(s) for s in steps]))
+        elif self.survey.kept is not None and self._besides:
+            base.append(("step", "not in", self._besides))
         filters = [[*base, (count, ">", 0)] for count in BAD_COUNTS] if bad else [base]
         if self.survey.covers(steps) and set(wanted) <= set(ROWS.names):
             found = query("tensors", wanted, filters).select(self.survey.rows)
@@ -283,13 +303,17 @@ class RunView:
                 if s.loss_is_bad or s.non_finite or not s.complete
             }
         )
-        return survey(self._run, chosen_steps(self.sampled_steps, bad, self._run.listed_rows("tensors")))
+        chosen = chosen_steps(self.sampled_steps, bad, self._run.listed_rows("tensors"))
+        self._besides = [] if chosen is None else sorted(self._asked.difference(chosen))
+        return survey(self._run, None if chosen is None else sorted([*chosen, *self._besides]))
 
     @cached_property
     def kept_steps(self) -> tuple[int, ...]:
         """The sampled steps whose rows are at hand: all of a short run, a choice of a long one."""
         kept = self.survey.kept
-        return self.sampled_steps if kept is None else tuple(s for s in self.sampled_steps if s in kept)
+        if kept is None:
+            return self.sampled_steps
+        return tuple(s for s in self.sampled_steps if s in kept.difference(self._besides))
 
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
         where = [("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]

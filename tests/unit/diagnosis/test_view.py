@@ -1,38 +1,17 @@
 """What the view reads, and how little of it."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.runlog import Run
+from tests.support.counted import Counted
 from tests.support.training import FACTS, Training
 
 P0 = Process(0, 0)
-
-
-class Counted(Run):
-    """A run that counts passes over its tensors, and the steps that are asked for besides."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run.path, run.info)
-        self.passes = 0
-        self.asked: list[Any] = []
-
-    def every_row(self, *arguments: Any, **options: Any) -> Iterator[pa.RecordBatch]:
-        self.passes += 1
-        return super().every_row(*arguments, **options)
-
-    def batches(self, name: str, columns: Any = None, filters: Any = None) -> Iterator[pa.RecordBatch]:
-        if name == "tensors":
-            self.asked.append(filters)
-        return super().batches(name, columns, filters)
 
 
 def test_rules_read_the_tensors_of_a_short_log_once(tmp_path: Path) -> None:
