@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
-import pyarrow.compute as pc
+import pyarrow as pa
 
-from precdoctor.comparison.paired_rows import PAIRED_BY, paired
+from precdoctor.comparison.paired_rows import paired
 from precdoctor.comparison.renames import Module
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.survey.rows import Key
@@ -140,10 +140,8 @@ def _paired(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module,
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
-    table = view.table([*PAIRED_BY, *_HELD], _KINDS, steps=steps)
-    table = table.filter(pc.is_valid(table["fingerprint"]))
-    frame: pd.DataFrame = table.to_pandas()
-    return frame
+    known = ("fingerprint", ">=", pa.scalar(0, pa.uint64()))  # beside nulls pandas would make floats of them, and lose bits
+    return view.measured((), _KINDS, columns=("phase", *_HELD), steps=steps, where=[known])
 
 
 def _divergence(row: pd.Series, equal: int, differing: int, last_equal: int | None) -> Divergence:

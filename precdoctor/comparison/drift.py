@@ -9,22 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 
-from precdoctor.comparison.paired_rows import PAIRED_BY, paired
+from precdoctor.comparison.paired_rows import paired
 from precdoctor.comparison.renames import Module
 from precdoctor.comparison.steps import clean_rows
-from precdoctor.diagnosis.survey.groups import group
-from precdoctor.diagnosis.survey.histogram_columns import histograms
-from precdoctor.diagnosis.survey.measures import column, measured_frame
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, largest
+from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import Key
-from precdoctor.diagnosis.survey.view import BAD_COUNTS, RunView
-from precdoctor.numerics.cast_counts import HistogramTable
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.histogram import EXP_MAX, Histograms
 
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
 _MEASURES = ("zero_share", "rms", "multiplier")
-_COLUMNS = ("dtype", "order", *BAD_COUNTS, "numel", "zero", "amax", "sum_sq", "scale")
+_COLUMNS = ("phase", "dtype", "order", "numel", "amax", "exp_lo", "exp_hist")
 _KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 _STEPS_AT_ONCE = 8
 #: A tensor has moved when its exponents lie this far apart, in binades, on two sampled steps in a row (or the last).
@@ -96,32 +94,29 @@ def _median(values: _Floats) -> float | None:
     return float(np.median(known)) if known.size else None
 
 
-def distances(first: HistogramTable, second: HistogramTable, shift: _Ints) -> _Floats:
+def distances(first: Histograms, second: Histograms, shift: _Ints) -> _Floats:
     """How far apart two exponent distributions lie: the 1-Wasserstein (earth mover's) distance over binary exponents.
 
     Scaling all elements by 2**k moves it by exactly ``|k|``. Zeros and non-finite elements do not take part.
 
     Args:
-        first, second: as many rows each.
-        shift: binades by which each row of ``second`` is moved before, shape ``(rows,)``.
+        first, second: of as many tensors each.
+        shift: binades by which those of ``second`` are moved before, shape ``(tensors,)``.
 
     Returns:
-        Binades, shape ``(rows,)``; NaN where either holds nothing.
+        Binades, shape ``(tensors,)``; NaN where either holds nothing.
     """
-    width = np.int64(first.counts.shape[1])
-    low = min(first.lo, second.lo + int(shift.min(initial=0)))
-    high = max(first.lo + width, second.lo + second.counts.shape[1] + int(shift.max(initial=0)))
-    totals = [t.counts.sum(axis=1, keepdims=True).astype(np.float64) for t in (first, second)]
-    apart = np.zeros((len(shift), high - low))
-    rows = np.arange(len(shift))[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        apart[:, first.lo - low : first.lo - low + width] = first.counts / totals[0]
-        bins = second.lo - low + shift[:, None] + np.arange(second.counts.shape[1])
-        apart[rows, bins] -= second.counts / totals[1]
-    last = np.where((apart != 0.0).any(axis=1), apart.shape[1] - 1 - (apart[:, ::-1] != 0.0).argmax(axis=1), 0)
+    sides = ((first, first.bins, 1.0), (second, second.bins + shift[second.whose], -1.0))
+    low = min(int(bins.min(initial=EXP_MAX)) for _, bins, _ in sides)
+    apart = np.zeros((shift.size, max(int(bins.max(initial=low)) for _, bins, _ in sides) - low + 1))
+    for histograms_, bins, sign in sides:
+        apart[histograms_.whose, bins - low] += (
+            sign * histograms_.counts / np.maximum(histograms_.total, 1)[histograms_.whose]
+        )
+    last = apart.shape[1] - 1 - (apart[:, ::-1] != 0.0).argmax(axis=1)
     running = np.abs(np.cumsum(apart, axis=1))
     running[np.arange(apart.shape[1]) >= last[:, None]] = 0.0  # rounding alone is left there
-    known = ((totals[0] > 0.0) & (totals[1] > 0.0))[:, 0]
+    known = (first.total > 0) & (second.total > 0)
     return np.where(known, running.sum(axis=1), np.nan)
 
 
@@ -144,19 +139,18 @@ def _compared(
     a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module], known: dict[Key, int]
 ) -> pd.DataFrame:
     """One row per pair of tensors, with its number in ``known``."""
-    (ours, first), (theirs, second) = _rows(a, steps), _rows(b, steps)
+    first, second = _rows(a, steps), _rows(b, steps)
     pairs = paired(first, second, names)
     numbers = np.array([known.setdefault(key, len(known)) for key in pairs.keys], np.int64)
     first, second = first.iloc[pairs.first].reset_index(drop=True), second.iloc[pairs.second].reset_index(drop=True)
     unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])
-    held = [histograms(t.take(pa.array(rows))) for t, rows in ((ours, pairs.first), (theirs, pairs.second))]
     with np.errstate(divide="ignore", invalid="ignore"):
         moved = {c: np.log2(column(second, c) / column(first, c)) + unscale for c in ("amax", "rms")}
     found: pd.DataFrame = pd.DataFrame(
         {
             "tensor": numbers[pairs.tensor],
             "step": first["step"],
-            "distance": distances(held[0], held[1], np.rint(unscale).to_numpy(np.int64)),
+            "distance": distances(histograms(first), histograms(second), np.rint(unscale).to_numpy(np.int64)),
             "zeros": (second["zero_share"] - first["zero_share"]).fillna(0.0),
             **{name: values.where(np.isfinite(values)) for name, values in moved.items()},
             "dtype_a": first["dtype"].astype(str),
@@ -168,24 +162,20 @@ def _compared(
     return found
 
 
-def _rows(view: RunView, steps: Sequence[int]) -> tuple[pa.Table, pd.DataFrame]:
-    """The rows that count, as a table with their histograms and as a frame with measures."""
-    table = view.table([*PAIRED_BY, *_COLUMNS, "exp_lo", "exp_hist"], _KINDS, steps=steps)
-    frame = table.drop_columns(["exp_lo", "exp_hist"]).to_pandas()
-    clean = clean_rows(view, frame)
-    return table.filter(pa.array(clean)), measured_frame(frame[clean], _MEASURES)
+def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
+    frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
+    clean: pd.DataFrame = frame[clean_rows(view, frame)]
+    return clean
 
 
 def _drifts(compared: pd.DataFrame, keys: Sequence[Key]) -> Iterator[Drift]:
     """One drift per tensor; of several ranks at one step the largest distance counts, the rest is the first's."""
-    tensors = group(compared, ("tensor",))
     held = compared[compared["distance"].notna()]
-    points = group(held, ("tensor", "step"))
-    course = held.iloc[points.first].assign(distance=points.largest(held["distance"]))
+    points = groups(held, ("tensor", "step"))
+    course = held.iloc[firsts(points)].assign(distance=largest(points, held["distance"]))
     per_tensor = dict(iter(course.groupby("tensor")))
     nothing = course.iloc[:0]
-    for first in tensors.first:
-        row = compared.iloc[first]
+    for _, row in compared.drop_duplicates("tensor").iterrows():
         mine = per_tensor.get(row["tensor"], nothing)
         yield Drift(
             keys[row["tensor"]],

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import pandas as pd
 
@@ -198,9 +199,10 @@ def _gradients(view: RunView, steps: Sequence[int]) -> Course:
 def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dict[int, float]]]:
     """Per gradient of both runs log2 of the ratio by step, where there are enough steps."""
     ratios = (ours[which] / theirs[which]).dropna().map(math.log2)
-    for (*place, call), course in ratios.groupby(level=list(IDENTITY)):
+    place: Any  # which pandas types as one label
+    for place, course in ratios.groupby(level=list(IDENTITY)):
         if len(course) >= FEWEST:
-            root, module, kind, name = map(str, place)
+            root, module, kind, name, call = place
             yield (
                 (root, module, kind, name, int(call)),
                 dict(zip(course.index.get_level_values("step"), course, strict=True)),

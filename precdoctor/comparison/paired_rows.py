@@ -10,13 +10,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.comparison.renames import Module, translate
-from precdoctor.diagnosis.survey.groups import group, keys
+from precdoctor.diagnosis.survey.frames import firsts, groups, keys
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import IDENTITY
 
 Ints = npt.NDArray[np.int64]
-#: Columns that rows are paired by.
-PAIRED_BY = ("step", "rank", "attempt", *IDENTITY, "phase")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,29 +37,19 @@ def paired(first: pd.DataFrame, second: pd.DataFrame, names: Mapping[Module, Mod
     """Pair rows by step, rank, tensor and phase; of several rows the one of the last attempt counts.
 
     Args:
-        first, second: frames with the columns :data:`PAIRED_BY`.
+        first, second: measured frames that have the phase.
         names: modules of ``second`` that go by another name in ``first``.
     """
     known: dict[Key, int] = {}
     phases: dict[str, int] = {}
     tables = []
     for frame, renames in ((first, {}), (second, names)):
-        tensors = group(frame, IDENTITY)
-        numbers = [known.setdefault(translate(k, renames), len(known)) for k in keys(frame, tensors.first)]
-        phase = group(frame, ("phase",))
-        phase_numbers = [phases.setdefault(str(p), len(phases)) for p in frame["phase"].iloc[phase.first]]
-        tables.append(
-            pd.DataFrame(
-                {
-                    "step": frame["step"].to_numpy(),
-                    "rank": frame["rank"].to_numpy(),
-                    "attempt": frame["attempt"].to_numpy(),
-                    "tensor": np.array(numbers, np.int64)[tensors.number],
-                    "phase": np.array(phase_numbers, np.int64)[phase.number],
-                    "row": np.arange(len(frame)),
-                }
-            )
-        )
+        tensors, phase = groups(frame, IDENTITY), groups(frame, ("phase",))
+        own = [known.setdefault(translate(k, renames), len(known)) for k in keys(frame.iloc[firsts(tensors)])]
+        run_through = [phases.setdefault(str(p), len(phases)) for p in frame["phase"].iloc[firsts(phase)]]
+        numbers = {"tensor": np.array(own, np.int64)[tensors], "phase": np.array(run_through, np.int64)[phase]}
+        at = {name: frame[name].to_numpy() for name in ("step", "rank", "attempt")}
+        tables.append(pd.DataFrame({**at, **numbers, "row": np.arange(len(frame))}))
     identity = ["step", "rank", "tensor", "phase"]
     ours, theirs = (t.sort_values("attempt", kind="stable").drop_duplicates(identity, keep="last") for t in tables)
     pairs = ours.merge(theirs, on=identity, suffixes=("_a", "_b")).sort_values(["step", "rank", "row_a"], kind="stable")

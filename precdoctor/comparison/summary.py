@@ -6,34 +6,31 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 
 from precdoctor.comparison.steps import clean_rows
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.survey.groups import Groups, group, keys
-from precdoctor.diagnosis.survey.histogram_columns import histograms
-from precdoctor.diagnosis.survey.measures import column, format_values, measured_frame
+from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, histograms, keys, largest, sums
+from precdoctor.diagnosis.survey.measures import Floats, column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, text
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, IDENTITY, RunView
-from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.tail import flushed_tail
+from precdoctor.numerics.formats import format_of_dtype
+from precdoctor.numerics.tail import flushed_tails
 
 _MEASURES = ("non_finite", "finite", "rms", "multiplier", "intended")
 _COLUMNS = (
-    *("module_class", "phase", "dtype", "order", "at_max", "amax", "amin_nonzero", "sum"),
-    *(*BAD_COUNTS, "numel", "zero", "sum_sq", "scale", "unchanged"),
+    *("module_class", "phase", "dtype", "order", "at_max", "amax", "amin_nonzero", "sum", *BAD_COUNTS),
+    *("numel", "zero", "sum_sq", "unchanged", "shape", "exp_lo", "exp_hist"),
 )
-_LISTS = ("shape", "exp_lo", "exp_hist")
 _KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update", "loss")
 _FLUSHED_KINDS = ("output", "input", "grad_output", "weight_grad")
 #: Mantissa bits, the leading one not counted, of a dtype nobody knows: it never makes a limit wider.
 _UNKNOWN_BITS = 23
-_Floats = npt.NDArray[np.float64]
-_NOTHING: _Floats = np.zeros(0)
+_NOTHING: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -73,8 +70,8 @@ class Summary:
     badness: set[str] = field(default_factory=set)
     bad_elements: int = 0
     first_bad_step: int | None = None
-    squares: _Floats = field(default_factory=lambda: _NOTHING)
-    finite: _Floats = field(default_factory=lambda: _NOTHING)
+    squares: Floats = field(default_factory=lambda: _NOTHING)
+    finite: Floats = field(default_factory=lambda: _NOTHING)
     start: Start | None = None
 
     @property
@@ -183,80 +180,64 @@ def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
     An overflow that the scaler took care of says nothing about the next clean step.
     """
     view.keep(steps)
-    table = view.table([*IDENTITY, *_COLUMNS, *_LISTS], _KINDS, steps=steps)
-    frame = measured_frame(table.drop_columns(_LISTS).to_pandas(), _MEASURES)
-    clean = clean_rows(view, frame)
-    table, frame = table.filter(pa.array(clean)), frame[clean]
-    tensors = group(frame, IDENTITY)
-    found = dict(zip(keys(frame, tensors.first), _summaries(table, frame, tensors), strict=True))
-    begun = np.flatnonzero(frame["step"] == steps[0])
-    for key, order, start in zip(keys(frame, begun), *_starts(frame.iloc[begun]), strict=True):
+    frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
+    frame = frame[clean_rows(view, frame)]
+    tensors = groups(frame, IDENTITY)
+    found = dict(zip(keys(frame.iloc[firsts(tensors)]), _summaries(frame, tensors), strict=True))
+    begun = frame[frame["step"] == steps[0]]
+    for key, order, start in zip(keys(begun), *_starts(begun), strict=True):
         if found[key].start is None:
             found[key].order, found[key].start = order, start
     return found
 
 
-def _summaries(table: pa.Table, frame: pd.DataFrame, tensors: Groups) -> Iterator[Summary]:
+def _summaries(frame: pd.DataFrame, tensors: Ints) -> Iterator[Summary]:
     """One summary per tensor, in the order in which they appear."""
-    kind = frame["kind"].astype(str).to_numpy()
-    updated = (kind == "update") & frame["unchanged"].notna().to_numpy()
-    narrow = np.isin(kind, _FLUSHED_KINDS) & np.isfinite(format_values(frame, "max"))
-    alive = column(frame, "numel") - np.nan_to_num(column(frame, "zero"))
-    bad = (frame["non_finite"] > 0).to_numpy()
-    sums = {
-        **{name: tensors.count(np.nan_to_num(column(frame, name))) for name in ("numel", "zero", "at_max")},
-        "bad_elements": tensors.count(frame["non_finite"]),
-        "intended": tensors.count(np.where(updated, frame["intended"], 0.0)),
-        "unchanged": tensors.count(np.where(updated, column(frame, "unchanged"), 0.0)),
-        "flushed": tensors.add(_flushed(table, frame, narrow)),
-        "alive": tensors.add(np.where(narrow, alive, 0.0)),
-        "amax": np.fmax(tensors.largest(column(frame, "amax")), 0.0),
-    }
-    first_bad = -tensors.largest(np.where(bad, -column(frame, "step"), np.nan))
-    bad_by = [tensors.count(frame[c] > 0) > 0 for c in BAD_COUNTS]
-    squares = _squares(frame, tensors)
-    firsts = zip(
-        frame["dtype"].iloc[tensors.first],
-        table["shape"].take(pa.array(tensors.first)).to_pylist(),
-        frame["module_class"].iloc[tensors.first],
-        strict=True,
-    )
-    for i, ((dtype, shape, module_class), per_step) in enumerate(zip(firsts, squares, strict=True)):
+    updated = ((frame["kind"] == "update") & frame["unchanged"].notna()).to_numpy()
+    narrow = frame["kind"].isin(_FLUSHED_KINDS).to_numpy() & np.isfinite(format_values(frame, "max"))
+    counted: dict[str, Any] = {name: column(frame, name) for name in ("numel", "zero", "at_max")}
+    counted |= {name: np.where(updated, column(frame, name), 0.0) for name in ("intended", "unchanged")}
+    counted["bad_elements"] = frame["non_finite"]
+    figures = {name: sums(tensors, np.nan_to_num(values)).astype(np.int64) for name, values in counted.items()}
+    figures["flushed"] = sums(tensors, _flushed(frame, narrow))
+    figures["alive"] = sums(tensors, np.where(narrow, counted["numel"] - np.nan_to_num(counted["zero"]), 0.0))
+    figures["amax"] = np.fmax(largest(tensors, column(frame, "amax")), 0.0)
+    first_bad = -largest(tensors, np.where(frame["non_finite"] > 0, -column(frame, "step"), np.nan))
+    bad = np.stack([sums(tensors, frame[c] > 0) > 0 for c in BAD_COUNTS], axis=1)
+    first = frame.iloc[firsts(tensors)]
+    described = zip(first["dtype"], first["shape"], first["module_class"], _squares(frame, tensors), strict=True)
+    for i, (dtype, shape, module_class, (squares, finite)) in enumerate(described):
         yield Summary(
             dtype=str(dtype),
-            shape=tuple(shape or ()),
+            shape=() if shape is pd.NA or shape is None else tuple(shape),
             module_class=text(module_class),
-            badness={c for c, held in zip(BAD_COUNTS, bad_by, strict=True) if held[i]},
+            badness={c for c, held in zip(BAD_COUNTS, bad[i], strict=True) if held},
             first_bad_step=None if np.isnan(first_bad[i]) else int(first_bad[i]),
-            squares=per_step[0],
-            finite=per_step[1],
-            **{name: values[i].item() for name, values in sums.items()},
+            squares=squares,
+            finite=finite,
+            **{name: values[i].item() for name, values in figures.items()},
         )
 
 
-def _squares(frame: pd.DataFrame, tensors: Groups) -> Iterator[tuple[_Floats, _Floats]]:
+def _squares(frame: pd.DataFrame, tensors: Ints) -> Iterator[tuple[Floats, Floats]]:
     """Per tensor the sums of squares by step, and the elements that they are over."""
     squares = column(frame, "sum_sq") / frame["multiplier"].to_numpy() ** 2
-    known = np.flatnonzero(np.isfinite(column(frame, "sum_sq")) & (frame["finite"] > 0))
+    known = np.isfinite(column(frame, "sum_sq")) & (frame["finite"] > 0).to_numpy()
     steps, step = np.unique(frame["step"].to_numpy()[known], return_inverse=True)
-    places = tensors.number[known] * max(1, steps.size) + step
-    used, place = np.unique(places, return_inverse=True)
-    square, finite = (np.bincount(place, v[known], used.size) for v in (squares, frame["finite"].to_numpy()))
-    bounds = np.searchsorted(used, np.arange(1, tensors.size) * max(1, steps.size))
+    used, place = np.unique(tensors[known] * max(1, steps.size) + step, return_inverse=True)
+    bounds = np.searchsorted(used, np.arange(1, int(tensors.max(initial=-1)) + 1) * max(1, steps.size))
+    square, finite = sums(place, squares[known]), sums(place, frame["finite"][known])
     return zip(np.split(square, bounds), np.split(finite, bounds), strict=True)
 
 
-def _flushed(table: pa.Table, frame: pd.DataFrame, narrow: npt.NDArray[np.bool_]) -> _Floats:
+def _flushed(frame: pd.DataFrame, narrow: npt.NDArray[np.bool_]) -> Floats:
     """Elements of each row that rounding made zero; 0 where the smallest is far from the end of its format."""
-    near = column(frame, "amin_nonzero") <= 4.0 * format_values(frame, "min_subnormal")
-    rows = np.flatnonzero(narrow & near)
+    near = narrow & (column(frame, "amin_nonzero") <= 4.0 * format_values(frame, "min_subnormal"))
     flushed = np.zeros(len(frame))
-    held = histograms(table.take(pa.array(rows)))
-    zeros, dtypes = frame["zero"].iloc[rows], frame["dtype"].iloc[rows]
-    for row, counts, zero, dtype in zip(rows, held.counts, zeros, dtypes, strict=True):
-        fmt = known_format(str(dtype))
-        assert fmt is not None
-        flushed[row] = flushed_tail(ExponentHistogram(held.lo, counts), int(zero), fmt).total
+    for dtype in frame["dtype"][near].astype(str).unique():
+        rows = np.flatnonzero(near & (frame["dtype"] == dtype))
+        zeros = frame["zero"].iloc[rows].to_numpy(np.int64)
+        flushed[rows] = flushed_tails(histograms(frame.iloc[rows]), zeros, format_of_dtype(dtype)).total
     return flushed
 
 

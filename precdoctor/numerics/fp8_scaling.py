@@ -26,7 +26,7 @@ import numpy.typing as npt
 from precdoctor.numerics.cast_counts import CastCounts, HistogramTable, cast_counts
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import FP32, Format
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -264,7 +264,7 @@ def replay(series: AmaxSeries, histograms: Sequence[ExponentHistogram], fmt: For
         recipe: current or delayed.
     """
     scales = scale_series(series, fmt, recipe)
-    counts = cast_counts(HistogramTable.of(histograms, series.amax), fmt, scales.scale)
+    counts = cast_counts(HistogramTable.of(Histograms.of(histograms), series.amax), fmt, scales.scale)
     headroom = headroom_binades(series.amax, scales.scale, fmt)
     stale = [
         StaleScale(

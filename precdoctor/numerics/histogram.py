@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -190,3 +191,96 @@ class ExponentHistogram:
         if not 0.0 < scale < math.inf:
             raise ValueError(f"a scale is a finite positive number, got {scale!r}")
         return self.at_most(fmt.flush_limit / scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Histograms:
+    """Exponent histograms of many tensors, one after the other.
+
+    Attributes:
+        lo: bin of each tensor's first count, shape ``(tensors,)``; any number where it has none.
+        lengths: how many counts each tensor has, shape ``(tensors,)``.
+        counts: int64, all of them, shape ``(lengths.sum(),)``.
+    """
+
+    lo: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, histograms: Sequence[ExponentHistogram]) -> Histograms:
+        """From single ones."""
+        counts = [h.counts for h in histograms]
+        lengths = np.array([c.size for c in counts], dtype=np.int64)
+        lo = np.array([h.lo for h in histograms], dtype=np.int64)
+        return cls(lo, lengths, np.concatenate([np.zeros(0, np.int64), *counts]))
+
+    @cached_property
+    def whose(self) -> npt.NDArray[np.int64]:
+        """The tensor of each count, shape of ``counts``."""
+        return np.repeat(np.arange(self.lengths.size), self.lengths)
+
+    @cached_property
+    def bins(self) -> npt.NDArray[np.int64]:
+        """The bin of each count, shape of ``counts``."""
+        return np.arange(self.counts.size) + np.repeat(self.lo - self._starts, self.lengths)
+
+    @cached_property
+    def preceding(self) -> npt.NDArray[np.int64]:
+        """Elements of the same tensor in lower bins, shape of ``counts``."""
+        return self._running[:-1] - np.repeat(self._running[self._starts], self.lengths)
+
+    @cached_property
+    def total(self) -> npt.NDArray[np.int64]:
+        """Elements of each tensor."""
+        return self.below(EXP_MAX + 1)
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return np.cumsum(self.lengths) - self.lengths
+
+    @cached_property
+    def _running(self) -> npt.NDArray[np.int64]:
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
+
+    def row(self, tensor: int) -> ExponentHistogram:
+        """The histogram of one tensor; the empty one without counts."""
+        start, length = int(self._starts[tensor]), int(self.lengths[tensor])
+        return ExponentHistogram.of(int(self.lo[tensor]), self.counts[start : start + length])
+
+    def below(self, bins: npt.NDArray[np.int64] | int) -> npt.NDArray[np.int64]:
+        """Elements in bins lower than ``bins``, a number or one per tensor."""
+        ends = self._starts + np.clip(bins - self.lo, 0, self.lengths)
+        return self._running[ends] - self._running[self._starts]
+
+    def at_most(self, limit: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The ends of :meth:`ExponentHistogram.at_most`, low and high; ``limit`` has the shape ``(tensors,)``."""
+        finite = np.where(limit > 0.0, np.minimum(limit, np.finfo(np.float64).max), 1.0)
+        k = bins_of(finite)
+        closed = (np.frexp(finite)[0] == 0.5) & (k > EXP_MIN) & (k < EXP_MAX)
+        low, high = (np.where(np.isinf(limit), self.total, self.below(end)) for end in (k + closed, k + 1))
+        return np.where(limit > 0.0, low, 0), np.where(limit > 0.0, high, 0)
+
+    def window(self, first: int, size: int) -> npt.NDArray[np.int64]:
+        """Counts of the bins ``first .. first + size - 1``, shape ``(tensors, size)``."""
+        out = np.zeros((self.lengths.size, size), dtype=np.int64)
+        inside = (self.bins >= first) & (self.bins < first + size)
+        out[self.whose[inside], self.bins[inside] - first] = self.counts[inside]
+        return out
+
+    def sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Sum over each tensor's elements of ``values``, one per count."""
+        return np.bincount(self.whose, self.counts * values, minlength=self.lengths.size).astype(np.float64)
+
+    def merged(self, group: npt.NDArray[np.int64], groups: int) -> Histograms:
+        """Tensors of one group added up, without empty bins at either end; ``group`` has the shape ``(tensors,)``."""
+        used = self.counts > 0
+        whose, bins = group[self.whose[used]], self.bins[used]
+        lo, end = np.full(groups, EXP_MAX + 1), np.full(groups, EXP_MIN)
+        np.minimum.at(lo, whose, bins)
+        np.maximum.at(end, whose, bins + 1)
+        lengths = np.maximum(end - lo, 0)
+        at = (np.cumsum(lengths) - lengths)[whose] + bins - lo[whose]
+        counts = np.zeros(int(lengths.sum()), dtype=np.int64)
+        np.add.at(counts, at, self.counts[used])
+        return Histograms(np.where(lengths > 0, lo, 0), lengths, counts)

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.numerics.formats import Format
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
 #: Bins above the flush limit that are matched: enough for a Gaussian to show its shoulder.
 MATCHED_BINS = 10
@@ -38,6 +38,9 @@ _SCALES = np.arange(-4.0, 28.0, 0.25)
 _MIXTURE_WIDTHS = np.arange(0.0, 3.01, 0.25)
 _LOG_NORMAL_WIDTHS = np.arange(0.5, 5.01, 0.25)
 _FREEDOMS = (1, 3, 5, 9)
+
+#: Tensors matched at a time: bounds the memory, 30 kB each.
+_AT_ONCE = 512
 
 _Floats = npt.NDArray[np.float64]
 _Shape = Callable[[_Floats], _Floats]
@@ -71,6 +74,24 @@ class Tail:
         return float(self.counts[: max(0, min(self.counts.size, top - self.lo))].sum())
 
 
+@dataclass(frozen=True, eq=False)
+class Tails:
+    """The same of many tensors; ``counts`` has the shape ``(tensors, bins)``."""
+
+    lo: int
+    counts: _Floats
+
+    @property
+    def total(self) -> _Floats:
+        """Elements of each tensor that are estimated to have been rounded to zero."""
+        return self.counts.sum(axis=1)
+
+    @property
+    def mass(self) -> _Floats:
+        """Sum of their magnitudes, each taken at the middle of its bin."""
+        return (self.counts * _middles(self.lo, self.counts.shape[1])).sum(axis=1)
+
+
 def flushed_tail(histogram: ExponentHistogram, zeros: int, fmt: Format) -> Tail:
     """The part of ``zeros`` that rounding to ``fmt`` made, bin by bin below its flush limit.
 
@@ -78,25 +99,34 @@ def flushed_tail(histogram: ExponentHistogram, zeros: int, fmt: Format) -> Tail:
         histogram: exponents of the surviving elements, as stored in ``fmt``.
         zeros: elements that are exactly zero.
     """
+    tails = flushed_tails(Histograms.of([histogram]), np.array([zeros]), fmt)
+    return Tail(tails.lo, tails.counts[0])
+
+
+def flushed_tails(histograms: Histograms, zeros: npt.NDArray[np.int64], fmt: Format) -> Tails:
+    """The same of many tensors; ``zeros`` has the shape ``(tensors,)``."""
     limit = round(math.log2(fmt.flush_limit))  # bin limit - 1 ends at the flush limit
-    survivors = _window(histogram, limit)
-    if zeros <= 0 or survivors.sum() < _MIN_COUNT or survivors[:2].sum() == 0:
-        return Tail(limit - 1, np.zeros(1))
-    visible, below = _family()
-    share = visible.sum(axis=1)
-    seen = float(survivors.sum())
-    likelihood = np.log(visible / share[:, None]) @ survivors * min(1.0, _TRUSTED_COUNT / seen)
-    weight = np.exp(likelihood - likelihood.max())
+    survivors = histograms.window(limit, MATCHED_BINS)
+    near = np.flatnonzero((zeros > 0) & (survivors.sum(axis=1) >= _MIN_COUNT) & (survivors[:, :2].sum(axis=1) > 0))
+    counts = np.zeros((zeros.size, _REACH))
+    for rows in np.split(near, np.arange(_AT_ONCE, near.size, _AT_ONCE)):
+        counts[rows] = _matched(survivors[rows], zeros[rows])
+    return Tails(limit - _REACH, counts)
+
+
+def _matched(survivors: npt.NDArray[np.int64], zeros: npt.NDArray[np.int64]) -> _Floats:
+    """Estimated counts below the limit, shape ``(tensors, _REACH)``, of tensors with ``survivors`` next to it."""
+    family = _family()
+    seen = survivors.sum(axis=1, dtype=np.float64)
+    likelihood = survivors @ family.log_shares * np.minimum(1.0, _TRUSTED_COUNT / seen)[:, None]
+    weight = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))
     # Members that hide most of themselves are the less likely ones; and the median forgives the few that fit by chance.
-    weight *= share
-    hidden = below.sum(axis=1) / share
-    order = np.argsort(hidden)
-    cumulative = np.cumsum(weight[order])
-    chosen = order[int(np.searchsorted(cumulative, 0.5 * cumulative[-1]))]
-    counts = below[chosen] / share[chosen] * seen
-    if counts.sum() > zeros:
-        counts *= zeros / counts.sum()
-    return Tail(limit - counts.size, counts)
+    cumulative = np.cumsum(weight * family.share, axis=1)
+    chosen = (cumulative < 0.5 * cumulative[:, -1:]).sum(axis=1)
+    counts = family.below[chosen] / family.share[chosen, None] * seen[:, None]
+    total = counts.sum(axis=1)
+    counts *= np.where(total > zeros, zeros / np.maximum(total, 1.0), 1.0)[:, None]
+    return counts
 
 
 def magnitude(histogram: ExponentHistogram) -> float:
@@ -104,18 +134,13 @@ def magnitude(histogram: ExponentHistogram) -> float:
     return float((histogram.counts * _middles(histogram.lo, histogram.counts.size)).sum())
 
 
+def magnitudes(histograms: Histograms) -> _Floats:
+    """The same of many tensors, shape ``(tensors,)``."""
+    return histograms.sums(1.5 * np.exp2(histograms.bins.astype(np.float64)))
+
+
 def _middles(lo: int, size: int) -> _Floats:
     return 1.5 * np.exp2(np.arange(lo, lo + size, dtype=np.float64))
-
-
-def _window(histogram: ExponentHistogram, limit: int) -> _Floats:
-    """Counts of the bins ``limit .. limit + MATCHED_BINS - 1``."""
-    out = np.zeros(MATCHED_BINS)
-    for i in range(MATCHED_BINS):
-        j = limit + i - histogram.lo
-        if 0 <= j < histogram.counts.size:
-            out[i] = histogram.counts[j]
-    return out
 
 
 @lru_cache(maxsize=1)
@@ -175,9 +200,25 @@ def _shapes() -> list[_Shape]:
     ]
 
 
+@dataclass(frozen=True, eq=False)
+class _Family:
+    """The members, by the ratio of what they hide to what they show, ascending; unit: subnormals.
+
+    Attributes:
+        log_shares: natural logarithms of the probabilities of the matched bins as *stored*, given that an element is in
+            one of them; shape ``(MATCHED_BINS, members)``.
+        share: probability of the matched bins together, shape ``(members,)``.
+        below: probabilities of the bins below the limit, shape ``(members, _REACH)``.
+    """
+
+    log_shares: _Floats
+    share: _Floats
+    below: _Floats
+
+
 @lru_cache(maxsize=1)
-def _family() -> tuple[_Floats, _Floats]:
-    """Per member: probabilities of the matched bins as *stored*, and of the bins below the limit; unit: subnormals.
+def _family() -> _Family:
+    """All members with a visible part.
 
     A stored value of n steps was anywhere within half a step of it, so with bin i holding ``2**(i-1) .. 2**i`` steps
     the edges are half a step up: 0.5, 1.5, 2.5, 4.5, 8.5 ...
@@ -190,4 +231,8 @@ def _family() -> tuple[_Floats, _Floats]:
     below = np.concatenate([np.diff(shape(lower[None, :] / scales), axis=1) for shape in shapes])
     usable = visible.sum(axis=1) > 1e-9
     # A bin the shape calls impossible must not veto the match over one stray element.
-    return np.maximum(visible[usable], 1e-12), below[usable]
+    visible, below = np.maximum(visible[usable], 1e-12), below[usable]
+    share = visible.sum(axis=1)
+    order = np.argsort(below.sum(axis=1) / share)
+    logs = np.log(visible / share[:, None])
+    return _Family(np.ascontiguousarray(logs[order].T), share[order], below[order])

@@ -6,30 +6,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.claims.rule import RuleOption
-from precdoctor.diagnosis.survey.harm import bulk_loss, lost_to
+from precdoctor.diagnosis.survey.frames import AT, Mask, at, firsts, groups, histograms, keys, on_steps, rows_of
+from precdoctor.diagnosis.survey.harm import kept_bits, lost_to
 from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, number
-from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.numerics.formats import FP16, Format
-from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.tail import Tail, flushed_tail, magnitude
+from precdoctor.diagnosis.survey.measures import Floats, column, share
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
+from precdoctor.numerics.formats import BF16, FP16, Format
+from precdoctor.numerics.tail import Tail, flushed_tail, flushed_tails, magnitudes
 
 #: Dtypes of the examined gradients; FP32 weight gradients are also examined where FP16 autocast computed them.
 _HALF = ("float16", "bfloat16")
+#: By whether it is FP16.
+_FORMATS = {True: FP16, False: BF16}
 #: In smallest subnormals, chosen empirically: zeros behind a gradient whose largest element is no more were flushed.
 _FAINT = 64.0
 #: In smallest subnormals: a tensor with no element this small has no tail below the flush limit, half of one.
 _NEAR = 4.0
-_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
-    *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "amin_nonzero", "exp_lo", "exp_hist"),
-)
+_COLUMNS = ("phase", "dtype", "order", "amax", "amin_nonzero", "exp_lo", "exp_hist")
 
 #: Options that all rules on gradients share.
 MARGIN_BINADES = RuleOption("margin_binades", 2.0, "binades", "Headroom that a proposed loss scale must leave.",
@@ -75,60 +75,41 @@ FLUSH_OPTIONS = (
 )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class GradientSeries:
-    """One gradient over the examined steps; each list holds one number per step.
+    """One gradient over the examined steps; shares and bits are medians over them.
 
     Attributes:
         fmt: format in which it was computed.
-        shares: flushed among the intended non-zero elements.
-        subnormal: subnormals among the non-zero elements.
-        lost: share of the sum of magnitudes that was flushed.
-        faint: share of the sum of magnitudes that is subnormal.
-        bits: mean significant bits of the intended non-zero elements; FP16 gradients only.
+        steps: number of rows.
+        share: flushed among the intended non-zero elements.
+        lost_share: share of the sum of magnitudes that was flushed.
+        subnormal_share: subnormals among the non-zero elements.
+        faint_share: share of the sum of magnitudes that is subnormal.
         structural: zeros that the rounding did not make, among all elements.
+        bits: mean significant bits of the intended non-zero elements; None outside FP16.
         worst: process and step with the largest flushed share.
         dead: the gradient is zero throughout there.
     """
 
     fmt: Format
-    shares: list[float] = field(default_factory=list)
-    subnormal: list[float] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)
-    faint: list[float] = field(default_factory=list)
-    bits: list[float] = field(default_factory=list)
-    structural: list[float] = field(default_factory=list)
-    worst: tuple[Process, int] = (Process(0, 0), 0)
-    worst_share: float = -1.0
-    dead: bool = False
-
-    @property
-    def share(self) -> float:
-        """Flushed among the intended non-zero elements, median over steps."""
-        return median(self.shares)
-
-    @property
-    def lost_share(self) -> float:
-        """Flushed share of the sum of magnitudes, median over steps."""
-        return median(self.lost)
-
-    @property
-    def subnormal_share(self) -> float:
-        """Subnormals among the non-zero elements, median over steps."""
-        return median(self.subnormal)
+    steps: int
+    share: float
+    lost_share: float
+    subnormal_share: float
+    faint_share: float
+    structural: float
+    bits: float | None
+    worst: tuple[Process, int]
+    dead: bool
 
     @property
     def mean_bits(self) -> float:
-        """Mean significant bits of the intended non-zero elements, median over steps; 0 outside FP16."""
-        return median(self.bits) if self.bits else 0.0
-
-    @property
-    def faint_share(self) -> float:
-        """Subnormal share of the sum of magnitudes, median over steps."""
-        return median(self.faint)
+        """``bits``; 0 outside FP16."""
+        return self.bits or 0.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class GradientSurvey:
     """All gradients of one kind over the examined steps."""
 
@@ -166,25 +147,86 @@ def survey(view: RunView, *, max_steps: float, dying_share: float, kind: str = "
 
 
 def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> GradientSurvey:
-    found = GradientSurvey()
     steps = examined_steps(view, max_steps)
-    if not steps:
-        return found
-    dying: dict[tuple[Process, int, str], bool] = {}
     dtypes = _HALF if kind == "grad_output" else (*_HALF, "float32")
-    records = view.scan_records(_COLUMNS, (kind,), steps=steps, where=[("dtype", "in", dtypes)])
-    for record in sorted(records, key=_execution_order):
-        row = TensorRow.of(record)
-        fmt = computed_in(view, row)
-        if fmt is not None and row.numel and not row.bad and row.phase != "recompute":
-            _add(found, row, fmt, dying, dying_share)
-    return found
+    where = [("dtype", "in", dtypes)]
+    rows = view.measured(("alive", "non_finite"), (kind,), columns=_COLUMNS, steps=steps, where=where)
+    rows = rows[(rows["non_finite"] == 0) & (rows["numel"] > 0) & (rows["phase"] != "recompute")]
+    fp16 = (rows["dtype"] == FP16.dtype) | _widened(view, rows)
+    rows = rows.assign(fp16=fp16)[fp16 | (rows["dtype"] != "float32")]
+    rows = rows.iloc[np.lexsort((column(rows, "order"), *(rows[c] for c in ("step", "attempt", "rank"))))]
+    if rows.empty:
+        return GradientSurvey()
+    rows = pd.concat([_rounded(rows[rows["fp16"] == is_fp16], fmt) for is_fp16, fmt in _FORMATS.items()]).loc[
+        rows.index
+    ]
+    rows = rows.assign(**_shares(rows, dying_share, kind))
+    largest = {fmt: float(rows.loc[rows["fp16"] == is_fp16, "amax"].max()) for is_fp16, fmt in _FORMATS.items()}
+    headroom = min((fmt.headroom(amax) for fmt, amax in largest.items() if amax > 0.0), default=math.inf)
+    return GradientSurvey(_series(rows), set(rows["step"].unique().tolist()), headroom)
 
 
-def _execution_order(record: Mapping[str, Any]) -> tuple[int, int, int, float]:
-    """A sort key; a tensor of unknown order comes last in its step."""
-    order = number(record["order"])
-    return record["rank"], record["attempt"], record["step"], math.inf if order is None else order
+def _widened(view: RunView, rows: pd.DataFrame) -> Mask:
+    """The rows of FP32 gradients that FP16 autocast computed, see :func:`computed_in`."""
+    under = {
+        (process, s.step) for process, steps in view.timeline.items() for s in steps if s.autocast_dtype == FP16.dtype
+    }
+    multiples = column(rows, "amin_nonzero") >= FP16.min_subnormal
+    wide: Mask = (rows["dtype"] == "float32").to_numpy() & multiples
+    return wide & on_steps(rows, under) if under else np.zeros_like(wide)
+
+
+def _rounded(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
+    """What rounding to ``fmt`` did to each of these rows: elements, sums of magnitudes, bits of an intended element."""
+    found = histograms(rows)
+    near = column(rows, "amin_nonzero") <= _NEAR * fmt.min_subnormal
+    tails = flushed_tails(found, np.where(near, rows["zero"], 0), fmt)
+    normal, total = found.bins >= round(math.log2(fmt.min_normal)), magnitudes(found)
+    middles = 1.5 * np.exp2(found.bins.astype(np.float64))
+    return rows.assign(
+        flushed=tails.total,
+        lost=tails.mass,
+        kept=total,
+        subnormal=found.at_most(np.full(len(rows), fmt.min_normal))[0],
+        faint=found.sums(np.where(normal, 0.0, middles)),
+        bits=share(found.sums(kept_bits(found.bins, fmt)), tails.total + found.total) if fmt is FP16 else np.nan,
+        faded=column(rows, "amax") <= _FAINT * fmt.min_subnormal,
+    )
+
+
+def _shares(rows: pd.DataFrame, dying_share: float, kind: str) -> dict[str, Floats]:
+    """The shares of :class:`GradientSeries`, per row in execution order.
+
+    An output gradient that is zero throughout counts as flushed if the one before it was dying.
+    """
+    flushed, alive = column(rows, "flushed"), column(rows, "alive")
+    own = share(flushed, flushed + alive)
+    known = pd.Series(np.where(alive > 0.0, (own >= dying_share) | rows["faded"], np.nan))
+    step = groups(rows, (*AT, "root"))
+    before = known.groupby(step).ffill().groupby(step).shift().to_numpy()
+    cut_off = (before == 1.0) & (kind == "grad_output")
+    shares = np.where(alive > 0.0, own, cut_off)
+    lost, kept = column(rows, "lost"), column(rows, "kept")
+    return {
+        "share": shares,
+        "lost_share": np.where(alive > 0.0, np.nan_to_num(share(lost, kept + lost)), shares),
+        "subnormal_share": np.nan_to_num(share(column(rows, "subnormal"), alive)),
+        "faint_share": np.nan_to_num(share(column(rows, "faint"), kept)),
+        "structural": np.maximum(column(rows, "zero") - flushed, 0.0) / column(rows, "numel"),
+        "bits": np.where(alive > 0.0, column(rows, "bits"), np.nan),
+    }
+
+
+def _series(rows: pd.DataFrame) -> dict[Key, GradientSeries]:
+    ids = groups(rows, IDENTITY)
+    names = ["share", "lost_share", "subnormal_share", "faint_share", "structural", "bits"]
+    medians = rows[names].groupby(ids).median().to_numpy().tolist()
+    first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -rows["share"])]]
+    named = zip(keys(first), first["fp16"], np.bincount(ids).tolist(), medians, at(worst), worst["alive"], strict=True)
+    return {
+        key: GradientSeries(_FORMATS[fp16], steps, *shares, None if math.isnan(bits) else bits, of, alive == 0.0)
+        for key, fp16, steps, (*shares, bits), of, alive in named
+    }
 
 
 def computed_in(view: RunView, row: TensorRow) -> Format | None:
@@ -201,51 +243,17 @@ def computed_in(view: RunView, row: TensorRow) -> Format | None:
     return FP16 if row.amin_nonzero is not None and row.amin_nonzero >= FP16.min_subnormal else None
 
 
-def _add(
-    found: GradientSurvey, row: TensorRow, fmt: Format, dying: dict[tuple[Process, int, str], bool], dying_share: float
-) -> None:
-    process = Process(row.rank, row.attempt)
-    where = (process, row.step, row.root)
-    tail = tail_of(row, fmt)
-    flushed, alive = tail.total, row.numel - row.zero
-    cut_off = row.kind == "grad_output" and dying.get(where, False)
-    share = flushed / (flushed + alive) if flushed + alive else float(cut_off)
-    lost = lost_magnitude(row.histogram, tail) if alive else share
-    if alive:
-        dying[where] = share >= dying_share or (row.amax or 0.0) <= _FAINT * fmt.min_subnormal
-    tensor = found.tensors.setdefault(row.key, GradientSeries(fmt))
-    tensor.shares.append(share)
-    tensor.lost.append(lost)
-    tensor.subnormal.append(row.histogram.at_most(fmt.min_normal).low / alive if alive else 0.0)
-    below = row.histogram[: round(math.log2(fmt.min_normal))]
-    tensor.faint.append(magnitude(below) / magnitude(row.histogram) if alive else 0.0)
-    tensor.structural.append(max(0.0, row.zero - flushed) / row.numel)
-    if fmt is FP16 and alive:
-        tensor.bits.append(bulk_loss(row.histogram, fmt, flushed).bits)
-    found.steps.add(row.step)
-    if row.amax:
-        found.headroom = min(found.headroom, fmt.headroom(row.amax))
-    if share > tensor.worst_share:
-        tensor.worst, tensor.worst_share, tensor.dead = (process, row.step), share, alive == 0
-
-
 def tail_of(row: TensorRow, fmt: Format) -> Tail:
     """The elements below the flush limit, extrapolated; skipped for the usual tensor, which has none near it."""
     near = row.amin_nonzero is not None and row.amin_nonzero <= _NEAR * fmt.min_subnormal
     return flushed_tail(row.histogram, row.zero if near else 0, fmt)
 
 
-def lost_magnitude(histogram: ExponentHistogram, tail: Tail) -> float:
-    """Flushed share of the sum of magnitudes."""
-    total = magnitude(histogram) + tail.mass
-    return tail.mass / total if total > 0.0 else 0.0
-
-
 def lost_channels(view: RunView, key: Key, gradient: GradientSeries) -> float:
     """Lower bound of the share of the module's weight gradient that the rounding made zero; 0 if unknown."""
     if gradient.share == 0.0:
         return 0.0
-    return lost_to(view, (key[0], key[1]), gradient.share, median(gradient.structural))
+    return lost_to(view, (key[0], key[1]), gradient.share, gradient.structural)
 
 
 def is_harmed(view: RunView, key: Key, gradient: GradientSeries, limits: tuple[float, float]) -> bool:
@@ -269,5 +277,5 @@ def is_faint(view: RunView, key: Key, gradient: GradientSeries, faint: float, en
     if gradient.faint_share >= faint:
         return True
     weights = survey(view, max_steps=MAX_STEPS.default, dying_share=DYING_SHARE.default, kind="weight_grad")
-    mine = [t for k, t in weights.tensors.items() if k[:2] == key[:2] and t.bits]
-    return any(t.mean_bits < enough_bits for t in mine)
+    mine = [t.bits for k, t in weights.tensors.items() if k[:2] == key[:2] and t.bits is not None]
+    return any(bits < enough_bits for bits in mine)

@@ -18,10 +18,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
 
+import numpy as np
+import pandas as pd
+
+from precdoctor.diagnosis.survey.frames import Ints, groups, lasts
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import known_format, text
+from precdoctor.diagnosis.survey.measures import Floats, format_values
+from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -61,22 +65,19 @@ def bulk_loss(histogram: ExponentHistogram, fmt: Format, flushed: float = 0.0, m
         flushed: number of elements that were rounded to zero; they are not in ``histogram``.
         multiplier: power of two; elements that it lifts out of zero are not counted.
     """
-    shift = round(math.log2(multiplier))
+    bins = histogram.lo + np.arange(histogram.counts.size) + round(math.log2(multiplier))
+    kept, full = kept_bits(bins, fmt), fmt.mantissa_bits + 1
+    total = (flushed + float(histogram.counts.sum())) or 1.0
+    zero = flushed + float(histogram.counts[kept == 0.0].sum())
+    subnormal = float(histogram.counts[(kept > 0.0) & (bins < round(math.log2(fmt.min_normal)))].sum())
+    return BulkLoss(zero / total, subnormal / total, float((histogram.counts * kept).sum()) / total, full)
+
+
+def kept_bits(bins: Ints, fmt: Format) -> Floats:
+    """Significant bits that ``fmt`` keeps of a magnitude in each of these bins."""
     lowest, least = round(math.log2(fmt.min_normal)), round(math.log2(fmt.flush_limit))
-    full = fmt.mantissa_bits + 1
-    total, bits, subnormal, zero = flushed, 0.0, 0.0, flushed
-    for i, count in enumerate(histogram.counts.tolist()):
-        k = histogram.lo + i + shift
-        total += count
-        if k < least:
-            zero += count
-        elif k < lowest:
-            subnormal += count
-            bits += count * max(1, full - (lowest - k))
-        else:
-            bits += count * full
-    total = total or 1.0
-    return BulkLoss(zero / total, subnormal / total, bits / total, full)
+    full = fmt.mantissa_bits + 1.0
+    return np.where(bins < least, 0.0, np.clip(full - (lowest - bins), 1.0, full))
 
 
 @dataclass(frozen=True)
@@ -124,32 +125,32 @@ def channel_zeros(view: RunView) -> Mapping[Module, ChannelZeros]:
 
 
 def _channel_zeros(view: RunView) -> dict[Module, ChannelZeros]:
-    shares: dict[Module, dict[str, list[float]]] = {}
-    classes: dict[Module, str] = {}
-    names = ("root", "module", "module_class", "kind", "name", "dtype", "shape", "numel", "zero", "phase")
-    for r in view.scan_records(names, _KINDS, steps=watched_steps(view)):
-        kind, numel = text(r["kind"]), int(r["numel"])
-        flat = kind == "weight_grad" and (r["shape"] is None or len(r["shape"]) < 2)
-        if flat or not numel or r["phase"] == "recompute" or known_format(text(r["dtype"])) is None:
-            continue
-        if kind == "fp8_operand":  # as it lies before the cast
-            if not text(r["name"]).startswith("input"):
-                continue
-            kind = "input"
-        place = text(r["root"]), text(r["module"])
-        classes[place] = text(r["module_class"])
-        shares.setdefault(place, {}).setdefault(kind, []).append(int(r["zero"]) / numel)
+    measures, columns = ("zero_share", "dimensions"), ("module_class", "dtype", "phase")
+    rows = view.measured(measures, _KINDS, columns=columns, steps=watched_steps(view))
+    flat = (rows["kind"] == "weight_grad") & ~(rows["dimensions"] >= 2)
+    floating = ~np.isnan(format_values(rows, "max"))
+    given = rows["kind"] == "fp8_operand"  # as it lies before the cast
+    others = given & ~rows["name"].str.startswith("input")
+    rows = rows[~flat & ~others & floating & (rows["numel"] > 0) & (rows["phase"] != "recompute")]
+    ids = groups(rows, ("root", "module"))
+    kinds = rows["kind"].astype(str).replace("fp8_operand", "input")
+    shares = rows["zero_share"].groupby([ids, kinds])
+    names = ["weight_grad", "grad_output", "input"]
+    places = pd.MultiIndex.from_product([range(int(ids.max(initial=-1)) + 1), names])
+    middle, least = (f.reindex(places).to_numpy().reshape(-1, 3) for f in (shares.median(), shares.min()))
+    counts = np.bincount(ids[kinds == "weight_grad"], minlength=len(middle))
     found = {}
-    for place, seen in shares.items():
-        if "weight_grad" not in seen or min(seen.get("grad_output", (1.0,))) == 1.0:
-            continue
-        if "input" not in seen and not _PLAIN.match(classes[place]):
-            continue
-        weight, always = seen["weight_grad"], min(seen["weight_grad"]) == 1.0
-        came = median(seen["grad_output"])
-        given = max(median(seen.get("input", (0.0,))), came)
-        found[place] = ChannelZeros(median(weight), given, came, len(weight) if always else 0)
+    for place, count, (weight, came, entered), (always, never, _) in zip(
+        _places(rows.iloc[lasts(ids)]), counts.tolist(), middle.tolist(), least.tolist(), strict=True
+    ):
+        if count and never < 1.0 and (not math.isnan(entered) or _PLAIN.match(place[2])):
+            given = came if math.isnan(entered) else max(entered, came)
+            found[place[:2]] = ChannelZeros(weight, given, came, count if always == 1.0 else 0)
     return found
+
+
+def _places(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
+    return list(zip(rows["root"], rows["module"], rows["module_class"].map(text), strict=True))
 
 
 def input_zeros(view: RunView) -> Mapping[Module, Mapping[int, tuple[int, int]]]:
@@ -158,13 +159,11 @@ def input_zeros(view: RunView) -> Mapping[Module, Mapping[int, tuple[int, int]]]
 
 
 def _input_zeros(view: RunView) -> dict[Module, dict[int, tuple[int, int]]]:
+    rows = view.measured((), ("input",), columns=("numel", "zero", "phase"), steps=watched_steps(view))
+    rows = rows[rows["phase"] != "recompute"]
+    summed = rows.groupby(["root", "module", "step"], observed=True, sort=False)[["numel", "zero"]].sum()
     found: dict[Module, dict[int, tuple[int, int]]] = {}
-    names = ("root", "module", "step", "numel", "zero", "phase")
-    for r in view.scan_records(names, ("input",), steps=watched_steps(view)):
-        place = text(r["root"]), text(r["module"])
-        if r["phase"] == "recompute" or place not in channel_zeros(view):
-            continue
-        steps = found.setdefault(place, {})
-        numel, zero = steps.get(int(r["step"]), (0, 0))
-        steps[int(r["step"])] = numel + int(r["numel"]), zero + int(r["zero"])
+    for (root, module, step), sums in zip(summed.index, summed.to_numpy().tolist(), strict=True):
+        if (root, module) in channel_zeros(view):
+            found.setdefault((root, module), {})[step] = (sums[0], sums[1])
     return found

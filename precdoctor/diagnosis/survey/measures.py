@@ -6,12 +6,14 @@ is made from this table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.rows import known_format
 
@@ -43,6 +45,15 @@ def column(frame: pd.DataFrame, name: str) -> Floats:
     return values
 
 
+def lists(frame: pd.DataFrame, name: str) -> tuple[npt.NDArray[np.int64], Floats]:
+    """A column of lists: lengths, shape ``(rows,)``, and all entries, one list after the other; null is empty."""
+    array = pa.array(frame[name])
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return lengths, pc.list_flatten(array).to_numpy(zero_copy_only=False)
+
+
 def share(part: Floats, whole: Floats) -> Floats:
     """``part / whole``; NaN where ``whole`` is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -66,6 +77,16 @@ def _alive(frame: pd.DataFrame) -> Floats:
     return column(frame, "numel") - column(frame, "zero") - _non_finite(frame)
 
 
+def _dimensions(frame: pd.DataFrame) -> Floats:
+    return np.where(frame["shape"].isna(), np.nan, lists(frame, "shape")[0])
+
+
+def _fan_in(frame: pd.DataFrame) -> Floats:
+    lengths, sizes = lists(frame, "shape")
+    outputs = np.append(sizes, np.nan)[np.where(lengths > 0, np.cumsum(lengths) - lengths, sizes.size)]
+    return column(frame, "numel") / np.maximum(outputs, 1.0)
+
+
 def _headroom(frame: pd.DataFrame) -> Floats:
     amax = column(frame, "amax")
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -76,11 +97,14 @@ def _intended(frame: pd.DataFrame) -> Floats:
     return column(frame, "numel") - column(frame, "zero") + column(frame, "unchanged")
 
 
-def _norm(frame: pd.DataFrame) -> Floats:
+def unscaling(frame: pd.DataFrame) -> Floats:
+    """What takes the scale out of a magnitude by division: ``scale``, or 1 without one."""
     scale = column(frame, "scale")
-    with np.errstate(invalid="ignore"):
-        unscaled = np.where(scale > 0.0, scale, 1.0)
-        return np.sqrt(column(frame, "sum_sq")) / unscaled
+    return np.where(scale > 0.0, scale, 1.0)
+
+
+def _norm(frame: pd.DataFrame) -> Floats:
+    return np.sqrt(column(frame, "sum_sq")) / unscaling(frame)
 
 
 def _multiplier(frame: pd.DataFrame) -> Floats:
@@ -137,6 +161,8 @@ MEASURES = {
             ("flushed", "numel", "zero"),
             lambda f: share(column(f, "flushed"), column(f, "numel") - column(f, "zero")),
         ),
+        Measure("dimensions", "dimensions", "of the shape", ("shape",), _dimensions),
+        Measure("fan_in", "elements", "elements over the first dimension of the shape", ("numel", "shape"), _fan_in),
         Measure("headroom", "binades", "from amax to the dtype's largest value", ("amax", "dtype"), _headroom),
         Measure(
             "rms",
@@ -177,9 +203,3 @@ MEASURES = {
         ),
     )
 }
-
-
-def measured_frame(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
-    """``frame`` with one more column per measure."""
-    measured: pd.DataFrame = frame.assign(**{m: MEASURES[m].of(frame) for m in measures})
-    return measured

@@ -3,133 +3,106 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from precdoctor.diagnosis.survey.frames import (
+    PARAMETER,
+    Ints,
+    Mask,
+    firsts,
+    groups,
+    histograms,
+    pairs,
+    parameters,
+    rows_of,
+)
+from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.parameters import ADAM, beta2_of, parameter_groups, parameter_label
-from precdoctor.diagnosis.survey.rows import Parameter, integer, number, parameter_of, text
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.diagnosis.survey.rows import Parameter, number, text
+from precdoctor.diagnosis.survey.view import RunView
 
 #: Names of the mean or sum of squared gradients in torch's optimizers (``sum`` is Adagrad's), and usual ones elsewhere.
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 _OTHER_NAMES = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|variance|sum_sq)($|_)")
 #: Optimizers of torch that divide by the root of the mean or sum of squared gradients.
 SCALE_FREE = (*ADAM, "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta")
-MOMENT_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "dtype", "numel", "nan", "pos_inf", "zero", "subnormal"),
-    *("amax", "sum", "sum_sq", "exp_lo", "exp_hist", "scale"),
+_COLUMNS = (
+    *("module_class", "dtype", "numel", "nan", "pos_inf", "zero", "subnormal", "sum", "sum_sq"),
+    *("exp_lo", "exp_hist", "scale"),
 )
 
 
 @dataclass(frozen=True)
-class Held:
-    """One recorded tensor; limits for a gradient are without the loss scale."""
+class Moments:
+    """Finite second moments, each with the finite gradient of the same weight and step.
 
-    module_class: str
-    dtype: str
-    numel: int
-    zero: int
-    subnormal: int
-    sum: float
-    sum_sq: float
-    histogram: ExponentHistogram
-    #: Divisor of the histogram's magnitudes: the loss scale.
-    scale: float = 1.0
+    Attributes:
+        held, gradient: the rows, one by one the same weight, process and step; ``state`` is the name of the moment's.
+        of: per weight its rows, by process and step.
+    """
 
-    @property
-    def without_sign(self) -> bool:
-        """Whether no element is far below zero: the sum is at least that of the magnitudes' lower ends."""
-        exponents = np.arange(self.histogram.lo, self.histogram.lo + self.histogram.counts.size, dtype=np.float64)
-        return self.sum >= 0.999 * float((self.histogram.counts * np.exp2(exponents)).sum())
-
-    def at_most(self, limit: float) -> float:
-        """Least number of non-zero elements that are at most ``limit``."""
-        return self.histogram.at_most(limit * self.scale).low
-
-    def certainly_above(self, limit: float) -> float:
-        """Least number of elements above ``limit``."""
-        return self.histogram.total - self.histogram.at_most(limit * self.scale).high
+    held: pd.DataFrame
+    gradient: pd.DataFrame
+    of: Mapping[Parameter, Ints]
 
 
-@dataclass(frozen=True)
-class Moment:
-    """The second moment of a parameter after a step, and the gradient of that step."""
-
-    process: Process
-    step: int
-    #: Name of the row, such as ``weight.exp_avg_sq``.
-    name: str
-    held: Held
-    gradient: Held
-
-
-def second_moments(view: RunView) -> Mapping[Parameter, list[Moment]]:
-    """Finite second moments with a finite gradient of the same step: by parameter, in order of steps."""
+def second_moments(view: RunView) -> Moments:
+    """All that were recorded; one pass, remembered by the view."""
     return view.remember("second-moments", lambda: _second_moments(view))
 
 
-def _second_moments(view: RunView) -> dict[Parameter, list[Moment]]:
-    held: dict[tuple[Parameter, Process, int], tuple[str, Held]] = {}
-    for r in view.scan_records(MOMENT_COLUMNS, ("opt_state",)):
-        name, _, key = str(r["name"]).rpartition(".")
-        known = key in SECOND_MOMENTS or _OTHER_NAMES.search(key.lower())
-        if name and known and not r["nan"] and not r["pos_inf"]:
-            moment = held_in(r)
-            if moment.without_sign:
-                held[_key(r, name)] = (str(r["name"]), moment)
-    gradients: dict[tuple[Parameter, Process, int], Held] = {}
-    for r in view.scan_records(MOMENT_COLUMNS, ("weight_grad_step",), steps=sorted({step for *_, step in held})):
-        of = _key(r, str(r["name"]))
-        if of in held and not r["nan"] and not r["pos_inf"]:
-            gradients[of] = held_in(r)
-    found: dict[Parameter, list[Moment]] = {}
-    for owner, process, step in sorted(held.keys() & gradients.keys()):
-        at = owner, process, step
-        found.setdefault(owner, []).append(Moment(process, step, *held[at], gradients[at]))
-    return found
+def _second_moments(view: RunView) -> Moments:
+    steps = [
+        s for s in view.survey.steps_of.get("opt_state", np.zeros(0, np.int64)).tolist() if view.survey.covers([s])
+    ]
+    rows = states(view.measured((), ("opt_state", "weight_grad_step"), columns=_COLUMNS, steps=steps))
+    rows = rows[(rows["nan"] == 0) & (rows["pos_inf"] == 0)]
+    second = {k for k in rows["key"].unique() if k in SECOND_MOMENTS or _OTHER_NAMES.search(k.lower())}
+    is_moment = rows["key"].isin(second) & (rows["name"] != "") & _without_sign(rows)
+    held, gradient = pairs(rows[is_moment | (rows["kind"] == "weight_grad_step")], "opt_state", "weight_grad_step")
+    ids = groups(held, PARAMETER)
+    order = np.lexsort([held[c] for c in ("step", "attempt", "rank")])
+    of = {place: order[own] for place, own in zip(parameters(held.iloc[firsts(ids)]), rows_of(ids[order]), strict=True)}
+    return Moments(held, gradient, dict(sorted(of.items())))
 
 
-def _key(r: Mapping[str, Any], name: str) -> tuple[Parameter, Process, int]:
-    return parameter_of({**r, "name": name}), *process_step(r)
+def states(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of optimizer state with the weight's ``name``, ``key`` (``exp_avg_sq``), and the row's own name, ``state``.
+
+    Rows of other kinds have the key "".
+    """
+    parts = {str(n): str(n).rpartition(".") for n in rows["name"].cat.categories}
+    state = rows["kind"] == "opt_state"
+    own, key = (rows["name"].astype(str).map({n: p[i] for n, p in parts.items()}) for i in (0, 2))
+    return rows.assign(state=rows["name"], name=own.where(state, rows["name"].astype(str)), key=key.where(state, ""))
 
 
-def held_in(r: Mapping[str, Any]) -> Held:
-    """From a record with :data:`MOMENT_COLUMNS`."""
-    return Held(
-        module_class=text(r["module_class"]),
-        dtype=str(r["dtype"]),
-        numel=int(r["numel"]),
-        zero=integer(r["zero"]) or 0,
-        subnormal=integer(r["subnormal"]) or 0,
-        sum=number(r["sum"]) or 0.0,
-        sum_sq=number(r["sum_sq"]) or 0.0,
-        histogram=ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]),
-        scale=number(r["scale"]) or 1.0,
-    )
+def _without_sign(rows: pd.DataFrame) -> Mask:
+    """Whether no element is far below zero: the sum is at least that of the magnitudes' lower ends."""
+    found = histograms(rows)
+    mask: Mask = np.nan_to_num(column(rows, "sum")) >= 0.999 * found.sums(np.exp2(found.bins.astype(np.float64)))
+    return mask
 
 
-def excess(moments: Sequence[Moment], decay: float) -> float | None:
+def excess(steps: Ints, means: Floats, squares: Floats, decay: float) -> float | None:
     """Mean of v at the last of these steps over its mean in exact arithmetic.
 
     The mean over elements of ``v = decay v + (1 - decay) g^2`` follows the same recursion with the mean of g^2, which
     the rows hold; between recorded steps it is interpolated by the mean of both ends. None with fewer than two steps.
+
+    Args:
+        steps: ascending; shape as of the next two.
+        means: of v after each step.
+        squares: mean of g^2.
     """
-    first = moments[0]
-    exact = first.held.sum / first.held.numel
-    for before, after in pairwise(moments):
-        remembered = decay ** (after.step - before.step)
-        exact = remembered * exact + (1.0 - remembered) * 0.5 * (_mean_square(before) + _mean_square(after))
-    last = moments[-1]
-    return last.held.sum / last.held.numel / exact if len(moments) > 1 and exact > 0.0 else None
-
-
-def _mean_square(moment: Moment) -> float:
-    return moment.gradient.sum_sq / moment.gradient.numel / moment.gradient.scale**2
+    added = (1.0 - decay ** np.diff(steps)) * 0.5 * (squares[1:] + squares[:-1])
+    remembered = decay ** (steps[-1] - steps)
+    exact = remembered[0] * means[0] + float((remembered[1:] * added).sum())
+    return float(means[-1] / exact) if steps.size > 1 and exact > 0.0 else None
 
 
 def decay_of(view: RunView, name: str) -> float | None:

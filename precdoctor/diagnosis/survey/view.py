@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from precdoctor.diagnosis.claims.finding import Source
 from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
-from precdoctor.diagnosis.survey.measures import MEASURES, measured_frame
+from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
 from precdoctor.diagnosis.survey.survey import ROWS, Survey, chosen_steps, survey
@@ -210,7 +210,7 @@ class RunView:
         steps: Sequence[int] | None = None,
         where: Sequence[tuple[str, str, Any]] = (),
     ) -> pd.DataFrame:
-        """The rows of these kinds in the log's order: identity, ``columns``, and one column per measure.
+        """The rows of these kinds in the log's order: identity, ``columns``, one column per measure; lists as Arrow.
 
         Args:
             measures: names of :data:`.measures.MEASURES`.
@@ -218,21 +218,12 @@ class RunView:
             columns: further columns of the ``tensors`` table.
         """
         needed = [c for m in measures for c in MEASURES[m].columns]
-        table = self.table([*IDENTITY, *columns, *needed], kinds, steps=steps, where=where)
-        return measured_frame(table.to_pandas(), measures)
-
-    def table(
-        self,
-        columns: Sequence[str],
-        kinds: Sequence[str],
-        *,
-        steps: Sequence[int] | None = None,
-        where: Sequence[tuple[str, str, Any]] = (),
-    ) -> pa.Table:
-        """The rows that :meth:`scan` gives, as one Arrow table; lists are slow as columns of a frame."""
-        wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
+        wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
         found = list(self._batches(wanted, kinds, False, steps, where))
-        return pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries().combine_chunks()
+        table = pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries()
+        frame: pd.DataFrame = table.to_pandas(types_mapper=_list_type, use_threads=False)
+        measured: pd.DataFrame = frame.assign(**{m: MEASURES[m].of(frame) for m in measures})
+        return measured
 
     def keep(self, steps: Sequence[int]) -> None:
         """Have the pass over the tensors keep the rows of these steps as well, for questions that name them.
@@ -419,6 +410,10 @@ class RunView:
         """Whether ``--include``/``--exclude`` left modules out, so that a producer may be invisible."""
         options = self._run.info.get("options") or self._run.info.get("recorder") or {}
         return bool(isinstance(options, Mapping) and (options.get("include") or options.get("exclude")))
+
+
+def _list_type(of: pa.DataType) -> pd.ArrowDtype | None:
+    return pd.ArrowDtype(of) if pa.types.is_list(of) else None
 
 
 def _schema(table: str, columns: Sequence[str]) -> pa.Schema:

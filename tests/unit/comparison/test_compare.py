@@ -18,8 +18,7 @@ from precdoctor.comparison.drift import distances
 from precdoctor.comparison.gate import gate
 from precdoctor.diagnosis.claims.finding import Phase, Status
 from precdoctor.errors import IncomparableRunsError
-from precdoctor.numerics.cast_counts import HistogramTable
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.runlog import Run, open_run
 from tests.support.counted import Counted
 from tests.support.training import Row, Training, histogram
@@ -173,7 +172,7 @@ pairs = st.lists(st.tuples(histograms, histograms, st.integers(-40, 40)), min_si
 
 
 def distance(a: ExponentHistogram, b: ExponentHistogram, shift: int = 0) -> float:
-    return float(distances(HistogramTable.of([a]), HistogramTable.of([b]), np.array([shift]))[0])
+    return float(distances(Histograms.of([a]), Histograms.of([b]), np.array([shift]))[0])
 
 
 def moved_mass(a: ExponentHistogram, b: ExponentHistogram, shift: int) -> float:
@@ -188,10 +187,10 @@ def moved_mass(a: ExponentHistogram, b: ExponentHistogram, shift: int) -> float:
 
 
 @given(pairs)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_distances_of_many_are_those_of_each(rows: list[tuple[ExponentHistogram, ExponentHistogram, int]]) -> None:
     first, second, shift = zip(*rows, strict=True)
-    found = distances(HistogramTable.of(first), HistogramTable.of(second), np.array(shift))
+    found = distances(Histograms.of(first), Histograms.of(second), np.array(shift))
     assert found == pytest.approx([moved_mass(*row) for row in rows], abs=1e-9, nan_ok=True)
 
 

@@ -125,12 +125,12 @@ def _finding(
     limiting = largest_gradient(rows) if room < options["room"] else None
     message = (
         f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is subnormal in "
-        f"the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['subnormal_share'])}). Its "
+        f"the median of {plural(tensor.steps, 'step')} (limit {percent(options['subnormal_share'])}). Its "
         f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
         f"{course.words()} {_room_words(limiting, room)} "
         f"{plural(len(guilty), 'gradient')} above the limit."
     )
-    few = len(tensor.shares) < 4
+    few = tensor.steps < 4
     advice = higher_level(view, LostGradient(key, tensor), limiting, course.scale) if limiting is not None else ()
     return RULE.finding(
         severity=None if bits < options["enough_bits"] else Severity.INFO,

@@ -125,7 +125,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
     confidence, why = _confidence(tensor, row, found)
     message = (
         f"Rounding to {row.dtype} set {percent(tensor.share)} of the gradient of the output of `{row.place}` to zero, "
-        f"in the median of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}). It "
+        f"in the median of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It "
         f"removed {percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}). "
         f"{_channel_words(channels)}{_range_words(row, tensor.fmt)} "
         f"Loss scale: {current:g}. {plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from statistics import median
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.advice.larger_loss_scale import loss_scale_of, plan_scale, prescribe_scale
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.frames import at, finite, firsts, groups, histograms, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.gradient_underflow import (
     FLUSH_OPTIONS,
     GradientSeries,
     GradientSurvey,
     examined_steps,
-    lost_magnitude,
     survey,
     tail_of,
 )
+from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, dotted, gradient_evidence, location
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP16
-from precdoctor.numerics.tail import Tail, flushed_tail
+from precdoctor.numerics.histogram import Histograms
+from precdoctor.numerics.tail import Tail, flushed_tail, flushed_tails, magnitudes
 
 PAGE = RulePage(
     finds="""
@@ -69,10 +73,8 @@ _GRID_STEPS = 4
 _GRID_ELEMENTS = 64
 #: Up to this count of grid units FP64 holds ``sum`` and ``sum_sq`` exactly.
 _EXACT = 2.0**50
-_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "order"),
-    *("nan", "pos_inf", "neg_inf", "zero", "amax", "amin_nonzero", "sum", "sum_sq", "exp_lo", "exp_hist"),
-)
+_COLUMNS = ("phase", "numel", "zero", "nan", "pos_inf", "neg_inf", "amax", "amin_nonzero", "sum", "sum_sq", "exp_lo",
+            "exp_hist")  # fmt: skip
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -112,7 +114,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
     name = tensor.fmt.name
     message = (
         f"Rounding to {name} set {percent(tensor.share)} of the gradient of `{row.parameter}` to zero, in the median "
-        f"of {plural(len(tensor.shares), 'step')} (limit {percent(options['flushed_share'])}). It removed "
+        f"of {plural(tensor.steps, 'step')} (limit {percent(options['flushed_share'])}). It removed "
         f"{percent(tensor.lost_share)} of the magnitude (limit {percent(options['lost_magnitude'])}); another "
         f"{percent(structural)} is zero for other reasons. The largest element left is {row.amax or 0.0:.3g}; "
         f"{name} flushes up to {tensor.fmt.flush_limit:.3g}. Loss scale: {current:g}. "
@@ -153,7 +155,7 @@ def _listed(shares: Mapping[Key, float]) -> list[dict[str, object]]:
 def _confidence(tensor: GradientSeries, alive: int, steps: int) -> tuple[float, str]:
     if alive < 1000:
         return 0.6, "fewer than 1,000 elements survive"
-    if len(tensor.shares) < 4 or steps < 4:
+    if tensor.steps < 4 or steps < 4:
         return 0.7, "fewer than four steps were sampled"
     return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
 
@@ -165,66 +167,64 @@ def _confidence(tensor: GradientSeries, alive: int, steps: int) -> tuple[float, 
 # a grid, and never on the same one on every step. In units of the grid the histogram shows what was rounded to zero.
 
 
-@dataclass
+@dataclass(frozen=True)
 class _GriddedSeries:
-    """A gradient whose non-zero elements are multiples of ``grid`` on every step; the lists hold one number per step.
+    """A gradient whose non-zero elements are multiples of ``grid`` on every step; shares are medians over them.
 
     Attributes:
-        shares: least share of the intended non-zero elements that was rounded to zero.
-        lost: share of the sum of magnitudes that was rounded to zero.
+        steps: number of rows.
+        share: least share of the intended non-zero elements that was rounded to zero.
+        lost_share: share of the sum of magnitudes that was rounded to zero.
+        worst: process and step with the largest share.
     """
 
     grid: float
-    shares: list[float] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)
-    worst: tuple[Process, int] = (Process(0, 0), 0)
-    worst_share: float = -1.0
-
-    @property
-    def share(self) -> float:
-        return median(self.shares)
-
-    @property
-    def lost_share(self) -> float:
-        return median(self.lost)
-
-    def add(self, row: TensorRow, process: Process) -> None:
-        tail = _grid_tail(row, self.grid)
-        share = tail.total / (tail.total + row.numel - row.zero)
-        self.shares.append(share)
-        self.lost.append(lost_magnitude(row.histogram.shift(FP16.min_subnormal / self.grid), tail))
-        if share > self.worst_share:
-            self.worst, self.worst_share = (process, row.step), share
+    steps: int
+    share: float
+    lost_share: float
+    worst: tuple[Process, int]
 
 
 def _gridded(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
     """FP32 weight gradients on the same grid on all steps; those under FP16 autocast or a loss scale are left out."""
-    found: dict[Key, _GriddedSeries | None] = {}
     steps = examined_steps(view, int(max_steps))
     where = [("dtype", "in", ("float32",))]
-    for record in view.scan_records(_COLUMNS, ("weight_grad",), steps=steps, where=where):
-        row = TensorRow.of(record)
-        process = Process(row.rank, row.attempt)
-        facts = view.step_facts(process, row.step)
-        scaled = facts is not None and (facts.autocast_dtype == FP16.dtype or facts.loss_scale is not None)
-        if row.numel < _GRID_ELEMENTS or row.zero == row.numel or row.phase == "recompute":
-            continue
-        grid = _grid_of(row)
-        series = found.setdefault(row.key, _GriddedSeries(grid) if grid is not None else None)
-        if scaled or series is None or series.grid != grid:
-            found[row.key] = None
-        else:
-            series.add(row, process)
-    return {k: g for k, g in found.items() if g is not None and len(g.shares) >= _GRID_STEPS}
+    rows = view.measured((), ("weight_grad",), columns=_COLUMNS, steps=steps, where=where)
+    rows = rows[(rows["numel"] >= _GRID_ELEMENTS) & (rows["zero"] < rows["numel"]) & (rows["phase"] != "recompute")]
+    plain = {
+        (process, s.step)
+        for process, facts in view.timeline.items()
+        for s in facts
+        if s.autocast_dtype != FP16.dtype and s.loss_scale is None
+    }
+    ids, grid = groups(rows, IDENTITY), np.where(on_steps(rows, plain), _grid(rows), np.nan)
+    same = grid == grid[firsts(ids)][ids]
+    whole = np.bincount(ids, same) == np.bincount(ids)
+    rows = rows.assign(grid=grid)[(whole & (np.bincount(ids) >= _GRID_STEPS))[ids]]
+    return _series(rows) if len(rows) else {}
 
 
-def _grid_of(row: TensorRow) -> float | None:
-    """The smallest element, if it is a power of two that divides all others; else None."""
-    grid = row.amin_nonzero
-    if not grid or math.frexp(grid)[0] != 0.5 or row.bad or None in (row.amax, row.sum, row.sum_sq):
-        return None
-    counts = (row.amax or 0.0) / grid, abs(row.sum or 0.0) / grid, (row.sum_sq or 0.0) / grid / grid
-    return grid if all(c <= _EXACT and c == round(c) for c in counts) else None
+def _grid(rows: pd.DataFrame) -> Floats:
+    """The smallest element of each row, if it is a power of two that divides all others; else NaN."""
+    least = column(rows, "amin_nonzero")
+    counts = np.abs(rows[["amax", "sum", "sum_sq"]].to_numpy(np.float64)) / least[:, None]
+    counts[:, 2] /= least
+    divides = ((counts <= _EXACT) & (counts == np.round(counts))).all(axis=1)
+    return np.where(divides & finite(rows) & (np.frexp(least)[0] == 0.5), least, np.nan)
+
+
+def _series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
+    grid, found = column(rows, "grid"), histograms(rows)
+    binades = np.frexp(FP16.min_subnormal / grid)[1] - 1  # to where FP16's grid is
+    shifted = Histograms(found.lo + binades, found.lengths, found.counts)
+    tails = flushed_tails(shifted, rows["zero"].to_numpy(), FP16)
+    shares = tails.total / (tails.total + column(rows, "numel") - column(rows, "zero"))
+    rows = rows.assign(share=shares, lost=tails.mass / (magnitudes(shifted) + tails.mass))
+    ids = groups(rows, IDENTITY)
+    first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -shares)]]
+    medians = rows[["share", "lost"]].groupby(ids).median().to_numpy().tolist()
+    described = zip(keys(first), first["grid"], np.bincount(ids).tolist(), medians, at(worst), strict=True)
+    return {key: _GriddedSeries(own, steps, *shares_of, of) for key, own, steps, shares_of, of in described}
 
 
 def _grid_tail(row: TensorRow, grid: float) -> Tail:
@@ -245,7 +245,7 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
     row = next(r for r in rows if r.key == key)
     message = (
         f"Every element of the gradient of `{row.parameter}` is a multiple of {worst.grid:.3g}, "
-        f"2^{math.frexp(worst.grid)[1] - 1}, on {plural(len(worst.shares), 'step')}, and "
+        f"2^{math.frexp(worst.grid)[1] - 1}, on {plural(worst.steps, 'step')}, and "
         f"{percent(row.zero / row.numel)} are zero. FP32 resolves down to 1e-45, and the gradient of the module's "
         f"output reaches down to {_finer(view, key, worst) or 0.0:.3g}. So the gradient was rounded on its way: to "
         f"FP16 by a hook, or in a compressed reduction. The rounding set at least {percent(worst.share)} of it to zero "
@@ -264,7 +264,7 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
             "limit": options["flushed_share"],
             "lost_magnitude_share": worst.lost_share,
             "grid": worst.grid,
-            "steps_examined": len(worst.shares),
+            "steps_examined": worst.steps,
             "tensors": _listed({k: g.share for k, g in guilty.items()}),
             **gradient_evidence(rows, row),
             "confidence_reason": "sums and squares are whole multiples of one power of two on every step; the share is "

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
+
+import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import decay_of, second_moments
 from precdoctor.diagnosis.survey.parameters import adam_groups, parameter_label
-from precdoctor.diagnosis.survey.rows import (
-    Key,
-    Parameter,
-    integer,
-    key_of,
-    number,
-    path_evidence,
-    range_evidence,
-    text,
-)
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.rows import Key, Parameter, number, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
@@ -65,29 +59,35 @@ is an approximation. 0.7 below eight steps.
         "Wortsman et al., Small-scale proxies for large-scale Transformer training instabilities, arXiv:2309.14322",
     ),
 )
-_COLUMNS = ("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "shape", "exp_lo", "exp_hist",
-            "nan", "scale", "sum_sq")  # fmt: skip
+_COLUMNS = ("module_class", "numel", "exp_lo", "exp_hist", "nan")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Gradient:
+    """A weight's gradient.
+
+    Attributes:
+        shares, sizes: per step the share of elements far below eps, and the L2 norm without the loss scale.
+        last: process and step of the last row.
+        histogram: of all rows together; with a loss scale, as scaled.
+    """
+
     module_class: str
-    shares: dict[int, float] = field(default_factory=dict)
-    sizes: dict[int, float] = field(default_factory=dict)
-    last: tuple[Process, int] = (Process(0, 0), 0)
-    histogram: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
+    shares: Floats
+    sizes: Floats
+    last: tuple[Process, int]
+    histogram: ExponentHistogram
 
     @property
     def share(self) -> float:
-        return median(self.shares.values())
+        return float(np.median(self.shares))
 
     @property
     def growth(self) -> float:
         """Its size in the last quarter of the steps over that in the first."""
-        ordered = [self.sizes[s] for s in sorted(self.sizes)]
-        quarter = max(1, len(ordered) // 4)
-        before = median(ordered[:quarter])
-        return median(ordered[-quarter:]) / before if before > 0.0 else math.inf
+        quarter = max(1, self.sizes.size // 4)
+        before = float(np.median(self.sizes[:quarter]))
+        return float(np.median(self.sizes[-quarter:])) / before if before > 0.0 else math.inf
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -116,19 +116,20 @@ def check(view: RunView, options: Options) -> Checked:
 def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
     moving = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
     steps = [s for s in watched_steps(view) if s in moving]
-    found: dict[Key, _Gradient] = {}
-    for r in view.scan_records(_COLUMNS, ("weight_grad_step",), steps=steps):
-        histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
-        matrix = r["shape"] is not None and len(r["shape"]) >= 2
-        if not matrix or int(r["numel"]) < options["min_elements"] or not histogram.total or r["nan"]:
-            continue
-        gradient = found.setdefault(key_of(r), _Gradient(text(r["module_class"])))
-        small = histogram.at_most(eps / options["damping"] * (number(r["scale"]) or 1.0)).low
-        gradient.shares[int(r["step"])] = small / histogram.total
-        gradient.sizes[int(r["step"])] = math.sqrt(number(r["sum_sq"]) or 0.0) / (number(r["scale"]) or 1.0)
-        gradient.last = process_step(r)
-        gradient.histogram = gradient.histogram.merge(histogram)
-    return found
+    rows = view.measured(("dimensions", "norm"), ("weight_grad_step",), columns=_COLUMNS, steps=steps)
+    rows = rows[(rows["dimensions"] >= 2) & (rows["numel"] >= options["min_elements"]) & (rows["nan"] == 0)]
+    rows = rows[histograms(rows).total > 0]
+    found, ids = histograms(rows), groups(rows, IDENTITY)
+    small = found.at_most(eps / options["damping"] * unscaling(rows))[0]
+    shares, sizes, step = small / found.total, np.nan_to_num(column(rows, "norm")), column(rows, "step")
+    one = lasts(groups(rows, (*IDENTITY, "step")))
+    first, last = rows.iloc[firsts(ids)], rows.iloc[lasts(ids)]
+    merged = found.merged(ids, len(first))
+    described = zip(keys(first), first["module_class"], rows_of(ids[one], step[one]), at(last), strict=True)
+    return {
+        key: _Gradient(text(module_class), shares[own := one[steps_of]], sizes[own], newest, merged.row(i))
+        for i, (key, module_class, steps_of, newest) in enumerate(described)
+    }
 
 
 @dataclass(frozen=True)
@@ -145,27 +146,30 @@ def _owner(key: Key) -> Parameter:
 
 def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
     """The recorded sqrt(v) of the weights that have one."""
-    found = {}
-    for owner, moments in second_moments(view).items():
-        decay, shares, sizes = decay_of(view, moments[-1].name), [], []
-        for m in moments:
-            if decay is None or not m.held.histogram.total:
-                continue
-            corrected = 1.0 - decay ** (m.step + 1)  # v is divided by it before the root is taken
-            shares.append(m.held.at_most((eps / options["damping"]) ** 2 * corrected) / m.held.histogram.total)
-            sizes.append(math.sqrt(m.held.sum / m.held.numel / corrected))
-        if shares:
-            found[owner] = _Root(median(shares), median(sizes))
-    return found
+    moments = second_moments(view)
+    held, names = histograms(moments.held), moments.held["state"].to_numpy()
+    decay = np.full(len(moments.held), np.nan)
+    for rows in moments.of.values():
+        known = decay_of(view, names[rows[-1]])
+        decay[rows] = np.nan if known is None else known
+    corrected = 1.0 - decay ** (column(moments.held, "step") + 1.0)  # v is divided by it before the root is taken
+    below = held.at_most((eps / options["damping"]) ** 2 * corrected * unscaling(moments.held))[0]
+    shares, used = share(below, held.total), (held.total > 0) & ~np.isnan(decay)
+    roots = np.sqrt(share(np.nan_to_num(column(moments.held, "sum")), column(moments.held, "numel")) / corrected)
+    return {
+        owner: _Root(float(np.median(shares[own])), float(np.median(roots[own])))
+        for owner, rows in moments.of.items()
+        if (own := rows[used[rows]]).size
+    }
 
 
 def _damped(gradient: _Gradient, options: Options) -> bool:
     """Whether it is below eps from the start (later it has converged), and is not growing out of it."""
-    ordered = [gradient.shares[s] for s in sorted(gradient.shares)]
-    if len(ordered) < options["min_steps"] or gradient.growth >= options["opening"]:
+    shares = gradient.shares
+    if shares.size < options["min_steps"] or gradient.growth >= options["opening"]:
         return False
-    early = ordered[: max(2, len(ordered) // 4)]
-    return min(median(early), gradient.share) >= options["below_share"]
+    early = float(np.median(shares[: max(2, shares.size // 4)]))
+    return min(early, gradient.share) >= options["below_share"]
 
 
 def _smaller(histogram: ExponentHistogram, eps: float) -> float:
@@ -196,13 +200,13 @@ def _finding(
     measured = f", the RMS of sqrt(v), as recorded, {root.rms:.2g}" if root is not None else ""
     message = (
         f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are at most "
-        f"1/{options['damping']:g} of Adam's eps, {eps:g}, in the median of {plural(len(gradient.shares), 'step')} "
+        f"1/{options['damping']:g} of Adam's eps, {eps:g}, in the median of {plural(gradient.shares.size, 'step')} "
         f"(limit {percent(options['below_share'])}); at step {step} its RMS is {rms:.2g}{measured}. Where sqrt(v) "
         f"is that size, a step is {percent(factor)} of the intended one. "
         f"{plural(len(guilty), 'weight')} of {total:,} affected."
     )
     return RULE.finding(
-        confidence=0.95 if root is not None else 0.85 if len(gradient.shares) >= 8 else 0.7,
+        confidence=0.95 if root is not None else 0.85 if gradient.shares.size >= 8 else 0.7,
         title=f"Adam's eps {eps:g} swallows the gradient of `{parameter}` (RMS {rms:.1g})",
         message=message,
         location=Location(

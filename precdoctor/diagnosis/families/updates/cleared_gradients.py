@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import Parameter, integer, parameter_of
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.frames import AT, PARAMETER, finite, firsts, groups, parameters, step_values
+from precdoctor.diagnosis.survey.rows import integer
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -36,40 +38,29 @@ buffers), copy them before `step`.
 """,
     references=("PyTorch tutorial: Optimizing Model Parameters, the optimization loop",),
 )
-_COLUMNS = ("root", "module", "kind", "name", "numel", "zero", "nan", "pos_inf", "neg_inf", "fingerprint")
+_COLUMNS = ("numel", "zero", "nan", "pos_inf", "neg_inf", "fingerprint")
 _KINDS = ("weight", "weight_grad", "weight_grad_step", "update")
-
-
-@dataclass
-class _Step:
-    """One sampled step: weights with a non-zero gradient, whether the optimizer had any, and the weights' bits."""
-
-    #: Parameters of its optimizer.
-    held: int
-    made: set[Parameter] = field(default_factory=set)
-    fed: bool = False
-    weights: dict[Parameter, int] = field(default_factory=dict)
 
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the first process that trains nothing."""
     if view.partial_modules:
         return Checked.not_applicable("modules were left out of the recording")
-    seen = 0
-    for process, steps in _survey(view).items():
-        seen += len(steps)
-        starved = {n: s for n, s in steps.items() if not s.fed and len(s.made) <= s.held}
-        if len(starved) < max(options["min_steps"], options["share"] * len(steps)) or not _same(starved):
+    rows = _rows(view)
+    steps = _steps(rows)
+    for (rank, attempt), own in steps.groupby(["rank", "attempt"], sort=False):
+        starved = own[~own["fed"] & (own["weights"] <= own["held"])].sort_index()
+        if len(starved) < max(options["min_steps"], options["share"] * len(own)) or not _same(rows, starved):
             continue
-        finding = _finding(process, starved, len(steps), options)
+        finding = _finding(Process(rank, attempt), starved, len(own), options)
         return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer", Status.FAILED)
-    if not seen:
+    if steps.empty:
         return Checked.not_applicable("no sampled step made a weight gradient")
-    return Checked((), f"the optimizer got gradients on {plural(seen, 'step')}, or the weights moved")
+    return Checked((), f"the optimizer got gradients on {plural(len(steps), 'step')}, or the weights moved")
 
 
-def _survey(view: RunView) -> Mapping[Process, Mapping[int, _Step]]:
-    """Sampled steps with weight gradients, by process and number."""
+def _rows(view: RunView) -> pd.DataFrame:
+    """The rows of sampled steps with an update; ``held``: parameters of their optimizer."""
     sizes = {str(o.get("name")): _parameters(o) for o in view.optimizers}
     usable = {
         (p, s.step): sizes.get(s.optimizer, 0)
@@ -77,22 +68,23 @@ def _survey(view: RunView) -> Mapping[Process, Mapping[int, _Step]]:
         for s in steps
         if s.complete and s.sampled and not s.skipped and s.optimizer and s.lr
     }
-    found: dict[Process, dict[int, _Step]] = {}
-    for r in view.scan_records(_COLUMNS, _KINDS):
-        process, number = at = process_step(r)
-        if at not in usable:
-            continue
-        step = found.setdefault(process, {}).setdefault(number, _Step(usable[at]))
-        key = parameter_of(r)
-        if r["kind"] == "weight":
-            mark = integer(r["fingerprint"])
-            if mark is not None:
-                step.weights[key] = mark
-        elif r["kind"] != "weight_grad":
-            step.fed = step.fed or r["zero"] < r["numel"]
-        elif r["zero"] < r["numel"] and not (r["nan"] or r["pos_inf"] or r["neg_inf"]):
-            step.made.add(key)
-    return {p: {n: s for n, s in sorted(steps.items()) if s.made} for p, steps in found.items()}
+    rows = view.measured((), _KINDS, columns=_COLUMNS)
+    rows = rows.assign(held=step_values(rows, usable), alive=rows["zero"] < rows["numel"])
+    return rows[rows["held"].notna()]
+
+
+def _steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """Steps with weight gradients: how many are not zero, ``held``, and whether the optimizer was ``fed`` any."""
+    made = _made(rows)
+    steps = made.groupby(list(AT), sort=False).agg(weights=("held", "size"), held=("held", "first"))
+    given = rows.loc[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]), list(AT)].drop_duplicates()
+    return steps.assign(fed=steps.index.isin(pd.MultiIndex.from_frame(given)))
+
+
+def _made(rows: pd.DataFrame) -> pd.DataFrame:
+    """The weights with a finite gradient that is not zero, once per step."""
+    made = rows[rows["alive"] & (rows["kind"] == "weight_grad") & finite(rows)]
+    return made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
 
 
 def _parameters(optimizer: Mapping[str, object]) -> int:
@@ -101,16 +93,17 @@ def _parameters(optimizer: Mapping[str, object]) -> int:
     return sum(c or 0 for c in counts)
 
 
-def _same(steps: Mapping[int, _Step]) -> bool:
+def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
     """Whether the weights with gradients are bit for bit the same on the first and on the last of these steps."""
-    numbers = sorted(steps)
-    first, last = steps[numbers[0]], steps[numbers[-1]]
-    both = first.made & set(first.weights) & set(last.weights)
-    return bool(both) and all(first.weights[k] == last.weights[k] for k in both)
+    first, last = (rows[(rows[list(AT)].to_numpy() == steps.index[i]).all(axis=1)] for i in (0, -1))
+    marked = (f[(f["kind"] == "weight") & f["fingerprint"].notna()] for f in (first, last))
+    before, after = (dict(zip(parameters(f), f["fingerprint"], strict=True)) for f in marked)
+    both = set(parameters(_made(first))) & set(before) & set(after)
+    return bool(both) and all(before[k] == after[k] for k in both)
 
 
-def _finding(process: Process, starved: Mapping[int, _Step], of: int, options: Options) -> Finding:
-    first, weights = min(starved), max(len(s.made) for s in starved.values())
+def _finding(process: Process, starved: pd.DataFrame, of: int, options: Options) -> Finding:
+    steps, weights = starved.index.get_level_values("step").tolist(), int(starved["weights"].max())
     share = len(starved) / of
     return RULE.finding(
         confidence=0.95,
@@ -121,13 +114,13 @@ def _finding(process: Process, starved: Mapping[int, _Step], of: int, options: O
             "At `step` they were gone or zero, and the weights kept their bits. Most likely `zero_grad()` runs between "
             "`backward()` and `step()`, or `step()` before `backward()`."
         ),
-        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first),
+        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=steps[0]),
         evidence={
             "starved_share": share,
             "limit": options["share"],
             "steps": len(starved),
             "weights": weights,
-            "last_bad_step": max(starved),
+            "last_bad_step": steps[-1],
             "confidence_reason": "both gradients were recorded, and weights were compared bit for bit",
         },
         prescriptions=(

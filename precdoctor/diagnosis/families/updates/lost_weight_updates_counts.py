@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, integer, key_of, text
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
-from precdoctor.numerics.histogram import ExponentHistogram
+import numpy as np
+import pandas as pd
 
-_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call"),
-    *("dtype", "numel", "zero", "unchanged", "rel_lo", "rel_hist"),
-)
+from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, on_steps, rows_of
+from precdoctor.diagnosis.survey.measures import Floats, column
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, text
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
+
+_COLUMNS = ("module_class", "dtype", "numel", "unchanged", "rel_lo", "rel_hist")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Counts:
-    """Elements of one parameter, summed over the usable steps."""
+    """Elements of one parameter, summed over the usable steps.
+
+    Attributes:
+        worst: process and step of the last row.
+        relative: exponent(dw) - exponent(w); empty where the gradient stands in for the update.
+        by_step: lost and intended on each usable step, in order; shape ``(steps, 2)``.
+    """
 
     dtype: str
     module_class: str
-    numel: int = 0
-    intended: float = 0.0
-    lost: float = 0.0
-    steps: int = 0
-    worst: tuple[Process, int] = (Process(0, 0), 0)
-    #: exponent(dw) - exponent(w); empty where the gradient stands in for the update.
-    relative: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
-    #: (lost, intended) on each usable step, in order.
-    by_step: list[tuple[float, float]] = field(default_factory=list)
+    numel: int
+    worst: tuple[Process, int]
+    relative: ExponentHistogram
+    by_step: Floats
+
+    @property
+    def lost(self) -> float:
+        """Updates that left their element as it was."""
+        return float(self.by_step[:, 0].sum())
+
+    @property
+    def intended(self) -> float:
+        """Updates that the optimizer meant to make."""
+        return float(self.by_step[:, 1].sum())
+
+    @property
+    def steps(self) -> int:
+        """Number of usable steps."""
+        return len(self.by_step)
 
     @property
     def share(self) -> float:
@@ -62,34 +78,28 @@ def survey(
         dtypes: names as torch has them.
         beyond: updates more than this many binades below their weight count neither as lost nor as intended.
     """
-    found: dict[Key, Counts] = {}
-    no_sizes = guessed(view)
-    for r in view.scan_records(_COLUMNS, ("update",), where=[("dtype", "in", dtypes)]):
-        at, unchanged = process_step(r), integer(r["unchanged"])
-        if unchanged is None or at not in usable:
-            continue
-        # a gradient that stands in for the update does not show the update's size
-        relative = ExponentHistogram.of(*((None, None) if no_sizes else (integer(r["rel_lo"]), r["rel_hist"])))
-        below = 0 if beyond is None else max(0, min(relative.counts.size, -beyond - relative.lo))
-        trivial = float(relative.counts[:below].sum())
-        counts = found.setdefault(key_of(r), Counts(str(r["dtype"]), text(r["module_class"])))
-        _add(counts, r, (unchanged, trivial), relative)
-        counts.worst = at
-    return found
+    frame = view.measured(("intended",), ("update",), columns=_COLUMNS, where=[("dtype", "in", dtypes)])
+    frame = frame[frame["unchanged"].notna() & on_steps(frame, usable)]
+    relative = histograms(frame, "rel")
+    if guessed(view):  # a gradient that stands in for the update does not show the update's size
+        relative = Histograms(relative.lo, 0 * relative.lengths, relative.counts[:0])
+    counts = lost_and_intended(frame, relative, beyond)
+    ids = groups(frame, IDENTITY)
+    first, last = frame.iloc[firsts(ids)], frame.iloc[lasts(ids)]
+    summed = relative.merged(ids, len(first))
+    columns = (first["dtype"], first["module_class"].map(text), last["numel"], at(last))
+    described = enumerate(zip(keys(first), zip(*columns, strict=True), rows_of(ids), strict=True))
+    return {key: Counts(*values, summed.row(i), counts[rows]) for i, (key, values, rows) in described}
+
+
+def lost_and_intended(frame: pd.DataFrame, relative: Histograms, beyond: int | None) -> Floats:
+    """Elements that kept their bits, and those meant to change, per row; see :func:`survey` for ``beyond``."""
+    trivial = 0 if beyond is None else relative.below(-beyond)
+    both = np.stack([column(frame, "unchanged") - trivial, column(frame, "intended") - trivial], axis=1)
+    return np.maximum(both, 0.0)
 
 
 def weight_row(view: RunView, key: Key, counts: Counts) -> TensorRow | None:
     """The row of the weight itself on the worst step of its updates."""
     rows = view.rows(*counts.worst)
     return next((r for r in rows if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None)
-
-
-def _add(counts: Counts, r: Mapping[str, Any], unchanged: tuple[int, float], relative: ExponentHistogram) -> None:
-    same, trivial = unchanged
-    intended, lost = max(0.0, int(r["numel"]) - int(r["zero"]) + same - trivial), max(0.0, same - trivial)
-    counts.numel = int(r["numel"])
-    counts.intended += intended
-    counts.lost += lost
-    counts.by_step.append((lost, intended))
-    counts.steps += 1
-    counts.relative = counts.relative.merge(relative)

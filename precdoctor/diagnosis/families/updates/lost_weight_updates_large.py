@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, guessed, survey, weight_row
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
+from precdoctor.diagnosis.survey.measures import share
 from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
-from precdoctor.diagnosis.survey.rows import Key, integer, key_of, range_evidence
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.rows import Key, range_evidence
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
 
@@ -40,18 +44,19 @@ class Large:
 def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float) -> list[Large]:
     """FP32 parameters with at least half of their elements above ``least``, in the log's order."""
     edge = bin_of(least) + 1  # a bin ends with its power of two
-    values: dict[Key, ExponentHistogram] = {}
-    columns = ("root", "module", "kind", "name", "call", "exp_lo", "exp_hist")
-    for r in view.scan_records(columns, ("weight",), where=[("dtype", "in", ("float32",))]):
-        histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
-        key = key_of({**r, "kind": "update"})
-        if histogram[edge:].total:
-            values[key] = values[key].merge(histogram) if key in values else histogram
-    values = {k: h for k, h in values.items() if 2 * h[edge:].total >= h.total}
-    if not values:
+    columns = ("exp_lo", "exp_hist")
+    frame = view.measured((), ("weight",), columns=columns, where=[("dtype", "in", ("float32",))])
+    some = histograms(frame)
+    frame = frame[some.total > some.below(edge)].assign(kind="update")
+    ids = groups(frame, IDENTITY)
+    named = frame.iloc[firsts(ids)]
+    values = histograms(frame).merged(ids, len(named))
+    mostly = 2 * (values.total - values.below(edge)) >= values.total
+    large = {key: values.row(i) for i, key in enumerate(keys(named)) if mostly[i]}
+    if not large:
         return []
     counts = survey(view, usable, ("float32",))
-    return [Large(k, c, _ulp(values[k])) for k, c in counts.items() if k in values]
+    return [Large(k, c, _ulp(large[k])) for k, c in counts.items() if k in large]
 
 
 def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
@@ -60,7 +65,8 @@ def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
     if len(steps) < least_steps:
         return False
     middle = len(steps) // 2
-    return all(_share(half) >= limit for half in (steps[:middle], steps[middle:]))
+    lost, intended = np.stack([steps[:middle].sum(axis=0), steps[middle:].sum(axis=0)], axis=1)
+    return bool((np.nan_to_num(share(lost, intended)) >= limit).all())
 
 
 def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -> Finding:
@@ -102,11 +108,6 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         evidence=evidence,
         prescriptions=(_offset(worst), _float64(view, worst)),
     )
-
-
-def _share(steps: list[tuple[float, float]]) -> float:
-    intended = sum(i for _, i in steps)
-    return sum(lost for lost, _ in steps) / intended if intended else 0.0
 
 
 def _ulp(values: ExponentHistogram) -> float:

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
-from precdoctor.diagnosis.survey.rows import integer, known_format, parameter_of
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
-from precdoctor.numerics.formats import Format
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, histograms, on_steps, pairs
+from precdoctor.diagnosis.survey.measures import Floats, column, format_values, share
+from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.histogram import Histograms
 
-_COLUMNS = ("root", "module", "kind", "name", "dtype", "numel", "zero", "unchanged", "exp_lo", "exp_hist")
+_COLUMNS = ("dtype", "numel", "zero", "unchanged", "exp_lo", "exp_hist")
 #: Usual names of optimizer state that carries the remainders of rounding.
 _REMAINDER = re.compile(r"comp|kahan|remainder|residual|shift|carry|error|low_?bits|lsb|trunc")
 #: Share of a tensor's elements, the largest, whose moves are counted; chosen empirically.
@@ -67,20 +67,12 @@ class Moves:
     still: bool = False
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Step:
-    expected: float = 0.0
-    seen: int = 0
-    changed: int = 0
-    intended: int = 0
-
-
-@dataclass
-class _Weights:
-    """The exponents of a weight before its update."""
-
-    histogram: ExponentHistogram
-    format: Format = field(repr=False)
+    expected: float
+    seen: float
+    changed: float
+    intended: float
 
 
 def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...], proof: Proof) -> Moves:
@@ -90,7 +82,7 @@ def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[st
         return Moves(Rounding.UNKNOWN)
     ordered = sorted(by_step, key=lambda k: k[1])
     late = ordered[len(ordered) // 2 :]
-    expected, seen = sum(by_step[k].expected for k in late), sum(by_step[k].seen for k in late)
+    expected, seen = sum(by_step[k].expected for k in late), int(sum(by_step[k].seen for k in late))
     still = not any(s.changed for s in by_step.values())
     if still:
         long_enough = ordered[-1][1] - ordered[0][1] >= proof.still_steps
@@ -129,59 +121,35 @@ def _pace(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: lis
 def _by_step(
     view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...]
 ) -> dict[tuple[Process, int], _Step]:
-    found: dict[tuple[Process, int], _Step] = {}
-    for key, weights, r in _pairs(view, steps, dtypes):
-        unchanged, zero = integer(r["unchanged"]) or 0, integer(r["zero"]) or 0
-        changes = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
-        intended = int(r["numel"]) - zero + unchanged
-        step = found.setdefault(key, _Step())
-        step.changed += changes.total
-        step.intended += intended
-        expected, seen = _moves(weights, changes, int(r["numel"]), intended)
-        step.expected += expected
-        step.seen += seen
-    return found
+    frame = view.measured((), ("weight", "update"), columns=_COLUMNS, where=[("dtype", "in", dtypes)])
+    weights, updates = pairs(frame[on_steps(frame, steps)], "weight", "update")
+    numel = column(updates, "numel")
+    intended = numel - column(updates, "zero") + np.nan_to_num(column(updates, "unchanged"))
+    changes = histograms(updates)
+    expected, seen = _moves(weights, changes, numel, intended)
+    ids = groups(updates, AT)
+    sums = [np.bincount(ids, values).tolist() for values in (expected, seen, changes.total, intended)]
+    steps_of = at(updates.iloc[firsts(ids)])
+    return {key: _Step(*own) for key, own in zip(steps_of, zip(*sums, strict=True), strict=True)}
 
 
-def _moves(weights: _Weights, changes: ExponentHistogram, numel: int, intended: int) -> tuple[float, int]:
-    """Expected moves of the largest quarter of a weight under unbiased rounding, and seen changes of that size.
+def _moves(weights: pd.DataFrame, changes: Histograms, numel: Floats, intended: Floats) -> tuple[Floats, Floats]:
+    """Expected moves of the largest quarter of each weight under unbiased rounding, and seen changes of that size.
 
     Bin k of a weight has the ulp 2^(k - p), p the mantissa bits (its closed upper end included, going down). The mean
     intended update is at least the mean stored change, each taken at the lower end of its bin: the expectation is low.
     A weight whose updates its format resolves proves nothing: it moves however it is rounded.
     """
-    bins, counts = weights.histogram.lo + np.arange(weights.histogram.counts.size), weights.histogram.counts
-    if not counts.sum() or not intended:
-        return 0.0, 0
-    from_top = np.cumsum(counts[::-1])[::-1]
-    first = int(np.flatnonzero(from_top >= _LARGEST * numel)[-1]) if from_top[0] >= _LARGEST * numel else 0
-    fmt = weights.format
-    smallest = float(np.log2(fmt.min_subnormal))
-    ulps = np.maximum(bins[first:] - fmt.mantissa_bits, smallest)
-    change_bins = changes.lo + np.arange(changes.counts.size)
-    mean = float((changes.counts * np.exp2(change_bins.astype(np.float64))).sum()) / intended
-    if mean > _RESOLVED * 2.0 ** ulps[0]:
-        return 0.0, 0
-    expected = float((counts[first:] * np.minimum(1.0, mean * np.exp2(-ulps))).sum()) * intended / numel
-    seen = int(changes.counts[change_bins >= ulps[0] - 1.0].sum())
-    return expected, seen
-
-
-def _pairs(
-    view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...]
-) -> Iterator[tuple[tuple[Process, int], _Weights, Mapping[str, Any]]]:
-    """Pair every update with the exponents of its weight before it."""
-    weights: dict[tuple[Any, ...], _Weights] = {}
-    updates: dict[tuple[Any, ...], Mapping[str, Any]] = {}
-    for r in view.scan_records(_COLUMNS, ("weight", "update"), where=[("dtype", "in", dtypes)]):
-        at = process_step(r)
-        fmt = known_format(str(r["dtype"]))
-        if at not in steps or fmt is None:
-            continue
-        key = (at, parameter_of(r))
-        if r["kind"] == "update":
-            updates[key] = r
-        else:
-            weights[key] = _Weights(ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]), fmt)
-        if key in updates and key in weights:
-            yield at, weights.pop(key), updates.pop(key)
+    held, mantissa = histograms(weights), format_values(weights, "mantissa_bits")
+    whose, smallest = held.whose, np.log2(format_values(weights, "min_subnormal"))
+    from_top = held.total[whose] - held.preceding
+    first = held.lo.copy()
+    large = from_top >= _LARGEST * numel[whose]
+    np.maximum.at(first, whose[large], held.bins[large])
+    edge = np.maximum(first - mantissa, smallest)
+    mean = share(changes.sums(np.exp2(changes.bins.astype(np.float64))), intended)
+    proving = (held.total > 0) & (mean <= _RESOLVED * np.exp2(edge))
+    ulps = np.maximum(held.bins - mantissa[whose], smallest[whose])
+    moving = np.where(held.bins >= first[whose], np.minimum(1.0, mean[whose] * np.exp2(-ulps)), 0.0)
+    seen = changes.total - changes.below(np.ceil(edge - 1.0).astype(np.int64))
+    return np.where(proving, held.sums(moving) * intended / np.maximum(numel, 1.0), 0.0), np.where(proving, seen, 0.0)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, number, parameter_of, text
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.frames import Ints, courses, finite, pairs
+from precdoctor.diagnosis.survey.measures import Floats, column, format_values, share
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, text
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -40,33 +44,22 @@ Copy every master into its weight after each step, and make the masters after th
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1 (FP32 master copy of weights)",
     ),
 )
-_COLUMNS = ("root", "module", "module_class", "kind", "name", "dtype", "numel", "nan", "pos_inf", "neg_inf", "sum",
-            "sum_sq")  # fmt: skip
+_COLUMNS = ("module_class", "dtype", "numel", "nan", "pos_inf", "neg_inf", "sum", "sum_sq")
 
 
 @dataclass(frozen=True)
-class _Sums:
-    total: float
-    squares: float
-    numel: int
-    dtype: str
-    module_class: str
-
-
-@dataclass
 class _Pair:
-    """A weight and its master over the recorded steps."""
+    """A weight and its master; per recorded step, ascending, by how many ulps every element differs at least."""
 
     module_class: str
     dtype: str
     process: Process
-    #: Per step by how many ulps every element differs at least.
-    ulps: dict[int, float] = field(default_factory=dict)
+    steps: Ints
+    ulps: Floats
 
     def least(self, steps: int) -> float:
         """The smallest difference on the last ``steps`` steps."""
-        newest = sorted(self.ulps)[-steps:]
-        return min(self.ulps[s] for s in newest)
+        return float(self.ulps[-steps:].min())
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -75,7 +68,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not pairs:
         return Checked.not_applicable("no FP32 master copy of a 16-bit weight was recorded")
     steps = int(options["min_steps"])
-    apart = {p: pair for p, pair in pairs.items() if len(pair.ulps) >= steps and pair.least(steps) > options["ulps"]}
+    apart = {p: pair for p, pair in pairs.items() if pair.steps.size >= steps and pair.least(steps) > options["ulps"]}
     seen = f"{plural(len(pairs), '16-bit weight')} and their master copies"
     if not apart:
         return Checked((), f"{seen}: equal up to rounding")
@@ -83,56 +76,47 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView) -> dict[Parameter, _Pair]:
-    masters = view.places("master_weight")
-    sums: dict[tuple[Parameter, Process, int], dict[str, _Sums]] = {}
-    for r in view.scan_records(_COLUMNS, ("weight", "master_weight")) if masters else ():
-        place = parameter_of(r)
-        total, squares = number(r["sum"]), number(r["sum_sq"])
-        if place not in masters or total is None or squares is None or r["nan"] or r["pos_inf"] or r["neg_inf"]:
-            continue
-        found = _Sums(total, squares, int(r["numel"]), str(r["dtype"]), text(r["module_class"]))
-        sums.setdefault((place, *process_step(r)), {})[str(r["kind"])] = found
-    pairs: dict[Parameter, _Pair] = {}
-    for (place, process, step), both in sums.items():
-        if len(both) < 2:
-            continue
-        weight, master = both["weight"], both["master_weight"]
-        fmt = known_format(weight.dtype)
-        pair = pairs.setdefault(place, _Pair(weight.module_class, weight.dtype, process))
-        if fmt is not None and fmt.bits == 16 and pair.process == process and weight.numel == master.numel:
-            pair.ulps[step] = _ulps(weight, master, fmt.ulp_at_one)
-    return pairs
+    if not view.places("master_weight"):
+        return {}
+    frame = view.measured((), ("weight", "master_weight"), columns=_COLUMNS)
+    known = frame[finite(frame) & frame["sum"].notna() & frame["sum_sq"].notna()]
+    weights, masters = pairs(known, "weight", "master_weight")
+    ulps, step = _ulps(weights, masters), weights["step"].to_numpy()
+    comparable = (format_values(weights, "bits") == 16) & (column(weights, "numel") == column(masters, "numel"))
+    return {
+        place: _Pair(text(module_class), dtype, process, step[own := rows[comparable[rows]]], ulps[own])
+        for place, process, (module_class, dtype), rows in courses(weights, ("module_class", "dtype"))
+    }
 
 
-def _ulps(weight: _Sums, master: _Sums, ulp: float) -> float:
+def _ulps(weights: pd.DataFrame, masters: pd.DataFrame) -> Floats:
     """Least number of ulps by which every element must differ for the sums to differ as they do.
 
     Elements off by at most ``e |x|`` change the sum by at most ``e sum|x| <= e sqrt(n sum(x^2))`` and the sum of
     squares by at most ``(2 e + e^2) sum(x^2)``.
     """
-    largest = max(weight.squares, master.squares)
-    if largest == 0.0:
-        return 0.0
-    of_sums = abs(weight.total - master.total) / math.sqrt(largest * weight.numel)
-    of_squares = abs(weight.squares - master.squares) / largest / 2.0
-    return max(of_sums, of_squares) / ulp
+    (total, other), (squares, others) = ([column(f, c) for f in (weights, masters)] for c in ("sum", "sum_sq"))
+    largest = np.maximum(squares, others)
+    of_sums = share(np.abs(total - other), np.sqrt(largest * column(weights, "numel")))
+    of_squares = share(np.abs(squares - others), largest) / 2.0
+    return np.nan_to_num(np.maximum(of_sums, of_squares) / format_values(weights, "ulp_at_one"))
 
 
 def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> Finding:
     steps = int(options["min_steps"])
     place = max(apart, key=lambda p: apart[p].least(steps))
     pair = apart[place]
-    last = max(pair.ulps)
+    last, ulps = int(pair.steps[-1]), float(pair.ulps[-1])
     name = dotted(*place[1:])
     message = (
-        f"At step {last} `{name}` ({pair.dtype}) and its FP32 master copy differ by {pair.ulps[last]:.3g} ulps of "
+        f"At step {last} `{name}` ({pair.dtype}) and its FP32 master copy differ by {ulps:.3g} ulps of "
         f"every element or more, as their sums show, and on the last {plural(steps, 'recorded step')} by "
         f"{pair.least(steps):.3g} or more (limit {options['ulps']:g}). The optimizer changes the master, and the model "
         f"computes with the other. {plural(len(apart), 'weight')} of {total:,} affected."
     )
     return RULE.finding(
         confidence=0.95,
-        title=f"`{name}` is not its FP32 master copy rounded: {pair.ulps[last]:.2g} ulps apart",
+        title=f"`{name}` is not its FP32 master copy rounded: {ulps:.2g} ulps apart",
         message=message,
         location=Location(
             *(place[0], place[1], pair.module_class or None, "master_weight"),
@@ -141,7 +125,7 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
             step=last,
         ),
         evidence={
-            "ulps_apart": pair.ulps[last],
+            "ulps_apart": ulps,
             "limit": options["ulps"],
             "weights_apart_share": len(apart) / total,
             "weights": [dotted(*w[1:]) for w in list(apart)[:16]],
@@ -152,7 +136,7 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
                 title=f"copy every master into its weight after the step: weights apart {percent(len(apart) / total)} "
                 "-> 0 %",
                 change={"copy_masters": {"from": total - len(apart), "to": total}},
-                predicted={"ulps_apart": {"from": pair.ulps[last], "to": 0.5}},
+                predicted={"ulps_apart": {"from": ulps, "to": 0.5}},
                 snippet=(
                     "import torch\n\n"
                     "optimizer.step()\n"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import lost_and_intended
+from precdoctor.diagnosis.survey.frames import histograms
 from precdoctor.diagnosis.survey.parameters import HALF, stepped
-from precdoctor.diagnosis.survey.rows import integer, known_format, text
+from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -42,19 +46,19 @@ or Kahan summation. The finding states the memory it costs.
         "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192",
     ),
 )
-_COLUMNS = ("root", "module", "name", "dtype", "numel", "zero", "unchanged", "rel_lo", "rel_hist")
+_COLUMNS = ("unchanged", "rel_lo", "rel_hist")
 #: FP32 has 24 significant bits: it also loses updates this far below the weight, and they carry nothing.
-_FP32_BINADES = -24
+_FP32_BINADES = 24
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Updates:
     """All updates of weights in one dtype."""
 
-    relative: ExponentHistogram = field(default_factory=lambda: ExponentHistogram.of(None, None))
-    intended: float = 0.0
-    lost: float = 0.0
-    steps: set[int] = field(default_factory=set)
+    relative: ExponentHistogram
+    lost: float
+    intended: float
+    steps: int
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -78,19 +82,12 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView, dtype: str) -> _Updates:
-    found = _Updates()
-    for r in view.scan_records(_COLUMNS, ("update",), where=[("dtype", "in", (dtype,))]):
-        unchanged = integer(r["unchanged"])
-        if unchanged is None:
-            continue
-        relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
-        kept = relative[_FP32_BINADES:]
-        trivial = relative.total - kept.total
-        found.relative = found.relative.merge(kept)
-        found.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
-        found.lost += max(0.0, unchanged - trivial)
-        found.steps.add(int(r["step"]))
-    return found
+    frame = view.measured(("intended",), ("update",), columns=_COLUMNS, where=[("dtype", "==", dtype)])
+    frame = frame[frame["unchanged"].notna()]
+    relative = histograms(frame, "rel")
+    lost, intended = lost_and_intended(frame, relative, _FP32_BINADES).sum(axis=0).tolist()
+    whole = relative.merged(np.zeros(len(frame), np.int64), 1).row(0)
+    return _Updates(whole[-_FP32_BINADES:], lost, intended, frame["step"].nunique())
 
 
 def _lost(updates: _Updates, dtype: str, factor: float) -> float:
@@ -113,11 +110,11 @@ def _finding(
     rate = f"the recorded rate of {max(rates):.3g}" if rates else "the recorded rate"
     message = (
         f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At {rate} "
-        f"{percent(now)} of their intended updates were lost, over {plural(len(updates.steps), 'step')}; at "
+        f"{percent(now)} of their intended updates were lost, over {plural(updates.steps, 'step')}; at "
         f"{options['decay']:g} of it {percent(later)} would be (limit {percent(options['lost_later'])})."
     )
     extra = widened_bytes(view, elements)
-    few = len(updates.steps) < 4
+    few = updates.steps < 4
     return RULE.finding(
         severity=Severity.WARNING if now >= options["lost_now"] else Severity.INFO,
         confidence=0.65 if few else 0.8,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from statistics import median, median_low
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
@@ -26,19 +28,23 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     lower_rate,
     rates_of,
 )
+from precdoctor.diagnosis.survey.frames import (
+    AT,
+    PARAMETER,
+    Ints,
+    by_kind,
+    finite,
+    firsts,
+    groups,
+    parameters,
+    rows_of,
+)
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
+from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import (
-    Parameter,
-    TensorRow,
-    number,
-    parameter_of,
-    path_evidence,
-    range_evidence,
-    text,
-)
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -92,28 +98,49 @@ average over 1 / (learning rate x weight decay) steps, which should be thousands
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
 )
-_COLUMNS = ("root", "module", "module_class", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
+_COLUMNS = ("module_class", "nan", "pos_inf", "neg_inf")
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Weight:
+    """A weight matrix.
+
+    Attributes:
+        first, final: RMS before the first examined step, and before the last of the run's recorded steps.
+        ratios: RMS of each update over that of the weight, by step.
+        rows: rank, attempt and step of each of them, shape ``(ratios, 3)``.
+    """
+
     module_class: str
     fan_in: float
-    ratios: dict[tuple[Process, int], float] = field(default_factory=dict)
-    #: RMS before the first examined step.
-    first: float = 0.0
-    #: RMS before the last of the run's recorded steps.
-    final: float = 0.0
+    first: float
+    final: float
+    ratios: Floats
+    rows: Ints
 
     @property
     def ratio(self) -> float:
         """The median; of two middle ones the lower, because in a run that explodes their mean is the explosion."""
-        return median_low(self.ratios.values())
+        return float(self.ratios[self._middle])
 
     @property
     def middle(self) -> tuple[Process, int]:
         """Process and step of the median ratio."""
-        return sorted(self.ratios, key=self.ratios.__getitem__)[(len(self.ratios) - 1) // 2]
+        return self.place(self._middle)
+
+    @property
+    def _middle(self) -> int:
+        return int(np.argsort(self.ratios, kind="stable")[(self.ratios.size - 1) // 2])
+
+    @property
+    def last(self) -> tuple[Process, int]:
+        """Process and step of the last ratio."""
+        return self.place(int(self.rows[:, 2].argmax()))
+
+    def place(self, row: int) -> tuple[Process, int]:
+        """Process and step of one ratio."""
+        rank, attempt, step = self.rows[row].tolist()
+        return Process(rank, attempt), step
 
     @property
     def unit_gain(self) -> float:
@@ -126,11 +153,11 @@ def check(view: RunView, options: Options) -> Checked:
     weights = _survey(view)
     if not weights:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
-    steps = max(len(w.ratios) for w in weights.values())
+    steps = max(w.ratios.size for w in weights.values())
     seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
     if (decayed := _decayed(view, options)) is not None:
         return Checked([decayed], f"{seen}: weights decay to nothing", Status.FAILED)
-    guilty = {p: w for p, w in weights.items() if len(w.ratios) >= options["min_steps"] and w.ratio >= options["ratio"]}
+    guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
     early = {} if guilty else _thrown_off(view, options)
     if not guilty and not early:
         few = steps < options["min_steps"]
@@ -204,28 +231,27 @@ def _survey(view: RunView, first: int | None = None) -> Mapping[Parameter, _Weig
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
     looked_at = steps[len(steps) // 2 :] if first is None else [*steps[:first], *steps[first:][-1:]]
-    rms: dict[tuple[Parameter, Process, int], dict[str, float]] = {}
-    found: dict[Parameter, _Weight] = {}
-    for r in view.scan_records(_COLUMNS, ("weight", "update"), steps=looked_at):
-        energy, shape = number(r["sum_sq"]), r["shape"]
-        if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"] or shape is None or len(shape) < 2:
-            continue
-        place = parameter_of(r)
-        numel = max(1, int(r["numel"]))
-        found.setdefault(place, _Weight(text(r["module_class"]), numel / max(1, int(shape[0]))))
-        rms.setdefault((place, *process_step(r)), {})[str(r["kind"])] = math.sqrt(energy / numel)
-    for (place, process, step), sizes in sorted(rms.items(), key=lambda item: item[0][2]):
-        weight, size = found[place], sizes.get("weight", 0.0)
-        weight.first = weight.first or size
-        weight.final = size or weight.final
-        size = size if first is None else weight.first
-        if "update" in sizes and size > 0.0 and (first is None or step in steps[:first]):
-            weight.ratios[process, step] = sizes["update"] / size
-    return {place: weight for place, weight in found.items() if weight.ratios}
+    rows = view.measured(("rms", "dimensions", "fan_in"), ("weight", "update"), columns=_COLUMNS, steps=looked_at)
+    rows = rows[finite(rows) & rows["sum_sq"].notna() & (rows["dimensions"] >= 2)]
+    known, (before, update) = by_kind(rows, column(rows, "rms"), ("weight", "update"))
+    before, at = np.nan_to_num(before), known[list(AT)].to_numpy()
+    counted = ~np.isnan(update) if first is None else ~np.isnan(update) & np.isin(at[:, 2], steps[:first])
+    ids = groups(known, PARAMETER)
+    one = known.iloc[firsts(ids)]
+    described = zip(parameters(one), one["module_class"], one["fan_in"], rows_of(ids, known["step"]), strict=True)
+    found = {}
+    for place, module_class, fan_in, own in described:
+        sized = own[before[own] > 0.0]
+        chosen = sized[counted[sized]] if first is None else own[counted[own] & (before[own].cumsum() > 0.0)]
+        if chosen.size:
+            initial, final = float(before[sized[0]]), float(before[sized[-1]])
+            ratios = update[chosen] / (before[chosen] if first is None else initial)
+            found[place] = _Weight(text(module_class), fan_in, initial, final, ratios, at[chosen])
+    return found
 
 
 def _which(weight: _Weight, *, early: bool) -> str:
-    steps = plural(len(weight.ratios), "step")
+    steps = plural(weight.ratios.size, "step")
     return f"the first {steps}" if early else f"{steps} in the newer half"
 
 
@@ -233,7 +259,7 @@ def _finding(
     view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, *, early: bool
 ) -> Finding:
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
-    process, step = max(weight.ratios, key=lambda k: k[1])
+    process, step = weight.last
     row = _row(view, process, step, place)
     parameter = parameter_label(*place)
     limit = options["early_ratio" if early else "ratio"]
@@ -264,7 +290,7 @@ def _finding(
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
     return RULE.finding(
-        confidence=0.85 if len(weight.ratios) >= 8 else 0.7,
+        confidence=0.85 if weight.ratios.size >= 8 else 0.7,
         title=f"the first steps change `{parameter}` by {weight.ratio:.2g} times its initial size each"
         if early
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",

@@ -15,14 +15,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.frames import PARAMETER, by_kind, finite, firsts, groups, parameters, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.measures import column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import Parameter, number, parameter_of, text
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.rows import Parameter, number, text
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Optimizers whose decay does not pass through the moments, whatever their options say.
 _DECOUPLED = ("AdamW", "Lion", "SGDW", "Muon")
@@ -31,7 +35,7 @@ _DECOUPLED = ("AdamW", "Lion", "SGDW", "Muon")
 _USUAL = 1e-4
 #: Largest proposed ratio of penalty to gradient: a hundredth leaves the direction to the data.
 _SMALL = 0.01
-_COLUMNS = ("root", "module", "name", "kind", "numel", "nan", "pos_inf", "neg_inf", "sum_sq", "scale")
+_COLUMNS = ("nan", "pos_inf", "neg_inf", "scale")
 
 
 @dataclass(frozen=True)
@@ -209,24 +213,17 @@ def _penalty_to_gradient(
     view: RunView, penalty: Penalty, weights: Mapping[Parameter, Shrunk]
 ) -> Mapping[Parameter, tuple[float, float]]:
     """RMS of the penalty over that of the loss's gradient: on the first step with both, and in the newer half."""
-    rms: dict[Parameter, dict[tuple[int, Process], dict[str, float]]] = {}
-    for r in view.scan_records(_COLUMNS, ("weight", "weight_grad_step"), steps=watched_steps(view)):
-        energy, place = number(r["sum_sq"]), parameter_of(r)
-        if energy is None or place not in weights or r["nan"] or r["pos_inf"] or r["neg_inf"]:
-            continue
-        size = math.sqrt(energy / max(1, int(r["numel"]))) / (number(r["scale"]) or 1.0)
-        process, step = process_step(r)
-        rms.setdefault(place, {}).setdefault((step, process), {})[str(r["kind"])] = size
+    rows = view.measured(("rms",), ("weight", "weight_grad_step"), columns=_COLUMNS, steps=watched_steps(view))
+    rows = rows[finite(rows) & rows["sum_sq"].notna()]
+    known, (weight, gradient) = by_kind(rows, column(rows, "rms") / unscaling(rows), ("weight", "weight_grad_step"))
+    known = known.assign(ratio=share(penalty.weight_decay * weight, gradient))
+    known = known[known["ratio"].notna()].sort_values(["step", "rank", "attempt"], kind="stable")
     found = {}
-    for place, steps in rms.items():
-        ratios = [
-            penalty.weight_decay * sizes["weight"] / sizes["weight_grad_step"]
-            for _, sizes in sorted(steps.items())
-            if "weight" in sizes and sizes.get("weight_grad_step")
-        ]
-        if ratios:
-            found[place] = ratios[0], median(ratios[len(ratios) // 2 :])
-    return found
+    ratios, ids = column(known, "ratio"), groups(known, PARAMETER)
+    for place, own in zip(parameters(known.iloc[firsts(ids)]), rows_of(ids), strict=True):
+        if place in weights:
+            found[place] = float(ratios[own[0]]), float(np.median(ratios[own[own.size // 2 :]]))
+    return {place: found[place] for place in weights if place in found}
 
 
 def _worst(shrunk: Mapping[Parameter, Shrunk]) -> tuple[Parameter, Shrunk]:

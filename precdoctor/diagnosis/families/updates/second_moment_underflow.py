@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+
+import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
@@ -12,13 +13,9 @@ from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded import leaps, orphaned, rounded_finding
-from precdoctor.diagnosis.survey.optimizer_states import (
-    Moment,
-    adds_eps_to_root,
-    decay_of,
-    label,
-    second_moments,
-)
+from precdoctor.diagnosis.survey.frames import Ints, at, histograms, parameters
+from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
+from precdoctor.diagnosis.survey.optimizer_states import Moments, adds_eps_to_root, decay_of, label, second_moments
 from precdoctor.diagnosis.survey.parameters import HALF, parameter_groups
 from precdoctor.diagnosis.survey.rows import (
     Parameter,
@@ -77,14 +74,14 @@ _USUAL_EPS = 1e-8
 
 @dataclass(frozen=True)
 class _Lost:
-    """Per recorded step the share of a parameter's second moment that was lost."""
+    """Per recorded step the share of a parameter's second moment that was lost; ``rows``: those of :class:`Moments`."""
 
-    moments: Sequence[Moment]
-    shares: Sequence[float]
+    rows: Ints
+    shares: Floats
 
     @property
     def share(self) -> float:
-        return median(self.shares)
+        return float(np.median(self.shares))
 
 
 #: Learning rates per step from which on a run may be thrown off its course: Adam's longest step is 7 of them.
@@ -94,23 +91,23 @@ _LONG_STEP = 10.0
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the second moment that has lost most."""
     moments = second_moments(view)
-    if not moments:
+    if not moments.of:
         return Checked.not_applicable("no second moment was recorded with its gradient")
     eps = _eps(view)
-    lost = {owner: _judge(kept, eps, options) for owner, kept in moments.items()}
-    steps = max(len(kept) for kept in moments.values())
-    seen = f"{plural(len(moments), 'second moment')} after {plural(steps, 'step')}"
+    lost = _lost(moments, eps, options)
+    steps = max(rows.size for rows in moments.of.values())
+    seen = f"{plural(len(moments.of), 'second moment')} after {plural(steps, 'step')}"
     limit = _limit(view, options)
-    guilty = {o: v for o, v in lost.items() if len(v.shares) >= options["min_steps"] and v.share >= limit}
+    guilty = {o: v for o, v in lost.items() if v.shares.size >= options["min_steps"] and v.share >= limit}
     if not guilty:
         orphans = orphaned(view, eps, options["share"], options["min_elements"])
         long = leaps(view, options["beyond"])
         if orphans or long:
             found = rounded_finding(RULE, view, orphans, long, eps)
             return Checked([found], f"{seen}: moments that no gradients can make", Status.FAILED)
-        worst = max((v.share for v in lost.values() if v.shares), default=0.0)
+        worst = max((v.share for v in lost.values() if v.shares.size), default=0.0)
         return Checked((), f"{seen}: at most {percent(worst)} of the elements with a gradient above eps are zero")
-    return Checked([_finding(view, guilty, len(moments), eps, options)], f"{len(guilty):,} of {seen} have zeros",
+    return Checked([_finding(view, moments, guilty, eps, options)], f"{len(guilty):,} of {seen} have zeros",
                    Status.FAILED)  # fmt: skip
 
 
@@ -123,58 +120,56 @@ def _eps(view: RunView) -> float:
     return max((e for g in parameter_groups(view) if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
 
 
-def _judge(moments: Sequence[Moment], eps: float, options: Options) -> _Lost:
-    kept, shares = [], []
-    for m in moments:
-        intended = m.gradient.certainly_above(eps)
-        if m.held.numel != m.gradient.numel or intended < options["min_elements"]:
-            continue
-        harmless = m.gradient.zero + (m.gradient.histogram.total - intended)
-        kept.append(m)
-        shares.append(max(0.0, m.held.zero - harmless) / intended)
-    return _Lost(kept, shares)
+def _lost(moments: Moments, eps: float, options: Options) -> dict[Parameter, _Lost]:
+    held, gradient = moments.held, histograms(moments.gradient)
+    intended = gradient.total - gradient.at_most(eps * unscaling(moments.gradient))[1]
+    harmless = column(moments.gradient, "zero") + (gradient.total - intended)
+    shares = share(np.maximum(column(held, "zero") - harmless, 0.0), intended)
+    counted = (column(held, "numel") == column(moments.gradient, "numel")) & (intended >= options["min_elements"])
+    return {owner: _Lost(own := rows[counted[rows]], shares[own]) for owner, rows in moments.of.items()}
 
 
-def _finding(view: RunView, guilty: Mapping[Parameter, _Lost], total: int, eps: float, options: Options) -> Finding:
+def _finding(
+    view: RunView, moments: Moments, guilty: Mapping[Parameter, _Lost], eps: float, options: Options
+) -> Finding:
     owner, lost = max(guilty.items(), key=lambda item: item[1].share)
-    last = lost.moments[-1]
-    row = _row(view, owner, last)
-    fmt = known_format(last.held.dtype)
-    decay = decay_of(view, last.name)
+    row, gradient = _rows(view, moments, lost.rows[-1])
+    fmt = known_format(row.dtype)
+    decay = decay_of(view, row.name)
     added = 1.0 - (0.999 if decay is None else decay)
     share_limit = _limit(view, options)
     known = adds_eps_to_root(view)
     limit = (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
     stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
-    subnormal = last.held.subnormal / max(1, last.held.histogram.total)
+    subnormal = row.subnormal / max(1, row.histogram.total)
     step = (
         f"the step is up to {limit / stored_eps:.3g} times the learning rate"
         if stored_eps
-        else f"and eps, {eps:g}, is also zero in {last.held.dtype}: a division by zero"
+        else f"and eps, {eps:g}, is also zero in {row.dtype}: a division by zero"
     )
     message = (
         f"{percent(lost.share)} of the elements of `{label(owner)}` with a gradient above eps ({eps:g}) have a second "
-        f"moment of exactly zero, in the median of {plural(len(lost.shares), 'step')} (limit "
+        f"moment of exactly zero, in the median of {plural(lost.shares.size, 'step')} (limit "
         f"{percent(share_limit)}); of the others {percent(subnormal)} are subnormal. It is kept in "
-        f"{last.held.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. "
+        f"{row.dtype}: {added:.3g} g^2 becomes zero below g = {limit:.2g}. "
         + (f"There only eps divides, {step}. " if known else f"Where {_foreign(view)} divides by its root, {step}. ")
-        + f"{plural(len(guilty), 'parameter')} of {total:,} affected."
+        + f"{plural(len(guilty), 'parameter')} of {len(moments.of):,} affected."
     )
     return RULE.finding(
-        confidence=0.95 if known and len(lost.shares) >= 4 else 0.8,
+        confidence=0.95 if known and lost.shares.size >= 4 else 0.8,
         title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient ({row.dtype})",
         message=message,
         location=Location(
             *(row.root, row.module, row.module_class or None, row.kind),
             phase=Phase.OPTIMIZER,
-            rank=last.process.rank,
-            step=last.step,
+            rank=row.rank,
+            step=row.step,
         ),
         evidence={
             "zero_share": lost.share,
             "limit": share_limit,
             "subnormal_share": subnormal,
-            "dtype": last.held.dtype,
+            "dtype": row.dtype,
             "eps": eps,
             "eps_in_state_format": stored_eps,
             "smallest_gradient_kept": limit,
@@ -186,7 +181,7 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Lost], total: int, eps: 
             "path": path_evidence([row]),
             "confidence_reason": "zeros of the moment and of the gradient were counted in the same steps",
         },
-        prescriptions=(_prescribe(view, lost, last, added),),
+        prescriptions=(_prescribe(view, lost, row, gradient, added),),
     )
 
 
@@ -194,23 +189,28 @@ def _foreign(view: RunView) -> str:
     return next((text(o.get("class")) for o in view.optimizers if text(o.get("class"))), "the optimizer")
 
 
-def _row(view: RunView, owner: Parameter, moment: Moment) -> TensorRow:
-    key = (owner[0], owner[1], "opt_state", moment.name)
-    return next(r for r in view.rows(moment.process, moment.step) if r.key[:4] == key)
+def _rows(view: RunView, moments: Moments, at_row: int) -> tuple[TensorRow, TensorRow]:
+    """The rows of one moment and of its gradient."""
+    [(process, step)], [owner] = (of(moments.held.iloc[[at_row]]) for of in (at, parameters))
+    names = {"opt_state": moments.held["state"].iloc[at_row], "weight_grad_step": owner[2]}
+    rows = view.rows(process, step)
+    held, gradient = (next(r for r in rows if r.key[:4] == (*owner[:2], kind, name)) for kind, name in names.items())
+    return held, gradient
 
 
-def _prescribe(view: RunView, lost: _Lost, last: Moment, added: float) -> Prescription:
+def _prescribe(view: RunView, lost: _Lost, row: TensorRow, gradient: TensorRow, added: float) -> Prescription:
     limit = (FP32.flush_limit / added) ** 0.5 if added > 0.0 else 0.0
-    left = last.gradient.histogram.at_most(limit * last.gradient.scale).high / max(1, last.gradient.histogram.total)
+    smaller = gradient.histogram.at_most(limit * (gradient.scale or 1.0)).high
+    left = smaller / max(1, gradient.histogram.total)
     title = f"FP32 optimizer state: zero where there is a gradient {percent(lost.share)} -> {percent(left)}"
-    if last.gradient.dtype in HALF:
-        change = {"weight_dtype": {"from": last.held.dtype, "to": "float32"}}
+    if gradient.dtype in HALF:
+        change = {"weight_dtype": {"from": row.dtype, "to": "float32"}}
         title += f", +{memory(widened_bytes(view, widened_elements(view, HALF)))}"
         snippet = wide_weights(view, HALF)
     else:  # the weights are wide already: the optimizer itself chose the format
-        key = last.name.rpartition(".")[2]
-        title += f", +{memory(last.held.numel * 2)} for this weight"
-        change = {"state_dtype": {"from": last.held.dtype, "to": "float32"}}
+        key = row.name.rpartition(".")[2]
+        title += f", +{memory(row.numel * 2)} for this weight"
+        change = {"state_dtype": {"from": row.dtype, "to": "float32"}}
         snippet = (
             f"import torch\n\nstate[{key!r}] = torch.zeros_like(p, dtype=torch.float32)  # in the optimizer's step\n"
         )

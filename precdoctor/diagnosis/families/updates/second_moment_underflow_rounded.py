@@ -8,20 +8,36 @@ second, of its square.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.optimizer_states import MOMENT_COLUMNS, Held, adds_eps_to_root, held_in, label
+from precdoctor.diagnosis.survey.frames import (
+    PARAMETER,
+    at,
+    by_kind,
+    groups,
+    histograms,
+    pairs,
+    parameters,
+    rows_of,
+    step_values,
+)
+from precdoctor.diagnosis.survey.measures import column, share
+from precdoctor.diagnosis.survey.optimizer_states import adds_eps_to_root, label, states
 from precdoctor.diagnosis.survey.parameters import ADAM, parameter_groups
-from precdoctor.diagnosis.survey.rows import Parameter, number, parameter_of, text
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.rows import Parameter, number, text
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
-_At = tuple[Parameter, Process, int]
+_COLUMNS = ("module_class", "dtype", "numel", "zero", "exp_lo", "exp_hist")
 
 
 @dataclass(frozen=True)
@@ -64,28 +80,21 @@ def adam_bound(beta1: float, beta2: float) -> float | None:
     return max(1.0, (1.0 - beta1) / math.sqrt((1.0 - beta2) * (1.0 - beta1**2 / beta2)))
 
 
-def orphaned(view: RunView, eps: float, share: float, least: float) -> Mapping[Parameter, Orphaned]:
-    """FP32 moments of which ``share``, and ``least`` elements, are orphaned: the first such step of each parameter."""
+def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Mapping[Parameter, Orphaned]:
+    """FP32 moments with ``least_share``, and ``least`` elements, orphaned: the first such step of each parameter."""
     if not adds_eps_to_root(view):
         return {}
-    fp32 = ("dtype", "==", "float32")
-    second: dict[_At, Held] = {}
-    for r in view.scan_records(MOMENT_COLUMNS, ("opt_state",), where=(fp32, ("zero", ">", 0))):
-        name, _, key = str(r["name"]).rpartition(".")
-        if key == _SECOND:
-            second[_at(r, name)] = held_in(r)
-    found: dict[Parameter, Orphaned] = {}
-    steps = sorted({step for *_, step in second})
-    for r in view.scan_records(MOMENT_COLUMNS, ("opt_state",), steps=steps, where=(fp32,)) if steps else ():
-        name, _, key = str(r["name"]).rpartition(".")
-        at = _at(r, name)
-        if key != _FIRST or at not in second or (at[0] in found and found[at[0]].step <= at[2]):
-            continue
-        v = second[at]
-        lost = held_in(r).certainly_above(eps) - (v.numel - v.zero)
-        if int(r["numel"]) == v.numel and lost >= max(least, share * v.numel):
-            found[at[0]] = Orphaned(*at, v.module_class, lost, lost / v.numel)
-    return found
+    rows = states(view.measured((), ("opt_state",), columns=_COLUMNS, where=[("dtype", "==", "float32")]))
+    second, first = pairs(rows.assign(kind=rows["key"]), _SECOND, _FIRST)
+    above, numel = histograms(first), column(second, "numel")
+    lost = above.total - above.at_most(np.full(numel.size, eps))[1] - (numel - column(second, "zero"))
+    chosen = (
+        (column(second, "zero") > 0.0)
+        & (column(first, "numel") == numel)
+        & (lost >= np.maximum(least, least_share * numel))
+    )
+    found = second.assign(lost=lost, share=lost / np.maximum(numel, 1.0))[chosen]
+    return {o.owner: o for o in starmap(Orphaned, _foremost(found, found["step"], ("lost", "share")))}
 
 
 def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
@@ -99,23 +108,21 @@ def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
         for s in steps:
             if s.lr and not s.skipped:
                 rates[process, s.step] = max(s.lr, rates.get((process, s.step), 0.0))
-    columns = ("root", "module", "module_class", "kind", "name", "dtype", "amax")
-    sizes: dict[_At, float] = {}
-    found: dict[Parameter, Leap] = {}
-    for kind in ("weight", "update"):
-        for r in view.scan_records(columns, (kind,)):
-            at, amax = _at(r, str(r["name"])), number(r["amax"])
-            if amax is None or str(r["dtype"]) != "float32":
-                continue
-            if kind == "weight":
-                sizes[at] = amax
-                continue
-            rate = rates.get(at[1:])
-            length = amax / rate if rate else 0.0
-            own = decay * (sizes.get(at, 0.0) + amax)  # decoupled decay adds to the step
-            if length > times * (bound + own) and length > (found[at[0]].rates if at[0] in found else 0.0):
-                found[at[0]] = Leap(*at, text(r["module_class"]), length)
-    return found
+    rows = view.measured((), ("weight", "update"), columns=("module_class", "dtype", "amax"))
+    rows = rows[(rows["dtype"] == "float32") & rows["amax"].notna()]
+    known, (size, change) = by_kind(rows, column(rows, "amax"), ("weight", "update"))
+    length = share(change, step_values(known, rates))
+    own = decay * (np.nan_to_num(size) + change)  # decoupled decay adds to the step
+    found = known.assign(length=length)[length > times * (bound + own)]
+    return {o.owner: o for o in starmap(Leap, _foremost(found, -found["length"], ("length",)))}
+
+
+def _foremost(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Of each weight the row that comes first in ``order``: weight, process, step, class of the module, ``columns``."""
+    first = rows.iloc[[own[0] for own in rows_of(groups(rows, PARAMETER), order)]]
+    values = zip(first["module_class"].map(text), *(first[c] for c in columns), strict=True)
+    for place, (process, step), own in zip(parameters(first), at(first), values, strict=True):
+        yield place, process, step, *own
 
 
 def _bound(view: RunView) -> float | None:
@@ -130,10 +137,6 @@ def _bound(view: RunView) -> float | None:
             return None
         bounds.append(adam_bound(betas[0], betas[1]))
     return None if None in bounds else max(b for b in bounds if b is not None)
-
-
-def _at(r: Mapping[str, Any], name: str) -> _At:
-    return parameter_of({**r, "name": name}), *process_step(r)
 
 
 def rounded_finding(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when, while_it_lasts
@@ -13,9 +16,10 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.stalled_average_buffers import Buffer, running_statistics, stalled_counts
+from precdoctor.diagnosis.survey.frames import Ints, courses
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, number, parameter_of, text
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, text
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -57,31 +61,33 @@ one tensor only; 0.85 for a count, which the script could also have stopped ther
         "Zamirai et al., Revisiting BFloat16 Training, arXiv:2010.06192 (updates below half an ulp)",
     ),
 )
-_COLUMNS = ("root", "module", "module_class", "name", "dtype", "shape", "numel", "fingerprint")
+_COLUMNS = ("dtype", "module_class", "shape", "numel", "fingerprint")
 #: Trailing parts of a dotted name that an average shares with its weight: the parameter's and one of the module's.
 _SHARED = 2
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Weight:
+    """A weight; its fingerprint on each recorded step, ascending."""
+
     dtype: str
     module_class: str
     shape: tuple[int, ...]
     numel: int
     process: Process
-    prints: dict[int, float] = field(default_factory=dict)
+    steps: Ints
+    prints: npt.NDArray[Any]
 
     @property
     def moves(self) -> int:
-        ordered = [self.prints[s] for s in sorted(self.prints)]
-        return sum(a != b for a, b in pairwise(ordered))
+        return int(np.count_nonzero(self.prints[1:] != self.prints[:-1]))
 
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding over all tensors that stand still: averages of weights, running statistics, counts, in this order."""
     averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
     statistics = running_statistics(view, options["min_writes"])
-    still = {p: b for p, b in statistics.items() if not b.changes}
+    still = {p: b for p, b in statistics.items() if not b.changed.size}
     found: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
     if still:
         seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
@@ -115,7 +121,7 @@ def _averages(view: RunView, options: Options) -> Checked:
     averages = {
         place: twin
         for place, w in weights.items()
-        if place not in trained and w.dtype in HALF and len(w.prints) > options["min_writes"]
+        if place not in trained and w.dtype in HALF and w.steps.size > options["min_writes"]
         if (twin := _twin(place, w, {p: t for p, t in weights.items() if p in trained})) is not None
     }
     if not averages:
@@ -129,19 +135,14 @@ def _averages(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView) -> dict[Parameter, _Weight]:
-    """Fingerprints by step of all weights, from the first process that has them."""
-    found: dict[Parameter, _Weight] = {}
-    for r in view.scan_records(_COLUMNS, ("weight",)):
-        seen = number(r["fingerprint"])  # a float, because the column has nulls
-        if r["shape"] is None or seen is None:
-            continue
-        place, (process, step) = parameter_of(r), process_step(r)
-        shape = tuple(int(n) for n in r["shape"])
-        new = _Weight(str(r["dtype"]), text(r["module_class"]), shape, int(r["numel"]), process)
-        weight = found.setdefault(place, new)
-        if weight.process == process:
-            weight.prints[step] = seen
-    return found
+    """All weights with fingerprints, from the first process that has them."""
+    frame = view.measured((), ("weight",), columns=_COLUMNS)
+    frame = frame[frame["shape"].notna() & frame["fingerprint"].notna()]
+    steps, prints = frame["step"].to_numpy(), frame["fingerprint"].to_numpy()
+    return {
+        place: _Weight(dtype, text(module_class), tuple(shape), numel, process, steps[own], prints[own])
+        for place, process, (dtype, module_class, shape, numel), own in courses(frame, _COLUMNS[:-1])
+    }
 
 
 def _twin(place: Parameter, weight: _Weight, trained: Mapping[Parameter, _Weight]) -> Parameter | None:
@@ -174,11 +175,11 @@ def _finding(
     weights: Mapping[Parameter, _Weight],
     options: Options,
 ) -> Finding:
-    place = max(stalled, key=lambda p: len(weights[p].prints))
+    place = max(stalled, key=lambda p: weights[p].steps.size)
     weight, twin = weights[place], stalled[place]
     fmt = known_format(weight.dtype)
     half_ulp = 2.0 ** -(fmt.mantissa_bits + 1) if fmt is not None else 0.0
-    writes = len(weight.prints) - 1
+    writes = weight.steps.size - 1
     elements = sum(weights[p].numel for p in averages)
     share = len(stalled) / len(averages)
     message = (
@@ -195,7 +196,7 @@ def _finding(
             *(place[0], place[1], weight.module_class or None, "weight"),
             phase=Phase.OPTIMIZER,
             rank=weight.process.rank,
-            step=max(weight.prints),
+            step=int(weight.steps[-1]),
         ),
         evidence={
             "writes": writes,
@@ -222,11 +223,11 @@ def _finding(
 
 
 def _statistics_finding(stalled: Mapping[Parameter, Buffer], options: Options) -> Finding:
-    place, buffer = max(stalled.items(), key=lambda item: (len(item[1].seen), item[0]))
+    place, buffer = max(stalled.items(), key=lambda item: (item[1].steps.size, item[0]))
     label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in stalled.values())
     fmt = known_format(buffer.dtype)
     half_ulp = 2.0 ** -(fmt.mantissa_bits + 1) if fmt is not None else 0.0
-    writes = len(buffer.seen) - 1
+    writes = buffer.steps.size - 1
     message = (
         f"`{label}` is {buffer.dtype}, at most {buffer.value:.3g}, and was written to on "
         f"{plural(writes, 'recorded step')} (limit {options['min_writes']:g}) without changing a bit, while its "
@@ -242,7 +243,7 @@ def _statistics_finding(stalled: Mapping[Parameter, Buffer], options: Options) -
             *(place[0], place[1], buffer.module_class or None, "buffer"),
             phase=Phase.FORWARD,
             rank=buffer.process.rank,
-            step=max(buffer.seen),
+            step=int(buffer.steps[-1]),
         ),
         evidence={
             "writes": writes,
@@ -289,7 +290,7 @@ def _count_finding(counts: Mapping[Parameter, Buffer], options: Options) -> Find
             "limit": options["min_writes"],
             "stalls_at": count.value,
             "ulp": ulp,
-            "last_bad_step": max(count.seen),
+            "last_bad_step": int(count.steps[-1]),
             "counts": [dotted(*p[1:]) for p in counts][:16],
             "confidence_reason": "it stays, bit for bit, where a sum of ones stalls; the script could have stopped it",
         },

@@ -3,51 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from precdoctor.diagnosis.survey.frames import Ints, courses, finite
+from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import Parameter, known_format, number, parameter_of, text
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.rows import Parameter, known_format, text
+from precdoctor.diagnosis.survey.view import Process, RunView
 
-_COLUMNS = ("root", "module", "module_class", "name", "dtype", "numel", "nan", "pos_inf", "neg_inf", "amax", "sum",
-            "amin_nonzero", "fingerprint")  # fmt: skip
+_COLUMNS = ("module_class", "dtype", "numel", "nan", "pos_inf", "neg_inf", "amax", "sum", "amin_nonzero", "fingerprint")
 #: Running statistics of torch's norms, each with the other of its norm.
 _PARTNER = {"running_var": "running_mean", "running_mean": "running_var"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class Buffer:
-    """A buffer on the recorded steps before which the script wrote to it."""
+    """A buffer on the recorded steps before which the script wrote to it, ascending.
+
+    Attributes:
+        prints, mean, amax: fingerprint, mean and largest magnitude on each step.
+        counts: whether all elements are equal whole numbers, as in a count, on every step.
+    """
 
     dtype: str
     module_class: str
     numel: int
     process: Process
-    #: By step: fingerprint, sum, amax, and whether all elements are equal whole numbers, as in a count.
-    seen: dict[int, tuple[float, float, float, bool]] = field(default_factory=dict)
+    steps: Ints
+    prints: npt.NDArray[Any]
+    mean: Floats
+    amax: Floats
+    counts: bool
 
     @property
     def value(self) -> float:
         """Its largest element on the last step."""
-        return self.seen[max(self.seen)][2]
+        return float(self.amax[-1])
+
+    @property
+    def changed(self) -> Ints:
+        """The recorded writes that changed a bit, as places in ``steps``."""
+        return np.flatnonzero(self.prints[1:] != self.prints[:-1]) + 1
 
     @property
     def idle(self) -> int:
         """Number of recorded writes since the last one that changed a bit."""
-        prints = [self.seen[s][0] for s in sorted(self.seen, reverse=True)]
-        return next((i for i, p in enumerate(prints) if p != prints[0]), len(prints)) - 1
-
-    @property
-    def changes(self) -> int:
-        """Number of recorded writes that changed a bit."""
-        prints = [self.seen[s][0] for s in sorted(self.seen)]
-        return sum(a != b for a, b in pairwise(prints))
+        return int(self.steps.size - 1 - self.changed.max(initial=0))
 
     @property
     def last_change(self) -> int:
         """Step of the last write that changed it."""
-        return sorted(self.seen)[-1 - self.idle]
+        return int(self.steps[-1 - self.idle])
 
     def is_swamped_count(self) -> bool:
         """Whether it rose from write to write up to the value at which half an ulp is one term, and stays there.
@@ -57,13 +67,11 @@ class Buffer:
         smallest rise are tried as the term.
         """
         fmt = known_format(self.dtype)
-        moving = sorted(self.seen)[: len(self.seen) - self.idle]
-        sums = [self.seen[s][1] / self.numel for s in moving]
-        rises = [b - a for a, b in pairwise(sums)]
-        if fmt is None or len(rises) < 2 or min(rises) <= 0.0 or not all(s[3] for s in self.seen.values()):
+        rises = np.diff(self.mean[: self.steps.size - self.idle])
+        if fmt is None or rises.size < 2 or rises.min() <= 0.0 or not self.counts:
             return False
         stalls = 2.0 ** (fmt.mantissa_bits + 1)
-        return self.value in (stalls, stalls * min(rises))
+        return self.value in (stalls, stalls * rises.min())
 
 
 def stalled_counts(view: RunView, min_writes: float) -> Mapping[Parameter, Buffer]:
@@ -80,7 +88,7 @@ def running_statistics(view: RunView, min_writes: float) -> Mapping[Parameter, B
     found = {}
     for (root, module, name), buffer in buffers.items():
         partner = buffers.get((root, module, _PARTNER.get(name, "")))
-        if partner is not None and partner.changes and len(buffer.seen) > min_writes:
+        if partner is not None and partner.changed.size and buffer.steps.size > min_writes:
             found[root, module, name] = buffer
     return found
 
@@ -91,15 +99,14 @@ def _survey(view: RunView) -> Mapping[Parameter, Buffer]:
 
 
 def _read(view: RunView) -> dict[Parameter, Buffer]:
-    found: dict[Parameter, Buffer] = {}
-    for r in view.scan_records(_COLUMNS, ("buffer",), where=[("dtype", "in", HALF)]):
-        stamp, total, amax, least = (number(r[c]) for c in ("fingerprint", "sum", "amax", "amin_nonzero"))
-        if stamp is None or total is None or amax is None or r["nan"] or r["pos_inf"] or r["neg_inf"]:
-            continue
-        place, (process, step) = parameter_of(r), process_step(r)
-        new = Buffer(str(r["dtype"]), text(r["module_class"]), max(1, int(r["numel"])), process)
-        buffer = found.setdefault(place, new)
-        if buffer.process == process:
-            counts = (not amax or least == amax) and amax == int(amax)
-            buffer.seen[step] = (stamp, total, amax, counts)
-    return found
+    frame = view.measured((), ("buffer",), columns=_COLUMNS, where=[("dtype", "in", HALF)])
+    frame = frame[finite(frame) & frame[["fingerprint", "sum", "amax"]].notna().all(axis=1)]
+    steps, prints, amax = (frame[c].to_numpy() for c in ("step", "fingerprint", "amax"))
+    mean = column(frame, "sum") / np.maximum(column(frame, "numel"), 1.0)
+    equal = (amax == 0.0) | (column(frame, "amin_nonzero") == amax)
+    counts = equal & (amax == np.trunc(amax))
+    return {
+        place: Buffer(dtype, text(module_class), max(1, numel), process, steps[own], prints[own], mean[own], amax[own],
+                      bool(counts[own].all()))
+        for place, process, (dtype, module_class, numel), own in courses(frame, ("dtype", "module_class", "numel"))
+    }  # fmt: skip

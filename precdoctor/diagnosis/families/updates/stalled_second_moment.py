@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from precdoctor.diagnosis.advice.wide_weights import widened_bytes
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.histories import by_optimizer
+from precdoctor.diagnosis.survey.measures import column, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import excess, second_moments
 from precdoctor.diagnosis.survey.parameters import HALF, adam_groups, beta2_of, parameter_groups, stepped
 from precdoctor.diagnosis.survey.rows import known_format
@@ -87,20 +90,26 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _groups(view: RunView) -> list[Mapping[str, Any]]:
     """The groups of all optimizers if state was recorded, else those of torch's own Adam."""
-    return parameter_groups(view) if second_moments(view) else adam_groups(view)
+    return parameter_groups(view) if second_moments(view).of else adam_groups(view)
 
 
 def _recorded(view: RunView, beta2: float) -> _Narrow | None:
     """The 16-bit moments of the recorded state; None when none is on record."""
-    moments = {o: kept for o, kept in second_moments(view).items() if kept[-1].name.endswith("exp_avg_sq")}
-    if not moments:
+    moments = second_moments(view)
+    held, gradient = moments.held, moments.gradient
+    names, dtypes, numel, steps = (held[c].to_numpy() for c in ("state", "dtype", "numel", "step"))
+    known = {owner: rows for owner, rows in moments.of.items() if names[rows[-1]].endswith("exp_avg_sq")}
+    if not known:
         return None
-    of = {d: {o: m for o, m in moments.items() if m[-1].held.dtype == d} for d in HALF}
-    dtype = max(HALF, key=lambda d: sum(m[-1].held.numel for m in of[d].values()))
-    factors = [e for kept in of[dtype].values() if (e := excess(kept, beta2)) is not None]
+    of = {d: {owner: rows for owner, rows in known.items() if dtypes[rows[-1]] == d} for d in HALF}
+    dtype = max(HALF, key=lambda d: sum(numel[rows[-1]] for rows in of[d].values()))
+    means = np.nan_to_num(column(held, "sum")) / numel
+    squares = np.nan_to_num(column(gradient, "sum_sq")) / column(gradient, "numel") / unscaling(gradient) ** 2
+    every = (excess(steps[rows], means[rows], squares[rows], beta2) for rows in of[dtype].values())
+    factors = [e for e in every if e is not None]
     return _Narrow(
         dtype,
-        {".".join(part for part in owner if part): kept[-1].held.numel for owner, kept in of[dtype].items()},
+        {".".join(part for part in owner if part): int(numel[rows[-1]]) for owner, rows in of[dtype].items()},
         math.sqrt(median(factors)) if factors else None,
     )
 
