@@ -140,7 +140,11 @@ def _paired(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module,
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
-    known = ("fingerprint", ">=", pa.scalar(0, pa.uint64()))  # beside nulls pandas would make floats of them, and lose bits
+    known = (
+        "fingerprint",
+        ">=",
+        pa.scalar(0, pa.uint64()),
+    )  # beside nulls pandas would make floats of them, and lose bits
     return view.measured((), _KINDS, columns=("phase", *_HELD), steps=steps, where=[known])
 
 

@@ -97,13 +97,13 @@ class AmaxSeries:
     non_finite: Bools
 
     @classmethod
-    def of(cls, amax: Sequence[float | None], steps: Sequence[int] | None = None) -> AmaxSeries:
+    def of(cls, amax: Sequence[float | None] | Floats, steps: Sequence[int] | Ints | None = None) -> AmaxSeries:
         """From plain numbers, one per step; None, NaN and Inf are non-finite entries.
 
         Raises:
             ValueError: the steps do not increase, or are not as many.
         """
-        values = np.array([math.nan if a is None else a for a in amax], dtype=np.float64)
+        values = np.asarray(amax, dtype=np.float64)  # None becomes NaN
         at = np.arange(values.size) if steps is None else np.asarray(steps, dtype=np.int64)
         if at.shape != values.shape or (np.diff(at) <= 0).any():
             raise ValueError("an amax series has one increasing step per amax")
