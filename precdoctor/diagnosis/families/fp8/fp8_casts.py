@@ -139,7 +139,8 @@ class Casts(Sequence[Cast]):
     @cached_property
     def sound(self) -> Mask:
         """Whether neither the scale nor an element is non-finite."""
-        return self.scale_is_sound & (self.non_finite == 0)
+        sound: Mask = self.scale_is_sound & (self.non_finite == 0)
+        return sound
 
     @cached_property
     def amax(self) -> Floats:

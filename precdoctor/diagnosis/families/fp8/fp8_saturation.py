@@ -126,9 +126,8 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
     tensors = {}
     for key, (dtype, exact, numel, rows, at_worst) in zip(keys(first), described, strict=True):
         row = frame.iloc[at_worst]
-        down = _binades_down(
-            histograms(frame.iloc[[at_worst]]).row(0), row["at_max"], options["at_max_share"] * row["numel"]
-        )
+        histogram, allowed = histograms(frame.iloc[[at_worst]]).row(0), options["at_max_share"] * int(row["numel"])
+        down = _binades_down(histogram, int(row["at_max"]), allowed)
         process = Process(int(row["rank"]), int(row["attempt"]))
         at = process, int(row["step"])
         tensors[key] = _Tensor(dtype, exact, int(numel), shares[rows], at, float(shares[at_worst]), down)

@@ -136,16 +136,14 @@ def _prescribe(worst: _Invalid, cast: Cast) -> Prescription:
     sized = operand.casts[(operand.casts.amax > 0.0) & ~np.isin(operand.casts.step, worst.casts.step)]
     before = sized.scale[sized.step < cast.step]
     kept = float(before[-1]) if before.size else 1.0
+    clipped = float(np.median(sized.saturated_share)) if sized else 0.0
     return Prescription(
         title=f"leave zero and non-finite amax out and keep the previous scale, {kept:.3g}: invalid scales "
         f"{len(worst.casts)} -> 0",
         change={"operand": operand.label, "scale": {"from": cast.scale, "to": kept}},
         predicted={
             "bad_scale_steps": {"from": len(worst.casts), "to": 0},
-            "saturated_share": {
-                "from": cast.saturated_share,
-                "to": float(np.median(sized.saturated_share)) if sized else 0.0,
-            },
+            "saturated_share": {"from": cast.saturated_share, "to": clipped},
         },
         snippet=snippet(DelayedScaling(16), operand.fmt.max, operand.fmt.dtype),
     )
