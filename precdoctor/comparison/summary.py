@@ -198,7 +198,9 @@ def _summaries(frame: pd.DataFrame, tensors: Ints) -> Iterator[Summary]:
     counted: dict[str, Any] = {name: column(frame, name) for name in ("numel", "zero", "at_max")}
     counted |= {name: np.where(updated, column(frame, name), 0.0) for name in ("intended", "unchanged")}
     counted["bad_elements"] = frame["non_finite"]
-    figures = {name: sums(tensors, np.nan_to_num(values)).astype(np.int64) for name, values in counted.items()}
+    figures: dict[str, Any] = {
+        name: sums(tensors, np.nan_to_num(values)).astype(np.int64) for name, values in counted.items()
+    }
     figures["flushed"] = sums(tensors, _flushed(frame, narrow))
     figures["alive"] = sums(tensors, np.where(narrow, counted["numel"] - np.nan_to_num(counted["zero"]), 0.0))
     figures["amax"] = np.fmax(largest(tensors, column(frame, "amax")), 0.0)
