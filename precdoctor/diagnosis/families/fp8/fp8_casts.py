@@ -94,7 +94,7 @@ class Casts(Sequence[Cast]):
 
     Attributes:
         scale: NaN where not known.
-        row: of ``frame``, which holds the rows of the log, and of ``histograms``.
+        row: of ``log``, columns of the log by name, and of ``histograms``.
     """
 
     rank: Ints
@@ -108,7 +108,7 @@ class Casts(Sequence[Cast]):
     flushed: Ints
     non_finite: Ints
     row: Ints
-    frame: pd.DataFrame
+    log: Mapping[str, npt.NDArray[Any]]
     histograms: Histograms
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class Casts(Sequence[Cast]):
         row, scale = values.pop("row"), values.pop("scale")
         return Cast(
             process=Process(values.pop("rank"), values.pop("attempt")),
-            statistics=_statistics(self.frame.iloc[row], self.histograms.row(row)),
+            statistics=_statistics({n: c[row] for n, c in self.log.items()}, self.histograms.row(row)),
             scale=None if math.isnan(scale) else scale,
             **values,
         )
@@ -158,7 +158,7 @@ class Casts(Sequence[Cast]):
         return self.saturated / np.maximum(self.numel, 1)
 
 
-_COUNTED = tuple(f.name for f in fields(Casts) if f.name not in ("frame", "histograms"))
+_COUNTED = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histograms"))
 
 
 @dataclass(frozen=True)
@@ -411,7 +411,7 @@ def _together(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Cast
         scale=column(frame, "scale"),
         alive=held.total,
         row=np.arange(len(frame)),
-        frame=frame,
+        log={name: frame[name].to_numpy() for name in ("dtype", "scale", "amax", "amin_nonzero", "sum_sq")},
         histograms=held,
         numel=counts[0],
         saturated=counts[1],
