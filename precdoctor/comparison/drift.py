@@ -173,14 +173,11 @@ def _drifts(compared: pd.DataFrame, keys: Sequence[Key]) -> Iterator[Drift]:
     held = compared[compared["distance"].notna()]
     points = groups(held, ("tensor", "step"))
     course = held.iloc[firsts(points)].assign(distance=largest(points, held["distance"]))
-    per_tensor = dict(iter(course.groupby("tensor")))
-    nothing = course.iloc[:0]
-    for _, row in compared.drop_duplicates("tensor").iterrows():
-        mine = per_tensor.get(row["tensor"], nothing)
-        yield Drift(
-            keys[row["tensor"]],
-            (row["dtype_a"], row["dtype_b"]),
-            None if np.isnan(row["order"]) else int(row["order"]),
-            int(row["numel"]),
-            **{c: mine[{"steps": "step"}.get(c, c)].to_numpy() for c in ("steps", "distance", "amax", "rms", "zeros")},
-        )
+    course = course.sort_values("tensor", kind="stable")
+    bounds = np.searchsorted(course["tensor"], np.arange(1, len(keys)))
+    columns = ("step", "distance", "amax", "rms", "zeros")
+    per_tensor = list(zip(*(np.split(course[c].to_numpy(), bounds) for c in columns), strict=True))
+    first = compared.drop_duplicates("tensor")
+    described = (first[c].tolist() for c in ("tensor", "dtype_a", "dtype_b", "order", "numel"))
+    for number, a, b, order, numel in zip(*described, strict=True):
+        yield Drift(keys[number], (a, b), None if math.isnan(order) else int(order), numel, *per_tensor[number])
