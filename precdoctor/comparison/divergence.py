@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import pandas as pd
 import pyarrow as pa
 
-from precdoctor.comparison.renames import Module, translate
+from precdoctor.comparison.paired_rows import paired
+from precdoctor.comparison.renames import Module
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 
-_IDENTITY = ("rank", "root", "module", "kind", "name", "call", "phase")
-_COLUMNS = (*_IDENTITY[1:], "module_class", "dtype", "order", "fingerprint", "amax")
-_TEXTS = ("root", "module", "kind", "name", "phase")
+_HELD = ("module_class", "dtype", "order", "fingerprint", "amax")
 _KINDS = ("batch", "input", "output", "loss", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 #: Steps read at once grow up to this many: runs differ early or late, and neither may cost much.
 _MOST_STEPS = 32
@@ -132,25 +131,21 @@ def _windows(steps: Sequence[int]) -> Iterator[Sequence[int]]:
 
 def _paired(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
     """Rows of both runs with the same identity; those without a fingerprint or a partner are left out."""
-    ours, theirs = _rows(a, steps, {}), _rows(b, steps, names)
-    pairs: pd.DataFrame = ours.merge(theirs, on=["step", *_IDENTITY], suffixes=("_a", "_b"))
-    return pairs
+    ours, theirs = _rows(a, steps), _rows(b, steps)
+    pairs = paired(ours, theirs, names)
+    first, second = ours.iloc[pairs.first], theirs.iloc[pairs.second][list(_HELD)]
+    named = first.rename(columns={c: f"{c}_a" for c in _HELD}), second.add_suffix("_b")
+    pairs_of: pd.DataFrame = pd.concat([frame.reset_index(drop=True) for frame in named], axis=1)
+    return pairs_of
 
 
-def _rows(view: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> pd.DataFrame:
-    columns = ["step", "rank", "attempt", *_COLUMNS]
-    terms = [("kind", "in", list(_KINDS)), ("step", "in", [int(s) for s in steps])]
-    whole = {pa.uint64(): pd.UInt64Dtype()}.get  # beside nulls pandas would make floats of them, and lose bits
-    frames = [b.to_pandas(types_mapper=whole) for b in view.run.batches("tensors", columns=columns, filters=[terms])]
-    frames = [f.dropna(subset=["fingerprint"]).astype(dict.fromkeys(_TEXTS, str)) for f in frames if len(f)]
-    table: pd.DataFrame = pd.concat(frames) if frames else pd.DataFrame(columns=columns)
-    if names and len(table):
-        moved = [translate(key, names) for key in zip(*(table[c] for c in _IDENTITY[1:6]), strict=True)]
-        table["root"], table["module"] = [m[0] for m in moved], [m[1] for m in moved]
-    # of several attempts at a step the last one counts
-    table = table.sort_values("attempt", kind="stable")
-    last: pd.DataFrame = table.drop_duplicates(["step", *_IDENTITY], keep="last")
-    return last
+def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
+    known = (
+        "fingerprint",
+        ">=",
+        pa.scalar(0, pa.uint64()),
+    )  # beside nulls pandas would make floats of them, and lose bits
+    return view.measured((), _KINDS, columns=("phase", *_HELD), steps=steps, where=[known])
 
 
 def _divergence(row: pd.Series, equal: int, differing: int, last_equal: int | None) -> Divergence:

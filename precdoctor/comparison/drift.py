@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
-from precdoctor.comparison.renames import Module, translate
-from precdoctor.diagnosis.survey.rows import Key, TensorRow
-from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.comparison.paired_rows import paired
+from precdoctor.comparison.renames import Module
+from precdoctor.comparison.steps import clean_rows
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, largest
+from precdoctor.diagnosis.survey.measures import column
+from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.histogram import EXP_MAX, Histograms
 
-_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "shape", "numel", "order"),
-    *("nan", "pos_inf", "neg_inf", "zero", "amax", "sum_sq", "exp_lo", "exp_hist", "scale"),
-)
+_Floats = npt.NDArray[np.float64]
+_Ints = npt.NDArray[np.int64]
+_MEASURES = ("zero_share", "rms", "multiplier")
+_COLUMNS = ("phase", "dtype", "order", "numel", "amax", "exp_lo", "exp_hist")
 _KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 _STEPS_AT_ONCE = 8
 #: A tensor has moved when its exponents lie this far apart, in binades, on two sampled steps in a row (or the last).
@@ -27,82 +32,92 @@ MOVED = 0.5
 _CHANCE = 4.0
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Drift:
     """One tensor in both runs, over the common sampled steps.
 
     Attributes:
-        distance: per step the distance of the two exponent distributions; see :func:`distance_in_binades`.
-        amax: per step log2 of the second run's amax over the first's, loss scales taken out.
+        steps: on which both hold an element that is finite and not zero, shape ``(steps,)``.
+        distance: of the two exponent distributions; see :func:`distances`.
+        amax: log2 of the second run's amax over the first's, loss scales taken out; NaN where one is zero.
         rms: the same of the root mean square.
-        zeros: per step the difference of the shares of zeros, second minus first.
+        zeros: the difference of the shares of zeros, second minus first.
     """
 
     key: Key
     dtypes: tuple[str, str]
     order: int | None
     numel: int
-    steps: list[int] = field(default_factory=list)
-    distance: list[float] = field(default_factory=list)
-    amax: list[float] = field(default_factory=list)
-    rms: list[float] = field(default_factory=list)
-    zeros: list[float] = field(default_factory=list)
+    steps: _Ints
+    distance: _Floats
+    amax: _Floats
+    rms: _Floats
+    zeros: _Floats
 
     @property
     def moved_at(self) -> int | None:
         """The step from which on it has moved; None when it never did for more than a moment."""
         limit = MOVED + _CHANCE / math.sqrt(max(1, self.numel))
-        far = [d > limit for d in self.distance]
-        for at, here in enumerate(far):
-            if here and (at + 1 == len(far) or far[at + 1]):
-                return self.steps[at]
-        return None
+        far = np.append(self.distance > limit, True)
+        moved = self.steps[far[:-1] & far[1:]]
+        return int(moved[0]) if moved.size else None
 
     @property
     def typical(self) -> float:
         """The median distance over the steps, in binades."""
-        return median(self.distance) if self.distance else 0.0
+        return _median(self.distance) or 0.0
 
     @property
     def largest(self) -> float:
         """The largest distance, in binades."""
-        return max(self.distance, default=0.0)
+        return float(self.distance.max(initial=0.0))
 
     @property
     def amax_binades(self) -> float | None:
         """The median change of amax, in binades."""
-        return median(self.amax) if self.amax else None
+        return _median(self.amax)
 
     @property
     def second_moment_ratio(self) -> float | None:
         """The median of E[x^2] of the second run over that of the first."""
-        return float(2.0 ** (2.0 * median(self.rms))) if self.rms else None
+        middle = _median(self.rms)
+        return None if middle is None else float(2.0 ** (2.0 * middle))
 
     @property
     def zero_share(self) -> float | None:
         """The median change of the share of zeros."""
-        return median(self.zeros) if self.zeros else None
+        return _median(self.zeros)
 
 
-def distance_in_binades(a: ExponentHistogram, b: ExponentHistogram, shift: int = 0) -> float | None:
+def _median(values: _Floats) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else None
+
+
+def distances(first: Histograms, second: Histograms, shift: _Ints) -> _Floats:
     """How far apart two exponent distributions lie: the 1-Wasserstein (earth mover's) distance over binary exponents.
 
     Scaling all elements by 2**k moves it by exactly ``|k|``. Zeros and non-finite elements do not take part.
 
     Args:
-        shift: binades by which ``b`` is moved before.
+        first, second: of as many tensors each.
+        shift: binades by which those of ``second`` are moved before, shape ``(tensors,)``.
 
     Returns:
-        Binades; None when either holds nothing.
+        Binades, shape ``(tensors,)``; NaN where either holds nothing.
     """
-    if a.total == 0 or b.total == 0:
-        return None
-    lo = min(a.lo, b.lo + shift)
-    hi = max(a.lo + len(a.counts), b.lo + shift + len(b.counts))
-    first, second = np.zeros(hi - lo), np.zeros(hi - lo)
-    first[a.lo - lo : a.lo - lo + len(a.counts)] = a.counts / a.total
-    second[b.lo + shift - lo : b.lo + shift - lo + len(b.counts)] = b.counts / b.total
-    return float(np.abs(np.cumsum(first - second))[:-1].sum())
+    sides = ((first, first.bins, 1.0), (second, second.bins + shift[second.whose], -1.0))
+    low = min(int(bins.min(initial=EXP_MAX)) for _, bins, _ in sides)
+    apart = np.zeros((shift.size, max(int(bins.max(initial=low)) for _, bins, _ in sides) - low + 1))
+    for histograms_, bins, sign in sides:
+        apart[histograms_.whose, bins - low] += (
+            sign * histograms_.counts / np.maximum(histograms_.total, 1)[histograms_.whose]
+        )
+    last = apart.shape[1] - 1 - (apart[:, ::-1] != 0.0).argmax(axis=1)
+    running = np.abs(np.cumsum(apart, axis=1))
+    running[np.arange(apart.shape[1]) >= last[:, None]] = 0.0  # rounding alone is left there
+    known = (first.total > 0) & (second.total > 0)
+    return np.where(known, running.sum(axis=1), np.nan)
 
 
 def drifts(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module]) -> list[Drift]:
@@ -112,44 +127,57 @@ def drifts(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, 
         steps: common steps that both runs sampled.
         names: modules of ``b`` that go by another name in ``a``.
     """
-    found: dict[Key, Drift] = {}
-    for at in range(0, len(steps), _STEPS_AT_ONCE):
-        window = steps[at : at + _STEPS_AT_ONCE]
-        ours = {(r.step, r.rank, r.phase, r.key): r for r in _rows(a, window)}
-        theirs = {(r.step, r.rank, r.phase, translate(r.key, names)): r for r in _rows(b, window)}
-        for identity in sorted(ours.keys() & theirs.keys(), key=lambda i: (i[0], i[1])):
-            first, second = ours[identity], theirs[identity]
-            key = identity[3]
-            drift = found.setdefault(key, Drift(key, (first.dtype, second.dtype), first.order, first.numel))
-            _add(drift, first, second)
-    return sorted(found.values(), key=lambda d: (-d.typical, -d.largest, d.key))
+    known: dict[Key, int] = {}
+    windows = [steps[at : at + _STEPS_AT_ONCE] for at in range(0, len(steps), _STEPS_AT_ONCE)]
+    parts = [_compared(a, b, window, names, known) for window in windows]
+    compared = pd.concat(parts, ignore_index=True)
+    found = _drifts(compared, list(known))
+    return sorted(found, key=lambda d: (-d.typical, -d.largest, d.key))
 
 
-def _rows(view: RunView, steps: Sequence[int]) -> Iterator[TensorRow]:
-    for record in view.scan_records(_COLUMNS, _KINDS, steps=steps):
-        row = TensorRow.of(record)
-        facts = view.step_facts(Process(row.rank, row.attempt), row.step)
-        skipped = facts is not None and facts.skipped and "grad" in row.kind
-        if row.phase != "recompute" and not skipped:
-            yield row
+def _compared(
+    a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module, Module], known: dict[Key, int]
+) -> pd.DataFrame:
+    """One row per pair of tensors, with its number in ``known``."""
+    first, second = _rows(a, steps), _rows(b, steps)
+    pairs = paired(first, second, names)
+    numbers = np.array([known.setdefault(key, len(known)) for key in pairs.keys], np.int64)
+    first, second = first.iloc[pairs.first].reset_index(drop=True), second.iloc[pairs.second].reset_index(drop=True)
+    unscale = np.log2(first["multiplier"]) - np.log2(second["multiplier"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moved = {c: np.log2(column(second, c) / column(first, c)) + unscale for c in ("amax", "rms")}
+    found: pd.DataFrame = pd.DataFrame(
+        {
+            "tensor": numbers[pairs.tensor],
+            "step": first["step"],
+            "distance": distances(histograms(first), histograms(second), np.rint(unscale).to_numpy(np.int64)),
+            "zeros": (second["zero_share"] - first["zero_share"]).fillna(0.0),
+            **{name: values.where(np.isfinite(values)) for name, values in moved.items()},
+            "dtype_a": first["dtype"].astype(str),
+            "dtype_b": second["dtype"].astype(str),
+            "order": first["order"],
+            "numel": first["numel"],
+        }
+    )
+    return found
 
 
-def _add(drift: Drift, a: TensorRow, b: TensorRow) -> None:
-    unscale = _binades_of(a.scale) - _binades_of(b.scale)
-    distance = distance_in_binades(a.histogram, b.histogram, round(unscale))
-    if distance is None:
-        return
-    if drift.steps and drift.steps[-1] == a.step:  # another rank: the worse one counts
-        drift.distance[-1] = max(drift.distance[-1], distance)
-        return
-    drift.steps.append(a.step)
-    drift.distance.append(distance)
-    drift.zeros.append(b.zero / b.numel - a.zero / a.numel if a.numel and b.numel else 0.0)
-    if a.amax and b.amax:
-        drift.amax.append(math.log2(b.amax / a.amax) + unscale)
-    if a.rms and b.rms:
-        drift.rms.append(math.log2(b.rms / a.rms) + unscale)
+def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
+    frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
+    clean: pd.DataFrame = frame[clean_rows(view, frame)]
+    return clean
 
 
-def _binades_of(scale: float | None) -> float:
-    return math.log2(scale) if scale is not None and 0.0 < scale < math.inf else 0.0
+def _drifts(compared: pd.DataFrame, keys: Sequence[Key]) -> Iterator[Drift]:
+    """One drift per tensor; of several ranks at one step the largest distance counts, the rest is the first's."""
+    held = compared[compared["distance"].notna()]
+    points = groups(held, ("tensor", "step"))
+    course = held.iloc[firsts(points)].assign(distance=largest(points, held["distance"]))
+    course = course.sort_values("tensor", kind="stable")
+    bounds = np.searchsorted(course["tensor"], np.arange(1, len(keys)))
+    columns = ("step", "distance", "amax", "rms", "zeros")
+    per_tensor = list(zip(*(np.split(course[c].to_numpy(), bounds) for c in columns), strict=True))
+    first = compared.drop_duplicates("tensor")
+    described = (first[c].tolist() for c in ("tensor", "dtype_a", "dtype_b", "order", "numel"))
+    for number, a, b, order, numel in zip(*described, strict=True):
+        yield Drift(keys[number], (a, b), None if math.isnan(order) else int(order), numel, *per_tensor[number])

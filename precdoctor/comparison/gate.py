@@ -207,11 +207,13 @@ class _Yardstick:
         if different is not None:
             return different
         if self.learned is not None:
+            view.keep(self.learned.sampled)
             return self.learned
         sampled = sampled_by_all([ours, *map(usable_steps, self.views)])
         if not sampled:
             return "no common step was sampled in both runs; record both with the same --every"
         name = self.name or ""
+        view.keep(sampled)
         if len(self.views) == 1:
             return learn(self.views, sorted(ours), sampled, name)
         return learn_alike(self.views, sampled, name)

@@ -52,6 +52,8 @@ def judge(
     Args:
         baseline: for this run; a sentence when it covers other steps, None without one.
     """
+    if baseline is None and limits:
+        view.keep(sampled_by_all([usable_steps(view)]))
     diagnosis = diagnose_view(view, rules, settings)
     if baseline is None:
         found, run = _alone(view) if limits else ({}, {})

@@ -11,13 +11,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
+
+import pandas as pd
 
 from precdoctor.comparison.compare import LOSS_GAP
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.healthy_steps import is_well
-from precdoctor.diagnosis.survey.rows import Key, integer, number
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 
 #: Newest common steps that are looked at, and the fewest of them that say anything.
 WINDOW, FEWEST = 32, 16
@@ -64,8 +67,8 @@ INDICATORS: tuple[Indicator, ...] = (
 )  # fmt: skip
 CODES: Mapping[str, str] = {i.code: i.name for i in INDICATORS}
 
-#: Per tensor and step: amax and mean square of the unscaled gradient.
-Course = dict[Key, dict[int, tuple[float, float]]]
+#: Amax and mean square of unscaled gradients, one row per tensor and step; indexed by both.
+Course = pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -183,32 +186,33 @@ def _loss(reference: RunView, view: RunView) -> list[Finding]:
 
 def _gradients(view: RunView, steps: Sequence[int]) -> Course:
     """As the optimizer is given them; the largest over ranks."""
-    course: Course = {}
-    columns = ("root", "module", "kind", "name", "call", "numel", "amax", "sum_sq", "scale", "nan")
-    for r in view.scan_records(columns, ("weight_grad_step",), steps=steps):
-        amax, squares, scale = number(r["amax"]), number(r["sum_sq"]), number(r["scale"]) or 1.0
-        if not amax or not squares or r["nan"]:
-            continue
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), integer(r["call"]) or 0)
-        mine = course.setdefault(key, {})
-        before = mine.get(int(r["step"]), (0.0, 0.0))
-        value = (amax / scale, squares / scale**2 / int(r["numel"]))
-        mine[int(r["step"])] = (max(before[0], value[0]), max(before[1], value[1]))
+    view.keep(steps)
+    rows = view.measured(["multiplier"], ("weight_grad_step",), columns=("numel", "amax", "sum_sq", "nan"), steps=steps)
+    rows = rows[(rows["amax"] > 0.0) & (rows["sum_sq"] > 0.0) & (rows["nan"] == 0)]
+    squares = rows["sum_sq"] / rows["multiplier"] ** 2 / rows["numel"]
+    rows = rows.assign(amax=rows["amax"] / rows["multiplier"], square=squares)
+    named = rows.astype(dict.fromkeys(IDENTITY[:-1], str))
+    course: Course = named.groupby([*IDENTITY, "step"])[["amax", "square"]].max()
     return course
 
 
-def _ratios(ours: Course, theirs: Course, which: int) -> Iterator[tuple[Key, dict[int, float]]]:
+def _ratios(ours: Course, theirs: Course, which: str) -> Iterator[tuple[Key, dict[int, float]]]:
     """Per gradient of both runs log2 of the ratio by step, where there are enough steps."""
-    for key in sorted(ours.keys() & theirs.keys()):
-        steps = sorted(ours[key].keys() & theirs[key].keys())
-        if len(steps) >= FEWEST:
-            yield key, {s: math.log2(ours[key][s][which] / theirs[key][s][which]) for s in steps}
+    ratios = (ours[which] / theirs[which]).dropna().map(math.log2)
+    place: Any  # which pandas types as one label
+    for place, course in ratios.groupby(level=list(IDENTITY)):
+        if len(course) >= FEWEST:
+            root, module, kind, name, call = place
+            yield (
+                (root, module, kind, name, int(call)),
+                dict(zip(course.index.get_level_values("step"), course, strict=True)),
+            )
 
 
 def growing(ours: Course, theirs: Course) -> list[Finding]:
     """Gradients whose amax grows away from the reference's, and stands above it."""
     moved = []
-    for key, binades in _ratios(ours, theirs, 0):
+    for key, binades in _ratios(ours, theirs, "amax"):
         values = list(binades.values())
         quarter = len(values) // 4
         last = median(values[-quarter:])
@@ -221,7 +225,7 @@ def growing(ours: Course, theirs: Course) -> list[Finding]:
 def drifting(ours: Course, theirs: Course) -> list[Finding]:
     """Gradients whose mean square is another one."""
     moved = []
-    for key, binades in _ratios(ours, theirs, 1):
+    for key, binades in _ratios(ours, theirs, "square"):
         level = median(binades.values())
         if abs(level) >= DRIFT:
             moved.append(Drifted(key, binades, level))

@@ -6,6 +6,10 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, median
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Steps whose tensors are compared, evenly spread. Bounds the work, not the meaning.
@@ -85,3 +89,17 @@ def skipped_share(view: RunView, steps: Collection[int]) -> float:
     wanted = set(steps)
     skipped = {f.step for timeline in view.timeline.values() for f in timeline if f.skipped and f.step in wanted}
     return len(skipped) / len(wanted) if wanted else 0.0
+
+
+def clean_rows(view: RunView, frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Rows that count: no activations computed again, and no gradients of steps that a loss scaler skipped.
+
+    Args:
+        frame: rows with their kind, phase, step, rank and attempt.
+    """
+    clean: npt.NDArray[np.bool_] = (frame["phase"] != "recompute").to_numpy()
+    skipped = [(p.rank, p.attempt, f.step) for p, steps in view.timeline.items() for f in steps if f.skipped]
+    if skipped:
+        gradient = frame["kind"].astype(str).str.contains("grad").to_numpy()
+        clean = clean & ~(gradient & pd.MultiIndex.from_frame(frame[["rank", "attempt", "step"]]).isin(skipped))
+    return clean

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from precdoctor.comparison.steps import clean_rows
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, integer, known_format
-from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
-from precdoctor.numerics.tail import flushed_tail
+from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, histograms, keys, largest, sums
+from precdoctor.diagnosis.survey.measures import Floats, column, format_values
+from precdoctor.diagnosis.survey.rows import Key, known_format, text
+from precdoctor.diagnosis.survey.view import BAD_COUNTS, IDENTITY, RunView
+from precdoctor.numerics.formats import format_of_dtype
+from precdoctor.numerics.tail import flushed_tails
 
+_MEASURES = ("non_finite", "finite", "rms", "multiplier", "intended")
 _COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "shape", "numel", "order"),
-    *(*BAD_COUNTS, "zero", "at_max", "amax", "amin_nonzero", "sum", "sum_sq", "exp_lo", "exp_hist", "unchanged"),
-    "scale",
+    *("module_class", "phase", "dtype", "order", "at_max", "amax", "amin_nonzero", "sum", *BAD_COUNTS),
+    *("numel", "zero", "sum_sq", "unchanged", "shape", "exp_lo", "exp_hist"),
 )
 _KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update", "loss")
 _FLUSHED_KINDS = ("output", "input", "grad_output", "weight_grad")
 #: Mantissa bits, the leading one not counted, of a dtype nobody knows: it never makes a limit wider.
 _UNKNOWN_BITS = 23
+_NOTHING: Floats = np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,8 @@ class Summary:
         order: its place in the execution order of the first compared step; None when the log does not know.
         numel: summed over steps and ranks, as are the counts after it.
         amax: the largest, as it lies in memory.
-        squares: per step the sum of squares and the number of finite elements, loss scale taken out.
+        squares: sum of squares per step, ascending, loss scale taken out; shape ``(steps,)``.
+        finite: elements that these are over.
         start: on the first compared step; None without finite elements.
     """
 
@@ -59,7 +70,8 @@ class Summary:
     badness: set[str] = field(default_factory=set)
     bad_elements: int = 0
     first_bad_step: int | None = None
-    squares: dict[int, tuple[float, int]] = field(default_factory=dict)
+    squares: Floats = field(default_factory=lambda: _NOTHING)
+    finite: Floats = field(default_factory=lambda: _NOTHING)
     start: Start | None = None
 
     @property
@@ -92,23 +104,21 @@ class Summary:
     @property
     def rms(self) -> float | None:
         """log2 of the root mean square, the median over the steps; None where no step has a non-zero element."""
-        found = [_log_rms(*entry) for entry in self.squares.values() if entry[0] > 0.0]
-        return median(found) if found else None
+        held = self.squares > 0.0
+        found = np.sort(self.squares[held] / self.finite[held])
+        middle = found[(found.size - 1) // 2 : found.size // 2 + 1].tolist()
+        return fmean(0.5 * math.log2(square) for square in middle) if middle else None
 
     @property
     def rms_first(self) -> float | None:
         """log2 of the root mean square on the first step it was seen on, when repeats lie closest together."""
-        first = self.squares[min(self.squares)] if self.squares else (0.0, 0)
-        return _log_rms(*first) if first[0] > 0.0 else None
+        known = self.squares.size and self.squares[0] > 0.0
+        return 0.5 * math.log2(self.squares[0] / self.finite[0]) if known else None
 
     @property
     def numel_per_step(self) -> int:
         """Elements that one step's figures rest on."""
-        return max((count for _, count in self.squares.values()), default=1)
-
-
-def _log_rms(square: float, count: int) -> float:
-    return 0.5 * math.log2(square / count)
+        return int(self.finite.max(initial=0.0)) or 1
 
 
 def unit_roundoff(dtype: str) -> float:
@@ -164,59 +174,78 @@ def metrics_of(summary: Summary, kind: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-#: Bytes that the sum of squares of a row takes, and rows after which they are counted anew.
-_SQUARE_COST, _COUNTED = 250, 1 << 14
-
-
 def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
-    """Every tensor of a run over ``steps``. Gradients of steps that a loss scaler skipped are left out."""
-    found: dict[Key, Summary] = {}
-    for number, record in enumerate(view.scan_records(_COLUMNS, _KINDS, steps=steps)):
-        if not number % _COUNTED:
-            view.run.budget.keep("squares", _SQUARE_COST * number)
-        row = TensorRow.of(record)
-        facts = view.step_facts(Process(row.rank, row.attempt), row.step)
-        if row.phase == "recompute" or (facts is not None and facts.skipped and "grad" in row.kind):
-            continue  # an overflow the scaler took care of says nothing about the next clean step
-        summary = found.setdefault(row.key, Summary(row.dtype, row.shape, row.module_class))
-        _add(summary, row, integer(record["unchanged"]))
-        if row.step == steps[0] and summary.start is None:
-            summary.order = row.order
-            summary.start = _start(row)
+    """Every tensor of a run over ``steps``. Gradients of steps that a loss scaler skipped are left out.
+
+    An overflow that the scaler took care of says nothing about the next clean step.
+    """
+    view.keep(steps)
+    frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
+    frame = frame[clean_rows(view, frame)]
+    tensors = groups(frame, IDENTITY)
+    found = dict(zip(keys(frame.iloc[firsts(tensors)]), _summaries(frame, tensors), strict=True))
+    begun = frame[frame["step"] == steps[0]]
+    for key, order, start in zip(keys(begun), *_starts(begun), strict=True):
+        if found[key].start is None:
+            found[key].order, found[key].start = order, start
     return found
 
 
-def _add(summary: Summary, row: TensorRow, unchanged: int | None) -> None:
-    summary.numel += row.numel
-    summary.zero += row.zero
-    summary.at_max += row.at_max
-    summary.amax = max(summary.amax, row.amax or 0.0)
-    if row.bad:
-        summary.badness |= row.badness
-        summary.bad_elements += row.nan + row.inf
-        summary.first_bad_step = row.step if summary.first_bad_step is None else min(summary.first_bad_step, row.step)
-    finite = row.numel - row.nan - row.inf
-    if row.sum_sq is not None and math.isfinite(row.sum_sq) and finite > 0:
-        square, count = summary.squares.get(row.step, (0.0, 0))
-        summary.squares[row.step] = (square + row.sum_sq / _scale(row) ** 2, count + finite)
-    if row.kind == "update" and unchanged is not None:
-        summary.unchanged += unchanged
-        summary.intended += row.numel - row.zero + unchanged
-    fmt = known_format(row.dtype)
-    if fmt is not None and row.kind in _FLUSHED_KINDS:
-        near = row.amin_nonzero is not None and row.amin_nonzero <= 4.0 * fmt.min_subnormal
-        summary.flushed += flushed_tail(row.histogram, row.zero, fmt).total if near else 0.0
-        summary.alive += row.numel - row.zero
+def _summaries(frame: pd.DataFrame, tensors: Ints) -> Iterator[Summary]:
+    """One summary per tensor, in the order in which they appear."""
+    updated = ((frame["kind"] == "update") & frame["unchanged"].notna()).to_numpy()
+    narrow = frame["kind"].isin(_FLUSHED_KINDS).to_numpy() & np.isfinite(format_values(frame, "max"))
+    counted: dict[str, Any] = {name: column(frame, name) for name in ("numel", "zero", "at_max")}
+    counted |= {name: np.where(updated, column(frame, name), 0.0) for name in ("intended", "unchanged")}
+    counted["bad_elements"] = frame["non_finite"]
+    figures: dict[str, Any] = {
+        name: sums(tensors, np.nan_to_num(values)).astype(np.int64) for name, values in counted.items()
+    }
+    figures["flushed"] = sums(tensors, _flushed(frame, narrow))
+    figures["alive"] = sums(tensors, np.where(narrow, counted["numel"] - np.nan_to_num(counted["zero"]), 0.0))
+    figures["amax"] = np.fmax(largest(tensors, column(frame, "amax")), 0.0)
+    first_bad = -largest(tensors, np.where(frame["non_finite"] > 0, -column(frame, "step"), np.nan))
+    bad = np.stack([sums(tensors, frame[c] > 0) > 0 for c in BAD_COUNTS], axis=1)
+    first = frame.iloc[firsts(tensors)]
+    described = zip(first["dtype"], first["shape"], first["module_class"], _squares(frame, tensors), strict=True)
+    for i, (dtype, shape, module_class, (squares, finite)) in enumerate(described):
+        yield Summary(
+            dtype=str(dtype),
+            shape=() if shape is pd.NA or shape is None else tuple(shape),
+            module_class=text(module_class),
+            badness={c for c, held in zip(BAD_COUNTS, bad[i], strict=True) if held},
+            first_bad_step=None if np.isnan(first_bad[i]) else int(first_bad[i]),
+            squares=squares,
+            finite=finite,
+            **{name: values[i].item() for name, values in figures.items()},
+        )
 
 
-def _scale(row: TensorRow) -> float:
-    return row.scale if row.scale is not None and 0.0 < row.scale < math.inf else 1.0
+def _squares(frame: pd.DataFrame, tensors: Ints) -> Iterator[tuple[Floats, Floats]]:
+    """Per tensor the sums of squares by step, and the elements that they are over."""
+    squares = column(frame, "sum_sq") / frame["multiplier"].to_numpy() ** 2
+    known = np.isfinite(column(frame, "sum_sq")) & (frame["finite"] > 0).to_numpy()
+    steps, step = np.unique(frame["step"].to_numpy()[known], return_inverse=True)
+    used, place = np.unique(tensors[known] * max(1, steps.size) + step, return_inverse=True)
+    bounds = np.searchsorted(used, np.arange(1, int(tensors.max(initial=-1)) + 1) * max(1, steps.size))
+    square, finite = sums(place, squares[known]), sums(place, frame["finite"][known])
+    return zip(np.split(square, bounds), np.split(finite, bounds), strict=True)
 
 
-def _start(row: TensorRow) -> Start | None:
-    finite = row.numel - row.nan - row.inf
-    if row.rms is None or row.sum is None or row.amax is None or finite <= 0:
-        return None
-    scale = _scale(row)
-    figures = (row.rms / scale, row.sum / finite / scale, row.amax / scale)
-    return Start(*figures) if all(math.isfinite(figure) for figure in figures) else None
+def _flushed(frame: pd.DataFrame, narrow: npt.NDArray[np.bool_]) -> Floats:
+    """Elements of each row that rounding made zero; 0 where the smallest is far from the end of its format."""
+    near = narrow & (column(frame, "amin_nonzero") <= 4.0 * format_values(frame, "min_subnormal"))
+    flushed = np.zeros(len(frame))
+    for dtype in frame["dtype"][near].astype(str).unique():
+        rows = np.flatnonzero(near & (frame["dtype"] == dtype))
+        zeros = frame["zero"].iloc[rows].to_numpy(np.int64)
+        flushed[rows] = flushed_tails(histograms(frame.iloc[rows]), zeros, format_of_dtype(dtype)).total
+    return flushed
+
+
+def _starts(frame: pd.DataFrame) -> tuple[list[int | None], list[Start | None]]:
+    """Execution order and figures of rows of the first step."""
+    figures = [frame["rms"], column(frame, "sum") / frame["finite"], column(frame, "amax")]
+    scaled = np.stack([np.asarray(f, np.float64) / frame["multiplier"].to_numpy() for f in figures], axis=1)
+    order = [None if math.isnan(o) else int(o) for o in column(frame, "order")]
+    return order, [Start(*row) if all(map(math.isfinite, row)) else None for row in scaled.tolist()]

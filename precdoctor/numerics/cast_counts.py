@@ -7,7 +7,6 @@ estimate that takes magnitudes as evenly spread inside a bin.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import Format
-from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -47,26 +46,14 @@ class HistogramTable:
         return HistogramTable(self.lo, self.counts[chosen], self.amax[chosen])
 
     @classmethod
-    def of(cls, histograms: Sequence[ExponentHistogram], amax: Floats | None = None) -> HistogramTable:
-        """From single histograms."""
-        lo = np.array([h.lo for h in histograms], dtype=np.int64)
-        return cls.of_lists(lo, [h.counts for h in histograms], amax)
-
-    @classmethod
-    def of_lists(cls, lo: Ints, counts: Sequence[Ints], amax: Floats | None = None) -> HistogramTable:
-        """From the two columns of the log, without nulls: ``lo`` of shape ``(rows,)``, and one array of counts each."""
-        sizes = np.array([len(c) for c in counts], dtype=np.int64)
-        known = np.full(len(counts), math.nan) if amax is None else np.asarray(amax, dtype=np.float64)
-        used = sizes > 0
-        if not used.any():
-            return cls(0, np.zeros((len(counts), 1), dtype=np.int64), known)
-        first, last = int(lo[used].min()), int((lo + sizes)[used].max())
-        table = np.zeros((len(counts), last - first), dtype=np.int64)
-        row = np.repeat(np.arange(len(counts)), sizes)
-        within = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        flat = np.concatenate([np.asarray(c, dtype=np.int64) for c in counts])
-        table[row, np.repeat(lo - first, sizes) + within] = flat
-        return cls(first, table, known)
+    def of(cls, histograms: Histograms, amax: Floats | None = None) -> HistogramTable:
+        """From histograms one after the other; ``amax`` has the shape ``(rows,)``."""
+        rows = histograms.lengths.size
+        known = np.full(rows, math.nan) if amax is None else np.asarray(amax, dtype=np.float64)
+        if not histograms.counts.size:
+            return cls(0, np.zeros((rows, 1), dtype=np.int64), known)
+        first = int(histograms.bins.min())
+        return cls(first, histograms.window(first, int(histograms.bins.max()) + 1 - first), known)
 
 
 @dataclass(frozen=True, eq=False)

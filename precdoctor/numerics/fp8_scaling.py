@@ -26,7 +26,7 @@ import numpy.typing as npt
 from precdoctor.numerics.cast_counts import CastCounts, HistogramTable, cast_counts
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import FP32, Format
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -97,13 +97,13 @@ class AmaxSeries:
     non_finite: Bools
 
     @classmethod
-    def of(cls, amax: Sequence[float | None], steps: Sequence[int] | None = None) -> AmaxSeries:
+    def of(cls, amax: Sequence[float | None] | Floats, steps: Sequence[int] | Ints | None = None) -> AmaxSeries:
         """From plain numbers, one per step; None, NaN and Inf are non-finite entries.
 
         Raises:
             ValueError: the steps do not increase, or are not as many.
         """
-        values = np.array([math.nan if a is None else a for a in amax], dtype=np.float64)
+        values = np.asarray(amax, dtype=np.float64)  # None becomes NaN
         at = np.arange(values.size) if steps is None else np.asarray(steps, dtype=np.int64)
         if at.shape != values.shape or (np.diff(at) <= 0).any():
             raise ValueError("an amax series has one increasing step per amax")
@@ -264,7 +264,7 @@ def replay(series: AmaxSeries, histograms: Sequence[ExponentHistogram], fmt: For
         recipe: current or delayed.
     """
     scales = scale_series(series, fmt, recipe)
-    counts = cast_counts(HistogramTable.of(histograms, series.amax), fmt, scales.scale)
+    counts = cast_counts(HistogramTable.of(Histograms.of(histograms), series.amax), fmt, scales.scale)
     headroom = headroom_binades(series.amax, scales.scale, fmt)
     stale = [
         StaleScale(

@@ -248,6 +248,12 @@ class Histograms:
         start, length = int(self._starts[tensor]), int(self.lengths[tensor])
         return ExponentHistogram.of(int(self.lo[tensor]), self.counts[start : start + length])
 
+    def taken(self, tensors: npt.NDArray[np.int64]) -> Histograms:
+        """The histograms of some tensors."""
+        lengths = self.lengths[tensors]
+        at = np.arange(int(lengths.sum())) + np.repeat(self._starts[tensors] - np.cumsum(lengths) + lengths, lengths)
+        return Histograms(self.lo[tensors], lengths, self.counts[at])
+
     def below(self, bins: npt.NDArray[np.int64] | int) -> npt.NDArray[np.int64]:
         """Elements in bins lower than ``bins``, a number or one per tensor."""
         ends = self._starts + np.clip(bins - self.lo, 0, self.lengths)

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
+from precdoctor.diagnosis.survey.frames import finite, parameters
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import number
+from precdoctor.diagnosis.survey.rows import Parameter
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Newest sampled steps to read; a divergence takes fewer, and it bounds the work.
 _NEWEST = 64
 #: RMS x sqrt(fan-in) below which a weight is (nearly) zero and has nothing to lose: the ``sized`` of PD504.
 _SIZED = 0.2
-_COLUMNS = ("root", "module", "kind", "name", "shape", "numel", "nan", "pos_inf", "neg_inf", "sum_sq")
-_Place = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Updates:
     """Per sampled step and weight matrix the RMS of the weight before the step, and of its update as stored."""
 
-    weights: Mapping[int, Mapping[_Place, float]]
-    updates: Mapping[int, Mapping[_Place, float]]
+    weights: Mapping[int, Mapping[Parameter, float]]
+    updates: Mapping[int, Mapping[Parameter, float]]
 
-    def ratios(self, step: int) -> dict[_Place, float]:
+    def ratios(self, step: int) -> dict[Parameter, float]:
         """RMS of the update over RMS of the weight, for all matrices of the step."""
         weights = self.weights.get(step, {})
         return {p: u / weights[p] for p, u in self.updates.get(step, {}).items() if weights.get(p)}
@@ -98,17 +98,12 @@ def updates_before(view: RunView, process: Process, step: int) -> Updates:
     Weights are left out while they are almost zero: any update replaces them.
     """
     sampled = [s.step for s in view.timeline.get(process, ()) if s.sampled and s.step <= step][-_NEWEST:]
-    found: dict[str, dict[int, dict[_Place, float]]] = {"weight": {}, "update": {}}
-    for r in view.scan_records(_COLUMNS, ("weight", "update"), steps=sampled):
-        energy, shape = number(r["sum_sq"]), r["shape"]
-        if (int(r["rank"]), int(r["attempt"])) != (process.rank, process.attempt) or shape is None or len(shape) < 2:
-            continue
-        if energy is None or r["nan"] or r["pos_inf"] or r["neg_inf"]:
-            continue
-        numel = max(1, int(r["numel"]))
-        rms, kind = math.sqrt(energy / numel), str(r["kind"])
-        if kind == "weight" and rms * math.sqrt(numel / max(1, int(shape[0]))) < _SIZED:
-            continue
-        place = (str(r["root"]), str(r["module"]), str(r["name"]))
-        found[kind].setdefault(int(r["step"]), {})[place] = rms
+    rows = view.measured(("rms", "fan_in", "dimensions"), ("weight", "update"), columns=("nan",), steps=sampled)
+    mine = (rows["rank"] == process.rank) & (rows["attempt"] == process.attempt)
+    sized = (rows["kind"] == "update") | (rows["rms"] * np.sqrt(rows["fan_in"]) >= _SIZED)
+    rows = rows[mine & (rows["dimensions"] >= 2) & finite(rows) & rows["rms"].notna() & sized]
+    found: dict[str, dict[int, dict[Parameter, float]]] = {"weight": {}, "update": {}}
+    columns = (rows["kind"], rows["step"].tolist(), parameters(rows), rows["rms"].tolist())
+    for kind, at, place, rms in zip(*columns, strict=True):
+        found[kind].setdefault(at, {})[place] = rms
     return Updates(found["weight"], found["update"])

@@ -15,7 +15,7 @@ from precdoctor.diagnosis.offline.replay.updates import policy_used
 from precdoctor.diagnosis.prescriptions import measures
 from precdoctor.diagnosis.prescriptions.measures import MEASURES, Measure, Scope
 from precdoctor.diagnosis.survey.gradient_underflow import computed_in, examined_steps, tail_of
-from precdoctor.diagnosis.survey.rows import TensorRow, number
+from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP32, Format
 from precdoctor.numerics.loss_scaling import ScalerPolicy, simulate
@@ -165,8 +165,7 @@ def _of_module(view: RunView, finding: Finding, rule: Prescription, change: Chan
 def _least_headroom(view: RunView, scope: Scope, fmt: Format) -> float | None:
     """The same values in another format."""
     terms = [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
-    frames = view.scan(["amax"], (scope.kind,), where=terms)
-    amax = max((a for f in frames for v in f["amax"] if (a := number(v)) is not None), default=0.0)
+    amax = float(view.measured((), (scope.kind,), columns=("amax",), where=terms)["amax"].max())
     return fmt.headroom(amax) if amax > 0.0 else None
 
 
@@ -199,7 +198,9 @@ def exact_reach(view: RunView, finding: Finding) -> float | None:
 
 def _of_eps(view: RunView, finding: Finding, eps: float) -> list[Effect]:
     scope = _tensor(finding)
-    gradients = measures.given_gradients(view, scope) if scope is not None else []
+    if scope is None:
+        return []
+    gradients = measures.given_gradients(view, scope)
     found = _effect(view, "below_eps_share", measures.below_eps(gradients, eps), scope)
     return found + _effect(view, "step_size_factor", measures.step_size(gradients, eps), scope)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
 from precdoctor.diagnosis.families.nonfinite.incident import Incident
@@ -14,9 +15,10 @@ from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.offline.replay.gradients import run_gradients
 from precdoctor.diagnosis.offline.replay.loss_scale import recorded_flushed
 from precdoctor.diagnosis.offline.replay.updates import updates_of
+from precdoctor.diagnosis.survey.frames import histograms
 from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, survey
 from precdoctor.diagnosis.survey.parameters import adam_groups
-from precdoctor.diagnosis.survey.rows import Key, integer, known_format, number
+from precdoctor.diagnosis.survey.rows import Key, known_format, number
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import FP32
@@ -108,17 +110,18 @@ def _flushed_share(view: RunView, scope: Scope) -> float | None:
 def _is_wide(view: RunView, scope: Scope) -> bool:
     """The gradient is there, in FP32, which flushes nothing that FP16 or BF16 holds."""
     terms = [("root", "==", scope.root), ("module", "==", scope.module), ("dtype", "==", "float32")]
-    return any(len(f) for f in view.scan(["numel"], (scope.kind,), where=terms))
+    return len(view.measured((), (scope.kind,), where=terms)) > 0
 
 
 def _headroom(view: RunView, scope: Scope) -> float | None:
-    least = math.inf
-    terms = [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
-    for r in view.scan_records(["amax", "dtype", "call"], (scope.kind,), where=terms):
-        fmt, amax = known_format(str(r["dtype"])), number(r["amax"])
-        if fmt is not None and amax and integer(r["call"]) == scope.call:
-            least = min(least, fmt.headroom(amax))
-    return least if least < math.inf else None
+    terms = [*_where(scope), ("call", "==", scope.call), ("amax", ">", 0.0)]
+    rows = view.measured((), (scope.kind,), columns=("amax", "dtype"), where=terms)
+    largest = rows.groupby("dtype", observed=True)["amax"].max()
+    return min((f.headroom(a) for d, a in largest.items() if (f := known_format(str(d))) is not None), default=None)
+
+
+def _where(scope: Scope) -> list[tuple[str, str, Any]]:
+    return [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
 
 
 def eps_of(view: RunView) -> float | None:
@@ -126,28 +129,27 @@ def eps_of(view: RunView) -> float | None:
     return min((e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0), default=None)
 
 
-def given_gradients(view: RunView, scope: Scope) -> list[tuple[ExponentHistogram, float]]:
-    """Per sampled step exponents and RMS of a gradient as the optimizer was given it, the loss scale taken out."""
-    terms = [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
-    found = []
-    for r in view.scan_records(["exp_lo", "exp_hist", "numel", "sum_sq", "scale", "nan"], (scope.kind,), where=terms):
-        histogram, squares = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"]), number(r["sum_sq"])
-        scale = number(r["scale"]) or 1.0
-        if histogram.total and squares is not None and not r["nan"] and scale == 1.0:
-            found.append((histogram, math.sqrt(squares / int(r["numel"]))))
-    return found
+def given_gradients(view: RunView, scope: Scope) -> pd.DataFrame:
+    """Per sampled step exponents and mean square of a gradient as the optimizer was given it, without a loss scale."""
+    columns = ("exp_lo", "exp_hist", "numel", "sum_sq", "nan")
+    rows = view.measured(("multiplier",), (scope.kind,), columns=columns, where=_where(scope))
+    rows = rows[rows["sum_sq"].notna() & (rows["nan"] == 0) & (rows["multiplier"] == 1.0)]
+    held: pd.DataFrame = rows[histograms(rows).total > 0]
+    return held
 
 
-def below_eps(gradients: list[tuple[ExponentHistogram, float]], eps: float) -> float | None:
+def below_eps(gradients: pd.DataFrame, eps: float) -> float | None:
     """Share of the non-zero elements below ``eps``, median over steps."""
-    shares = [h.at_most(eps).low / h.total for h, _ in gradients]
-    return median(shares) if shares else None
+    held = histograms(gradients)
+    low, _ = held.at_most(np.full(len(gradients), eps))
+    return float(np.median(low / held.total)) if len(gradients) else None
 
 
-def step_size(gradients: list[tuple[ExponentHistogram, float]], eps: float) -> float | None:
+def step_size(gradients: pd.DataFrame, eps: float) -> float | None:
     """``g / (g + eps)`` at the RMS g of the gradient, median over steps: what eps leaves of a step of Adam."""
-    factors = [rms / (rms + eps) for _, rms in gradients if rms > 0.0]
-    return median(factors) if factors else None
+    rms = np.sqrt((gradients["sum_sq"] / gradients["numel"]).to_numpy())
+    rms = rms[rms > 0.0]
+    return float(np.median(rms / (rms + eps))) if rms.size else None
 
 
 def _below_eps_share(view: RunView, scope: Scope) -> float | None:
@@ -160,29 +162,24 @@ def _step_size_factor(view: RunView, scope: Scope) -> float | None:
     return None if eps is None else step_size(given_gradients(view, scope), eps)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Updates:
     """The intended updates of all weights together, trivial ones left out."""
 
     relative: ExponentHistogram
-    intended: float = 0.0
-    lost: float = 0.0
+    intended: float
+    lost: float
 
 
 def updates(view: RunView) -> Updates:
     """Counted over all ``update`` rows; what is :data:`FP32_BINADES` below its weight is trivial."""
-    found = Updates(ExponentHistogram.of(None, None))
-    for r in view.scan_records(["unchanged", "zero", "numel", "rel_lo", "rel_hist"], ("update",)):
-        unchanged = integer(r["unchanged"])
-        if unchanged is None:
-            continue
-        relative = ExponentHistogram.of(integer(r["rel_lo"]), r["rel_hist"])
-        kept = relative[FP32_BINADES:]
-        trivial = relative.total - kept.total
-        found.relative = found.relative.merge(kept)
-        found.intended += max(0.0, int(r["numel"]) - int(r["zero"]) + unchanged - trivial)
-        found.lost += max(0.0, unchanged - trivial)
-    return found
+    rows = view.measured(("intended",), ("update",), columns=("unchanged", "rel_lo", "rel_hist"))
+    rows = rows[rows["unchanged"].notna()]
+    relative = histograms(rows, "rel")
+    trivial = relative.below(FP32_BINADES)
+    kept = relative.merged(np.zeros(len(rows), np.int64), 1).row(0)[FP32_BINADES:]
+    intended, lost = (float(np.maximum(rows[c].to_numpy() - trivial, 0.0).sum()) for c in ("intended", "unchanged"))
+    return Updates(kept, intended, lost)
 
 
 def _lost_updates(view: RunView, _scope: Scope) -> float | None:

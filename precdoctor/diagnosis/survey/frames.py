@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.survey.histogram_columns import check_bins
 from precdoctor.diagnosis.survey.measures import Floats, column, lists
 from precdoctor.diagnosis.survey.rows import Key, Parameter
 from precdoctor.diagnosis.survey.view import IDENTITY, Process
-from precdoctor.numerics.histogram import Histograms
+from precdoctor.errors import CorruptRunError
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -104,9 +106,19 @@ def finite(frame: pd.DataFrame) -> Mask:
 
 
 def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
-    """The histograms of all rows; ``prefix`` is ``exp`` or ``rel``."""
+    """The histograms of all rows; ``prefix`` is ``exp`` or ``rel``.
+
+    Raises:
+        CorruptRunError: bins outside the exponent range, or counts below zero.
+    """
     lengths, counts = lists(frame, f"{prefix}_hist")
-    return Histograms(np.nan_to_num(column(frame, f"{prefix}_lo")).astype(np.int64), lengths, counts.astype(np.int64))
+    lo = np.nan_to_num(column(frame, f"{prefix}_lo")).astype(np.int64)
+    outside = np.flatnonzero((lengths > 0) & ((lo < EXP_MIN) | (lo + lengths - 1 > EXP_MAX)))
+    if outside.size:
+        check_bins(f"{prefix}_hist", int(lo[outside[0]]), int(lengths[outside[0]]))
+    if (counts < 0).any():
+        raise CorruptRunError(f"the log is damaged: a count in {prefix}_hist is below zero")
+    return Histograms(lo, lengths, counts.astype(np.int64))
 
 
 def by_kind(frame: pd.DataFrame, values: Floats, kinds: Sequence[str]) -> tuple[pd.DataFrame, list[Floats]]:
@@ -134,4 +146,25 @@ def _places(frame: pd.DataFrame, ids: Ints, kinds: Sequence[str]) -> Ints:
     for own, name in zip(rows, kinds, strict=True):
         mine = np.flatnonzero(kind == name)
         own[ids[mine]] = mine
+    return rows
+
+
+def sums(ids: Ints, values: npt.ArrayLike) -> Floats:
+    """The sum of each group of :func:`groups`, added in the order of the rows."""
+    added: Floats = np.bincount(ids, np.asarray(values, np.float64)).astype(np.float64)
+    return added
+
+
+def largest(ids: Ints, values: npt.ArrayLike) -> Floats:
+    """The largest value of each group of :func:`groups`; NaN where it has none."""
+    found = np.full(int(ids.max(initial=-1)) + 1, np.nan)
+    np.fmax.at(found, ids, np.asarray(values, np.float64))
+    return found
+
+
+def worst_rows(ids: Ints, values: npt.ArrayLike) -> Ints:
+    """The row with the largest value of each group of :func:`groups`, the first of equals; NaN is smaller than all."""
+    known = np.nan_to_num(np.asarray(values, np.float64), nan=-np.inf)
+    order = np.lexsort((-np.arange(known.size), known, ids))
+    rows: Ints = order[np.flatnonzero(np.diff(ids[order], append=-1))]
     return rows

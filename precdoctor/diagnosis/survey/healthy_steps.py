@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 import pandas as pd
 
-from precdoctor.diagnosis.survey.arrow_rows import records
+from precdoctor.diagnosis.survey.frames import keys
 from precdoctor.diagnosis.survey.origin import Reference, Sighting
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, known_format, number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -43,21 +44,18 @@ def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[
     seen: dict[Key, list[Sighting]] = {}
     if not chosen:
         return seen
-    columns = ["root", "module", "kind", "name", "call", "dtype", "numel", *BAD_COUNTS, "amax"]
-    for frame in view.scan(columns, (*FORWARD_KINDS, "loss", *BACKWARD_KINDS), steps=chosen):
-        mine = frame[(frame["rank"] == process.rank) & (frame["attempt"] == process.attempt)]
-        for key, sighting in _sightings(mine):
-            seen.setdefault(key, []).append(sighting)
-    return {key: tuple(sorted(s, key=lambda x: x.step)) for key, s in seen.items()}
+    where = [("rank", "==", process.rank), ("attempt", "==", process.attempt)]
+    kinds, columns = (*FORWARD_KINDS, "loss", *BACKWARD_KINDS), ("dtype", "numel", *BAD_COUNTS, "amax")
+    frame = view.measured((), kinds, columns=columns, steps=chosen, where=where).sort_values("step", kind="stable")
+    for key, sighting in zip(keys(frame), _sightings(frame), strict=True):
+        seen.setdefault(key, []).append(sighting)
+    return seen
 
 
-def _sightings(frame: pd.DataFrame) -> list[tuple[Key, Sighting]]:
-    result = []
-    for r in records(frame):
-        key = (str(r["root"]), str(r["module"]), str(r["kind"]), str(r["name"]), int(r["call"]))
-        badness = frozenset(c for c in BAD_COUNTS if r[c] > 0)
-        amax, fmt = number(r["amax"]), known_format(str(r["dtype"]))
-        headroom = fmt.headroom(amax) if fmt is not None and amax else None
-        share = float(r["neg_inf"]) / max(1, int(r["numel"]))
-        result.append((key, Sighting(int(r["step"]), badness, share, amax, headroom)))
-    return result
+def _sightings(frame: pd.DataFrame) -> Iterator[Sighting]:
+    columns = (frame[c].tolist() for c in ("step", "dtype", "numel", "amax", *BAD_COUNTS))
+    for step, dtype, numel, amax, *counts in zip(*columns, strict=True):
+        badness = frozenset(name for name, count in zip(BAD_COUNTS, counts, strict=True) if count > 0)
+        fmt, known = known_format(dtype), number(amax)
+        headroom = fmt.headroom(known) if fmt is not None and known else None
+        yield Sighting(step, badness, counts[-1] / max(1, numel), known, headroom)

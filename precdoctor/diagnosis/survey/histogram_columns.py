@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.errors import CorruptRunError
-from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 
 
@@ -24,21 +23,6 @@ def with_exponents(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Mask of the rows that hold a histogram, shape ``(rows,)``."""
     held: npt.NDArray[np.bool_] = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
     return held
-
-
-def exponent_table(frame: pd.DataFrame, amax: npt.NDArray[np.float64] | None = None) -> HistogramTable:
-    """The histograms of a frame in which every row holds one.
-
-    Raises:
-        CorruptRunError: bins outside the exponent range, or counts below zero.
-    """
-    lo, counts = frame["exp_lo"].to_numpy(dtype=np.int64), list(frame["exp_hist"])
-    for first, row in zip(lo.tolist(), counts, strict=True):
-        check_bins("exp_hist", first, len(row))
-    table = HistogramTable.of_lists(lo, counts, amax)
-    if (table.counts < 0).any():
-        raise CorruptRunError("the log is damaged: a count in exp_hist is below zero")
-    return table
 
 
 def exponents(name: str, lo: object, counts: npt.NDArray[np.int64] | None) -> ExponentHistogram:

@@ -37,7 +37,7 @@ _BAD, _BEFORE, _LED_UP_TO = 48, 8, 4
 #: The first steps show how a run began.
 _FIRST = 8
 #: The columns of a kept row: all but the histograms of blocks, which take most of the room and few questions need.
-COLUMNS = tuple(name for name in TENSORS.names if not name.startswith("block"))
+COLUMNS = tuple(name for name in TENSORS.names if not name.startswith("block") or name.endswith("_lo"))
 ROWS = pa.schema([*(TENSORS.field(name) for name in COLUMNS), ATTEMPT])
 _BATCH_COLUMNS = (
     *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel", "order", "amax"),

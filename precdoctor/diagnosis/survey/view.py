@@ -48,6 +48,8 @@ class RunView(RunFacts):
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
         self._categories: dict[str, tuple[pa.Array, pd.CategoricalDtype]] = {}
+        self._asked: frozenset[int] = frozenset()
+        self._besides: list[int] = []
 
     def measured(
         self,
@@ -87,6 +89,13 @@ class RunView(RunFacts):
             self._categories[name] = array.dictionary, dtype
         codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
+
+    def keep(self, steps: Sequence[int]) -> None:
+        """Have the pass over the tensors keep the rows of these steps as well, for questions that name them.
+
+        Too late once the pass is made; then such questions read the steps from the log.
+        """
+        self._asked |= frozenset(steps)
 
     def scan(
         self,
@@ -155,9 +164,12 @@ class RunView(RunFacts):
         steps: Sequence[int] | None,
         where: Sequence[tuple[str, str, Any]],
     ) -> Iterator[pa.RecordBatch]:
+        survey = self.survey
         wanted, filters = self._query(columns, kinds, bad, steps, where)
-        if self.survey.covers(steps) and set(wanted) <= set(ROWS.names):
-            found = query("tensors", wanted, filters).select(self.survey.rows)
+        if steps is None and survey.kept is not None and self._besides:
+            filters = [[*terms, ("step", "not in", self._besides)] for terms in filters]
+        if survey.covers(steps) and set(wanted) <= set(ROWS.names):
+            found = query("tensors", wanted, filters).select(survey.rows)
             return iter([found] if found.num_rows else [])
         return self._run.batches("tensors", columns=wanted, filters=filters)
 
@@ -169,7 +181,9 @@ class RunView(RunFacts):
         pieces = self._run.pieces("tensors")
         mine = [Process(p.directory.rank, p.directory.attempt) in self.step_batches for p in pieces]
         rows = sum(p.rows for p, keeps in zip(pieces, mine, strict=True) if keeps)
-        steps = chosen_steps(self.sampled_steps, bad, rows)
+        chosen = chosen_steps(self.sampled_steps, bad, rows)
+        self._besides = [] if chosen is None else sorted(self._asked.difference(chosen))
+        steps = None if chosen is None else sorted([*chosen, *self._besides])
         key = stored.key_of(self._run, steps) if sum(p.rows for p in pieces) >= stored.WORTH_STORING else None
         known = stored.load(key) if key is not None else None
         if known is not None:
@@ -195,7 +209,10 @@ class RunView(RunFacts):
     def kept_steps(self) -> tuple[int, ...]:
         """The sampled steps whose rows are at hand: all of a short run, a choice of a long one."""
         kept = self.survey.kept
-        return self.sampled_steps if kept is None else tuple(s for s in self.sampled_steps if s in kept)
+        if kept is None:
+            return self.sampled_steps
+        mine = kept.difference(self._besides)
+        return tuple(s for s in self.sampled_steps if s in mine)
 
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
         where = [("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]

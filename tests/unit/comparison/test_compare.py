@@ -9,16 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.cli import main
 from precdoctor.comparison.compare import Comparison, compare
-from precdoctor.comparison.drift import distance_in_binades
+from precdoctor.comparison.drift import distances
+from precdoctor.comparison.gate import gate
 from precdoctor.diagnosis.claims.finding import Phase, Status
 from precdoctor.errors import IncomparableRunsError
-from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.runlog import Run
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
+from precdoctor.runlog import Run, open_run
+from tests.support.counted import Counted
 from tests.support.training import Row, Training, histogram
 
 
@@ -166,10 +168,36 @@ counts = st.lists(st.integers(0, 1000), min_size=1, max_size=30)
 histograms = st.builds(lambda lo, c: ExponentHistogram.of(lo, c), st.integers(-120, 100), counts)
 
 
+pairs = st.lists(st.tuples(histograms, histograms, st.integers(-40, 40)), min_size=1, max_size=5)
+
+
+def distance(a: ExponentHistogram, b: ExponentHistogram, shift: int = 0) -> float:
+    return float(distances(Histograms.of([a]), Histograms.of([b]), np.array([shift]))[0])
+
+
+def moved_mass(a: ExponentHistogram, b: ExponentHistogram, shift: int) -> float:
+    """The same bin by bin: what lies in front of each edge in one and not in the other."""
+    if a.total == 0 or b.total == 0:
+        return math.nan
+    mass: dict[int, float] = dict.fromkeys(range(-300, 300), 0.0)
+    for h, by, sign in ((a, 0, 1.0), (b, shift, -1.0)):
+        for i, count in enumerate(h.counts.tolist()):
+            mass[h.lo + i + by] += sign * count / h.total
+    return math.fsum(abs(math.fsum(mass[j] for j in range(-300, k))) for k in range(-300, 301))
+
+
+@given(pairs)
+@settings(max_examples=25, deadline=None)
+def test_distances_of_many_are_those_of_each(rows: list[tuple[ExponentHistogram, ExponentHistogram, int]]) -> None:
+    first, second, shift = zip(*rows, strict=True)
+    found = distances(Histograms.of(first), Histograms.of(second), np.array(shift))
+    assert found == pytest.approx([moved_mass(*row) for row in rows], abs=1e-9, nan_ok=True)
+
+
 @given(histograms, histograms, histograms)
 def test_the_distance_is_a_metric(a: ExponentHistogram, b: ExponentHistogram, c: ExponentHistogram) -> None:
-    ab, ba, bc, ac = (distance_in_binades(x, y) for x, y in ((a, b), (b, a), (b, c), (a, c)))
-    if None in (ab, bc, ac):
+    ab, ba, bc, ac = (distance(x, y) for x, y in ((a, b), (b, a), (b, c), (a, c)))
+    if any(map(math.isnan, (ab, bc, ac))):
         assert 0 in (a.total, b.total, c.total)
         return
     assert ab == pytest.approx(ba) and ab >= 0.0
@@ -179,6 +207,21 @@ def test_the_distance_is_a_metric(a: ExponentHistogram, b: ExponentHistogram, c:
 @given(histograms.filter(lambda h: h.total > 0), st.integers(-40, 40))
 def test_scaling_by_a_power_of_two_moves_by_the_exponent(h: ExponentHistogram, k: int) -> None:
     moved = ExponentHistogram(h.lo + k, h.counts)
-    assert distance_in_binades(h, moved) == pytest.approx(abs(k), abs=1e-9)
-    assert distance_in_binades(h, moved, -k) == pytest.approx(0.0, abs=1e-12)
-    assert not math.isnan(distance_in_binades(h, h) or 0.0)
+    assert distance(h, moved) == pytest.approx(abs(k), abs=1e-9)
+    assert distance(h, moved, -k) == pytest.approx(0.0, abs=1e-12)
+    assert distance(h, h) == 0.0
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [12, 200])
+def test_each_run_is_read_once(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("precdoctor.diagnosis.survey.survey.MOST_ROWS", 1000)
+    for name in ("a", "b"):
+        fingerprinted(Training(steps=steps)).write(tmp_path / name)
+    for held in (compare, lambda a, b: gate([b], a)):
+        a, b = (Counted(open_run(tmp_path / name)) for name in ("a", "b"))
+        held(a, b)
+        assert (a.passes, b.passes) == (1, 1)
+        assert a.asked == b.asked == []

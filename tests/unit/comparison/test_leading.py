@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from precdoctor.comparison.leading import CODES, FEWEST, drifting, growing, leading_findings, loss_gap
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 from tests.support.training import Training
 
 KEY = ("GPT#0", "blocks.0.mlp.up", "weight_grad_step", "weight", 0)
@@ -52,7 +53,8 @@ def course(seed, growth=0.0, level=0.0, steps=32, noise=0.4):
     """One gradient: binades of amax over the steps, and its mean square."""
     random = np.random.default_rng(seed)
     binades = -10.0 + level + growth * np.linspace(0.0, 1.0, steps) + random.normal(0.0, noise, steps)
-    return {KEY: {s: (2.0**b, 2.0 ** (2.0 * b - 6.0)) for s, b in enumerate(binades.tolist())}}
+    places = pd.MultiIndex.from_tuples([(*KEY, s) for s in range(steps)], names=[*IDENTITY, "step"])
+    return pd.DataFrame({"amax": np.exp2(binades), "square": np.exp2(2.0 * binades - 6.0)}, index=places)
 
 
 def test_gradients_of_another_seed_neither_grow_nor_drift():

@@ -1,39 +1,20 @@
 """What the view reads, and how little of it."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 import pytest
 
-from precdoctor.diagnosis.engine import diagnose_view, resolve_options
+from precdoctor.diagnosis.engine import describe, diagnose_view, resolve_options
+from precdoctor.diagnosis.offline.whatif.forecast import Question, forecast
+from precdoctor.diagnosis.offline.whatif.recipe import ask
+from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey.view import Process, RunView
-from precdoctor.runlog import Run
-from precdoctor.runlog.pieces import Piece
+from tests.support.counted import Counted
 from tests.support.training import FACTS, Training
 
 P0 = Process(0, 0)
-
-
-class Counted(Run):
-    """A run that counts passes over its tensors, and the steps that are asked for besides."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run.path, run.info)
-        self.passes = 0
-        self.asked: list[Any] = []
-
-    def pieces(self, table: str) -> list[Piece]:
-        self.passes += table == "tensors"
-        return super().pieces(table)
-
-    def batches(self, name: str, columns: Any = None, filters: Any = None) -> Iterator[pa.RecordBatch]:
-        if name == "tensors":
-            self.asked.append(filters)
-        return super().batches(name, columns, filters)
 
 
 def test_rules_read_the_tensors_of_a_short_log_once(tmp_path: Path) -> None:
@@ -54,6 +35,14 @@ def test_rows_of_a_long_log_that_were_not_kept_are_read_by_step(
     assert run.passes == 1
     for terms in run.asked:
         assert all(any(term[0] == "step" for term in alternative) for alternative in terms)
+
+
+def test_the_facts_of_a_run_take_no_pass_over_its_tensors(tmp_path: Path) -> None:
+    """``whatif`` makes a pass of its own, and heads its answer with them."""
+    run = Counted(Training().write(tmp_path / "run"))
+    describe(RunView(run))
+    forecast(run, Question(ask("e4m3"), Target()))
+    assert (run.passes, len(run.asked)) == (0, 1)
 
 
 def test_steps_with_several_optimizers_are_taken_together(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from precdoctor.numerics.fp8_scaling import (
     replay,
     scale_series,
 )
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics, predict
 from tests.unit.numerics.distributions import NAMES, tensor
 
@@ -145,7 +145,7 @@ def test_the_table_agrees_with_single_predictions(seed, name, power, odd, fmt):
     statistics = TensorStatistics.of_values(x)
     scale = (1.37 if odd else 1.0) * 2.0**power
     nothing = ExponentHistogram.of(None, None)
-    table = HistogramTable.of([nothing, statistics.histogram], np.array([np.nan, statistics.amax]))
+    table = HistogramTable.of(Histograms.of([nothing, statistics.histogram]), np.array([np.nan, statistics.amax]))
     one = cast_counts(table, fmt, np.array([1.0, scale]))
     assert one.total.tolist() == [0.0, statistics.histogram.total]
     known = TensorStatistics(statistics.histogram, statistics.amax)  # the table does not use the smallest one

@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.configuration.half_precision_positions_angles import angles_finding, angles_of
+from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, parameters
+from precdoctor.diagnosis.survey.measures import lists
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.rows import TensorRow, known_format, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
@@ -111,20 +115,17 @@ def _check_tables(view: RunView, options: Options) -> Checked:
 
 def _named(view: RunView) -> list[TensorRow]:
     """The first row of every buffer whose name and numbers make it a candidate."""
-    first: dict[tuple[str, str, str], tuple[int, int, int]] = {}
-    for frame in view.scan(_COLUMNS, ("buffer",), where=[("dtype", "in", (*HALF, FP32.dtype))]):
-        columns = ("root", "module", "name", "step", "rank", "attempt", "dtype")
-        for root, module, name, step, rank, attempt, dtype in zip(*(frame[c] for c in columns), strict=True):
-            leaf = str(name).rsplit(".", maxsplit=1)[-1].lower()
-            if _FREQUENCIES.search(leaf) or (_POSITIONS.search(leaf) and dtype in HALF):
-                first.setdefault((str(root), str(module), str(name)), (int(step), int(rank), int(attempt)))
+    frame = view.measured((), ("buffer",), columns=("dtype",), where=[("dtype", "in", (*HALF, FP32.dtype))])
+    names = {name: str(name).rsplit(".", maxsplit=1)[-1].lower() for name in frame["name"].unique()}
+    frequencies = [name for name, leaf in names.items() if _FREQUENCIES.search(leaf)]
+    positions = [name for name, leaf in names.items() if _POSITIONS.search(leaf)]
+    frame = frame[frame["name"].isin(frequencies) | (frame["name"].isin(positions) & frame["dtype"].isin(HALF))]
+    first = frame.iloc[firsts(groups(frame, PARAMETER))]
     found = []
-    for process in view.processes:
-        for place, (step, rank, attempt) in first.items():
-            if (rank, attempt) == (process.rank, process.attempt):
-                rows = view.rows(process, step)
-                mine = (r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place)
-                found += [r for r in mine if r.dtype in HALF or rounded_to(r) is not None]
+    for (process, step), place in sorted(zip(at(first), parameters(first), strict=True), key=lambda f: f[0][0]):
+        rows = view.rows(process, step)
+        mine = (r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place)
+        found += [r for r in mine if r.dtype in HALF or rounded_to(r) is not None]
     return found
 
 
@@ -154,10 +155,10 @@ def _are_multiples(row: TensorRow, grid: float) -> bool:
 
 def _longest(view: RunView) -> int:
     """The longest second dimension of an activation with three: batch, sequence, width; 0 when none was recorded."""
-    longest = 0
-    for frame in view.scan(("kind", "shape"), ("output",), steps=view.kept_steps[:1]):
-        longest = max([longest, *(int(s[1]) for s in frame["shape"] if s is not None and len(s) == 3)])
-    return longest
+    frame = view.measured((), ("output",), columns=("shape",), steps=view.kept_steps[:1])
+    lengths, extents = lists(frame, "shape")
+    second = (np.cumsum(lengths) - lengths)[lengths == 3] + 1
+    return int(extents[second].max(initial=0))
 
 
 def _judge(row: TensorRow, length: int) -> _Table | None:

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.frames import firsts, groups
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -107,15 +110,22 @@ def _asked(flags: Mapping[str, Any]) -> Iterator[str]:
 
 def _trained_layers(view: RunView) -> list[tuple[str, str, str]]:
     """Modules with a gradient: root, FQN, class."""
-    found: set[tuple[str, str, str]] = set()
-    columns = ("root", "module", "module_class", "shape")
-    for frame in view.scan(columns, ("grad_output",), steps=view.kept_steps[:_STEPS]):
-        for root, module, kind, shape in zip(*(frame[c] for c in columns), strict=True):
-            extents = () if shape is None else tuple(shape)
-            plain = kind in _MEANS and all(n == 1 for n in extents[-int(str(kind)[-2]) :])
-            if text(kind) and not plain:
-                found.add((str(root), str(module), str(kind)))
-    return sorted(found)
+    columns = ("root", "module", "module_class")
+    frame = view.measured((), ("grad_output",), columns=("module_class", "shape"), steps=view.kept_steps[:_STEPS])
+    means = frame["module_class"].isin(_MEANS)
+    kept = ~means.to_numpy()
+    kept[means.to_numpy()] = [not plain for plain in _plain(frame[means])]
+    frame = frame[kept]
+    first = frame.iloc[firsts(groups(frame, columns))]
+    layers = zip(*(first[c].map(text) for c in columns), strict=True)
+    return sorted((root, module, kind) for root, module, kind in layers if kind)
+
+
+def _plain(frame: pd.DataFrame) -> Iterator[bool]:
+    """Whether each mean is over a single element."""
+    for kind, shape in zip(frame["module_class"], frame["shape"], strict=True):
+        extents = () if shape is pd.NA else tuple(shape)
+        yield all(n == 1 for n in extents[-int(str(kind)[-2]) :])
 
 
 def _gaps(flags: Mapping[str, Any], layers: Sequence[tuple[str, str, str]]) -> Iterator[_Gap]:

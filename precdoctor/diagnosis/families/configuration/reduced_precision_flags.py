@@ -9,8 +9,9 @@ from typing import Any
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.frames import groups, worst_rows
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import integer, number, text
+from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
@@ -49,7 +50,7 @@ in question. `record --apply` can set it for a trial.
         "Stosic and Micikevicius, Accelerating AI Training with NVIDIA TF32 Tensor Cores, NVIDIA 2021",
     ),
 )
-_COLUMNS = ("root", "module", "module_class", "dtype", "amax", "call")
+_COLUMNS = ("module_class", "dtype", "amax")
 #: From this compute capability on, devices have TF32.
 _TF32_FROM = (8, 0)
 _CONVOLUTIONS = tuple(f"Conv{transposed}{n}d" for transposed in ("", "Transpose") for n in (1, 2, 3))
@@ -109,19 +110,11 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _layers(view: RunView) -> list[_Layer]:
-    found: dict[tuple[str, str], _Layer] = {}
-    names = ("Linear", *_CONVOLUTIONS)
-    for r in view.scan_records(
-        _COLUMNS,
-        ("output",),
-        steps=watched_steps(view),
-        where=[("module_class", "in", names), ("phase", "==", "train")],
-    ):
-        amax, key = number(r["amax"]), (str(r["root"]), str(r["module"]))
-        if amax and (key not in found or amax > found[key].amax):
-            kind, dtype = text(r["module_class"]), str(r["dtype"])
-            found[key] = _Layer(*key, kind, dtype, amax, int(r["step"]), int(r["rank"]))
-    return list(found.values())
+    where = [("module_class", "in", ("Linear", *_CONVOLUTIONS)), ("phase", "==", "train"), ("amax", ">", 0.0)]
+    rows = view.measured((), ("output",), columns=_COLUMNS, steps=watched_steps(view), where=where)
+    largest = rows.iloc[worst_rows(groups(rows, ("root", "module")), rows["amax"])]
+    columns = ("root", "module", "module_class", "dtype", "amax", "step", "rank")
+    return [_Layer(*layer) for layer in zip(*(largest[c].tolist() for c in columns), strict=True)]
 
 
 def _terms(view: RunView) -> Mapping[tuple[str, str], int]:

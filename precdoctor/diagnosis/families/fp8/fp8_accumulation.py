@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
+
+import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, operands
-from precdoctor.diagnosis.survey.rows import integer, known_format, number, text
+from precdoctor.diagnosis.survey.frames import PARAMETER, at, groups, lasts, parameters
+from precdoctor.diagnosis.survey.measures import format_values
+from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.accumulation import Accumulator, Factor, SumError, sum_error
+from precdoctor.numerics.formats import format_of_dtype
 
 PAGE = RulePage(
     finds="""
@@ -63,7 +67,7 @@ _FAST, _PROMOTED = Accumulator(), Accumulator(promote=128)
 _SIMULATED = 8
 #: Number of newest steps whose operands are read, to bound the time.
 _STEPS = 8
-_COLUMNS = ("root", "module", "module_class", "name", "phase", "numel", "sum", "sum_sq", "format")
+_COLUMNS = ("module_class", "phase", "format")
 
 
 @dataclass(frozen=True)
@@ -173,21 +177,15 @@ def _products(view: RunView, noted: Sequence[Mapping[str, Any]]) -> list[_Produc
 
 
 def _sides(view: RunView) -> dict[tuple[str, str, str], _Side]:
-    means: dict[tuple[str, str, str], list[float]] = {}
-    last: dict[tuple[str, str, str], _Side] = {}
-    for r in view.scan_records(_COLUMNS, (KIND,), steps=view.kept_steps[-_STEPS:]):
-        if r["phase"] == "recompute":
-            continue
-        total, squares, fmt = number(r["sum"]), number(r["sum_sq"]), known_format(text(r["format"]))
-        if fmt is None or total is None or not squares or not math.isfinite(squares):
-            continue
-        key = str(r["root"]), str(r["module"]), str(r["name"])
-        mean = min(1.0, abs(total) / math.sqrt(squares * int(r["numel"])))
-        means.setdefault(key, []).append(mean)
-        factor = Factor(median(means[key]), fmt)
-        process = Process(int(r["rank"]), int(r["attempt"]))
-        last[key] = _Side(text(r["module_class"]), factor, process, int(r["step"]))
-    return last
+    rows = view.measured(("coherence",), (KIND,), columns=_COLUMNS, steps=view.kept_steps[-_STEPS:])
+    known = rows["coherence"].notna() & ~np.isnan(format_values(rows, "max", "format"))
+    rows = rows[known & (rows["phase"] != "recompute")]
+    ids = groups(rows, PARAMETER)
+    last = rows.iloc[lasts(ids)]
+    means = rows["coherence"].groupby(ids).median()
+    described = zip(last["module_class"].map(text), last["format"].map(format_of_dtype), means, at(last), strict=True)
+    sides = (_Side(name, Factor(mean, fmt), *where) for name, fmt, mean, where in described)
+    return dict(zip(parameters(last), sides, strict=True))
 
 
 def _finding(view: RunView, guilty: Sequence[tuple[_Product, SumError]], options: Options, *, narrow: bool) -> Finding:

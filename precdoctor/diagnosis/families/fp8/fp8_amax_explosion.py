@@ -12,7 +12,7 @@ import numpy as np
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_outliers import cut, hot_blocks
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
@@ -28,6 +28,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
 )
 from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 
 PAGE = RulePage(
@@ -100,22 +101,27 @@ def reach(fmt: Format) -> float:
     return math.log2(fmt.max) - math.log2(fmt.flush_limit)
 
 
-def _floor(cast: Cast, share: float) -> float:
-    """log2 of the magnitude below which ``share`` of the non-zero elements lie, in the unit of the cast."""
-    trimmed = cast.statistics.histogram.trimmed()
-    running = np.cumsum(trimmed.counts)
-    wanted = share * float(running[-1])
-    at = int(np.searchsorted(running, wanted))
-    before = float(running[at - 1]) if at else 0.0
-    return trimmed.lo + at + (wanted - before) / float(trimmed.counts[at])
+def _sized(operand: Operand) -> Casts:
+    found: Casts = operand.scaled[operand.scaled.amax > 0.0]
+    return found
+
+
+def _floors(casts: Casts, share: float) -> Floats:
+    """log2 of the magnitude below which ``share`` of the non-zero elements lie, in the unit of each cast."""
+    table = HistogramTable.of(casts.histograms.taken(casts.row))
+    wanted, rows = share * table.running[:, -1], np.arange(len(casts))
+    at = ((table.running >= wanted[:, None]) & (table.running > 0.0)).argmax(axis=1)
+    before = table.running[rows, at] - table.counts[rows, at]
+    floors: Floats = table.lo + at + (wanted - before) / table.counts[rows, at]
+    return floors
 
 
 def _trend(operand: Operand, options: Options) -> Trend | None:
     """The trend of amax; None unless it grows."""
-    casts = [c for c in operand.scaled if c.amax]
+    casts = _sized(operand)
     if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
         return None
-    amax = fit([(c.step, c.amax or 1.0) for c in casts])
+    amax = fit(list(zip(casts.step.tolist(), casts.amax.tolist(), strict=True)))
     if amax is None or amax.low <= 0.0 or amax.climbed < options["min_growth"] or amax.slope < 0.5 * amax.overall:
         return None
     return amax
@@ -123,20 +129,20 @@ def _trend(operand: Operand, options: Options) -> Trend | None:
 
 def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
     """The operand with its forecast; None unless the bulk stays behind."""
-    casts = [c for c in operand.scaled if c.amax]
-    spreads = [(c.step, 2.0 ** (math.log2(c.peak) - _floor(c, options["flushed_share"]))) for c in casts]
-    spread = fit(spreads)
+    casts = _sized(operand)
+    spreads = np.exp2(np.log2(casts.peak) - _floors(casts, options["flushed_share"]))
+    spread = fit(list(zip(casts.step.tolist(), spreads.tolist(), strict=True)))
     if spread is None or spread.low <= 0.0 or spread.slope < 0.5 * spread.overall:
         return None
     left = spread.steps_to(2.0 ** reach(operand.fmt))
-    recorded = casts[-1].step - casts[0].step
+    recorded = int(casts.step[-1] - casts.step[0])
     return _Growing(operand, amax, spread, left) if left[1] <= options["horizon"] * recorded else None
 
 
 def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Finding:
     worst = growing[0]
     operand, trend = worst.operand, worst.amax
-    casts = [c for c in operand.scaled if c.amax]
+    casts = _sized(operand)
     cast, first = casts[-1], casts[0]
     steps = plural(trend.last - trend.first, "step")
     message = (
@@ -165,7 +171,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
                 {"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)}
                 for c in casts[:: -max(1, -(-len(casts) // 64))][::-1]
             ],
-            "tensors": listed((g.operand for g in growing), lambda o: {"amax": o.scaled[-1].amax}),
+            "tensors": listed((g.operand for g in growing), lambda o: {"amax": float(o.scaled.amax[-1])}),
             **operand.evidence(view, cast),
             "confidence_reason": "a straight line in log2 over the newer half of the steps"
             + (", with a wide interval" if wide else ""),

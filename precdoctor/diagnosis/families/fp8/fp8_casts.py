@@ -8,32 +8,25 @@ scales as multiplier.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from precdoctor.diagnosis.survey.histogram_columns import exponents
-from precdoctor.diagnosis.survey.rows import (
-    Key,
-    integer,
-    key_of,
-    known_format,
-    number,
-    path_evidence,
-    path_to,
-    range_evidence,
-    text,
-)
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
+from precdoctor.diagnosis.survey.measures import column, format_values
+from precdoctor.diagnosis.survey.rows import Key, known_format, number, path_evidence, path_to, range_evidence, text
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.fp8_scaling import AmaxSeries, Recipe, scale_series
-from precdoctor.numerics.histogram import ExponentHistogram
+from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics, predict
 
 KIND = "fp8_operand"
@@ -43,10 +36,7 @@ COLUMNS = ("scale", "format", "saturated", "flushed", "amax", "exp_lo", "exp_his
 _NEWEST = _SPREAD = 128
 #: Casts per operand on which a full prediction is made, to bound the time; chosen empirically.
 _SPOTS = 3
-_READ = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "numel", "zero"),
-    *("nan", "pos_inf", "neg_inf", "amin_nonzero", "sum_sq", *COLUMNS),
-)
+_READ = ("module_class", "phase", "dtype", "numel", "amin_nonzero", "sum_sq", *COLUMNS)
 _ROLES = {"input": "input of", "weight": "weight of", "grad_output": "output gradient of"}
 
 Floats = npt.NDArray[np.float64]
@@ -82,16 +72,10 @@ class Cast:
         return self.scale is None or 0.0 < self.scale < math.inf
 
     @property
-    def sound(self) -> bool:
-        """Whether neither the scale nor an element is non-finite."""
-        return self.scale_is_sound and self.non_finite == 0
-
-    @property
     def amax(self) -> float | None:
         """Amax of the tensor before scaling; None where the scale is unknown or unsound."""
-        if self.scale is None or not self.sound:
-            return None
-        return self.peak / self.scale
+        known = self.scale is not None and self.scale_is_sound and self.non_finite == 0
+        return self.peak / self.scale if known and self.scale is not None else None
 
     @property
     def flushed_share(self) -> float:
@@ -102,6 +86,79 @@ class Cast:
     def saturated_share(self) -> float:
         """Clipped among all elements."""
         return self.saturated / self.numel if self.numel else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Casts(Sequence[Cast]):
+    """Casts of one operand at increasing steps, column by column; fields as of :class:`Cast`, shape ``(casts,)``.
+
+    Attributes:
+        scale: NaN where not known.
+        row: of ``log``, columns of the log by name, and of ``histograms``.
+    """
+
+    rank: Ints
+    attempt: Ints
+    step: Ints
+    peak: Floats
+    scale: Floats
+    numel: Ints
+    alive: Ints
+    saturated: Ints
+    flushed: Ints
+    non_finite: Ints
+    row: Ints
+    log: Mapping[str, npt.NDArray[Any]]
+    histograms: Histograms
+
+    def __len__(self) -> int:
+        return int(self.step.size)
+
+    def __getitem__(self, at: Any) -> Any:
+        """One cast for a number; for a mask, numbers or a slice the casts there."""
+        if isinstance(at, (int, np.integer)):
+            return self._cast(int(at))
+        return replace(self, **{name: getattr(self, name)[at] for name in _COUNTED})
+
+    def _cast(self, at: int) -> Cast:
+        values = {name: getattr(self, name)[at].item() for name in _COUNTED}
+        row, scale = values.pop("row"), values.pop("scale")
+        return Cast(
+            process=Process(values.pop("rank"), values.pop("attempt")),
+            statistics=_statistics({n: c[row] for n, c in self.log.items()}, self.histograms.row(row)),
+            scale=None if math.isnan(scale) else scale,
+            **values,
+        )
+
+    @cached_property
+    def scale_is_sound(self) -> Mask:
+        """Whether each scale is finite and above zero, or not known."""
+        sound: Mask = np.isnan(self.scale) | ((self.scale > 0.0) & (self.scale < math.inf))
+        return sound
+
+    @cached_property
+    def sound(self) -> Mask:
+        """Whether neither the scale nor an element is non-finite."""
+        sound: Mask = self.scale_is_sound & (self.non_finite == 0)
+        return sound
+
+    @cached_property
+    def amax(self) -> Floats:
+        """Amax of the tensor before scaling; NaN where the scale is unknown or unsound."""
+        return self.peak / np.where(self.sound, self.scale, math.nan)
+
+    @cached_property
+    def flushed_share(self) -> Floats:
+        """Flushed among the finite non-zero elements."""
+        return self.flushed / np.maximum(self.alive, 1)
+
+    @cached_property
+    def saturated_share(self) -> Floats:
+        """Clipped among all elements."""
+        return self.saturated / np.maximum(self.numel, 1)
+
+
+_COUNTED = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histograms"))
 
 
 @dataclass(frozen=True)
@@ -145,14 +202,13 @@ class Operand:
     Attributes:
         fmt: format of the cast's result.
         dtype: of its input.
-        casts: one per step, in order.
     """
 
     key: Key
     module_class: str
     fmt: Format
     dtype: str
-    casts: tuple[Cast, ...]
+    casts: Casts
 
     @property
     def place(self) -> str:
@@ -174,30 +230,38 @@ class Operand:
         return self.key[3].startswith("grad")
 
     @cached_property
-    def settled(self) -> tuple[Cast, ...]:
-        """Sound casts with a non-zero element, without the first recorded one, whose history may be empty."""
-        casts = [c for c in self.casts if c.sound and c.alive]
-        return tuple(casts if len(self.casts) == 1 else [c for c in casts if c is not self.casts[0]])
+    def settles(self) -> Mask:
+        """Whether each cast is sound, with a non-zero element; not the first recorded one, without a history."""
+        settles = self.casts.sound & (self.casts.alive > 0)
+        settles[: int(len(settles) > 1)] = False
+        return settles
 
     @cached_property
-    def scaled(self) -> tuple[Cast, ...]:
+    def settled(self) -> Casts:
+        """The casts that settle."""
+        found: Casts = self.casts[self.settles]
+        return found
+
+    @cached_property
+    def scaled(self) -> Casts:
         """The settled casts of known scale."""
-        return tuple(c for c in self.settled if c.amax is not None)
+        found: Casts = self.settled[~np.isnan(self.settled.amax)]
+        return found
 
     @cached_property
     def flushed_share(self) -> float:
         """Median over steps."""
-        return median(c.flushed_share for c in self.settled) if self.settled else 0.0
+        return float(np.median(self.settled.flushed_share)) if self.settled else 0.0
 
     @cached_property
     def saturated_share(self) -> float:
         """Median over steps."""
-        return median(c.saturated_share for c in self.settled) if self.settled else 0.0
+        return float(np.median(self.settled.saturated_share)) if self.settled else 0.0
 
     @cached_property
     def per_tensor(self) -> bool:
         """Whether every settled cast has one known scale for the whole tensor."""
-        return bool(self.settled) and all(c.scale is not None for c in self.settled)
+        return bool(self.settled) and not np.isnan(self.settled.scale).any()
 
     @cached_property
     def spots(self) -> tuple[Cast, ...]:
@@ -209,7 +273,7 @@ class Operand:
     @cached_property
     def typical(self) -> Cast:
         """The settled cast whose flushed share is the median one (the lower of two)."""
-        return sorted(self.settled, key=lambda c: (c.flushed_share, c.step))[(len(self.settled) - 1) // 2]
+        return _middle(self.settled, self.settled.flushed_share)
 
     @cached_property
     def clipping(self) -> Damage:
@@ -218,8 +282,7 @@ class Operand:
         A scale that is computed now and then costs nothing on some steps and much on others; ``cost``, of a few steps,
         may meet only the former.
         """
-        casts = sorted(self.settled, key=lambda c: (c.saturated_share, c.step))
-        return damage(casts[(len(casts) - 1) // 2].statistics, self.fmt)
+        return damage(_middle(self.settled, self.settled.saturated_share).statistics, self.fmt)
 
     @cached_property
     def cost(self) -> Damage:
@@ -246,15 +309,14 @@ class Operand:
     def replay(self, recipe: Recipe, fmt: Format | None = None) -> Replayed:
         """Replay ``recipe`` over the whole series, with counts at the casts of known scale."""
         target = fmt or self.fmt
-        series = AmaxSeries.of([c.amax for c in self.casts], [c.step for c in self.casts])
-        known = np.array([c.amax is not None for c in self.casts], dtype=np.bool_)
-        scale = scale_series(series, target, recipe).scale[known]
-        casts = [c for c in self.casts if c.amax is not None]
-        own = np.array([c.scale or 1.0 for c in casts])
-        peak = np.array([c.peak for c in casts])
-        counts = cast_counts(HistogramTable.of([c.statistics.histogram for c in casts], peak), target, scale / own)
+        series = AmaxSeries.of(self.casts.amax, self.casts.step)
+        casts = self.casts[~np.isnan(self.casts.amax)]
+        scale = scale_series(series, target, recipe).scale[~np.isnan(self.casts.amax)]
+        table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
+        counts = cast_counts(table, target, scale / casts.scale)
         total = np.maximum(counts.total, 1.0)
-        return Replayed(scale, counts.flushed / total, counts.saturated / total, peak / own * scale / target.max)
+        peak = casts.peak / casts.scale * scale / target.max
+        return Replayed(scale, counts.flushed / total, counts.saturated / total, peak)
 
     def evidence(self, view: RunView, cast: Cast) -> dict[str, Any]:
         """The fixed-shape ``range`` and ``path`` of a finding, the range in the unit of the format."""
@@ -321,44 +383,54 @@ def _steps(view: RunView) -> list[int]:
 
 
 def _read(view: RunView) -> dict[Key, Operand]:
-    casts: dict[Key, dict[int, Cast]] = {}
-    facts: dict[Key, tuple[str, Format, str]] = {}
-    for r in view.scan_records(_READ, (KIND,), steps=_steps(view)):
-        if r["phase"] == "recompute":
-            continue
-        fmt = known_format(text(r["format"]))
-        cast = _cast(r)
-        if fmt is None or cast is None:
-            continue
-        key = key_of(r)
-        mine = casts.setdefault(key, {})
-        mine[cast.step] = _together(mine[cast.step], cast) if cast.step in mine else cast
-        facts[key] = text(r["module_class"]), fmt, text(r["dtype"])
-    return {k: Operand(k, *facts[k], tuple(c for _, c in sorted(mine.items()))) for k, mine in casts.items()}
+    frame = view.measured(("non_finite",), (KIND,), columns=_READ, steps=_steps(view))
+    cast = (frame["phase"] != "recompute") & frame["flushed"].notna() & ~np.isnan(format_values(frame, "max", "format"))
+    frame = frame[cast]
+    held, tensors = histograms(frame), groups(frame, IDENTITY)
+    casts = _together(frame, held, tensors)
+    last = frame.iloc[lasts(tensors)]
+    described = zip(last["module_class"].map(text), last["format"], last["dtype"], strict=True)
+    found = {}
+    for i, (key, (module_class, name, dtype)) in enumerate(zip(keys(last), described, strict=True)):
+        fmt = known_format(name)
+        assert fmt is not None
+        found[key] = Operand(key, module_class, fmt, text(dtype), casts[i])
+    return found
 
 
-def _cast(r: Mapping[str, Any]) -> Cast | None:
-    saturated, flushed = integer(r["saturated"]), integer(r["flushed"])
-    if flushed is None:
-        return None
-    statistics = _statistics(r)
-    return Cast(
-        process=Process(int(r["rank"]), int(r["attempt"])),
-        step=int(r["step"]),
-        statistics=statistics,
-        peak=number(r["amax"]) or 0.0,
-        scale=number(r["scale"]),
-        numel=int(r["numel"]),
-        alive=statistics.histogram.total,
-        saturated=saturated or 0,
-        flushed=flushed,
-        non_finite=int(r["nan"]) + int(r["pos_inf"]) + int(r["neg_inf"]),
+def _together(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Casts]:
+    """The casts of each operand by step; of several at one step the counts of all, and the rest of the worst one."""
+    counted = ("numel", "saturated", "flushed", "non_finite")
+    counts = [np.nan_to_num(column(frame, name)).astype(np.int64) for name in counted]
+    amax = column(frame, "amax")
+    rows = Casts(
+        rank=frame["rank"].to_numpy(np.int64),
+        attempt=frame["attempt"].to_numpy(np.int64),
+        step=frame["step"].to_numpy(np.int64),
+        peak=np.where(np.isnan(amax), 0.0, amax),
+        scale=column(frame, "scale"),
+        alive=held.total,
+        row=np.arange(len(frame)),
+        log={name: frame[name].to_numpy() for name in ("dtype", "scale", "amax", "amin_nonzero", "sum_sq")},
+        histograms=held,
+        numel=counts[0],
+        saturated=counts[1],
+        flushed=counts[2],
+        non_finite=counts[3],
     )
+    size = np.where(np.isnan(rows.amax), rows.peak, rows.amax)
+    order = np.lexsort((-rows.row, size, ~rows.sound, rows.step, tensors))
+    starts = np.flatnonzero((np.diff(tensors[order], prepend=-1) != 0) | (np.diff(rows.step[order], prepend=-1) != 0))
+    largest = order[np.append(starts[1:], order.size) - 1] if order.size else order
+    summed = ("numel", "alive", "saturated", "flushed", "non_finite")
+    sums = {name: np.add.reduceat(getattr(rows, name)[order], starts) for name in summed} if order.size else {}
+    casts = replace(rows[largest], **sums)
+    bounds = np.searchsorted(tensors[largest], np.arange(int(tensors.max(initial=-1)) + 2))
+    return [casts[first:end] for first, end in pairwise(bounds.tolist())]
 
 
-def _statistics(r: Mapping[str, Any]) -> TensorStatistics:
+def _statistics(r: Mapping[str, Any], histogram: ExponentHistogram) -> TensorStatistics:
     """Statistics of a row; of its exponents alone if its columns contradict each other."""
-    histogram = exponents("exp_hist", r["exp_lo"], r["exp_hist"])
     # A scale that is no power of two takes the elements off the grid of their dtype.
     source = known_format(text(r["dtype"])) if number(r["scale"]) == 1.0 else None
     try:
@@ -369,9 +441,6 @@ def _statistics(r: Mapping[str, Any]) -> TensorStatistics:
         return TensorStatistics(histogram)
 
 
-def _together(a: Cast, b: Cast) -> Cast:
-    """Merge two casts of one operand at one step: the counts of both, the rest of the unsound or larger one."""
-    size = lambda c: (not c.sound, c.amax if c.amax is not None else c.peak)  # noqa: E731
-    larger = max(a, b, key=size)
-    names = ("numel", "alive", "saturated", "flushed", "non_finite")
-    return replace(larger, **{n: getattr(a, n) + getattr(b, n) for n in names})
+def _middle(casts: Casts, shares: Floats) -> Cast:
+    found: Cast = casts[int(np.argsort(shares, kind="stable")[(len(casts) - 1) // 2])]
+    return found

@@ -100,7 +100,7 @@ def lost_channels(view: RunView, operand: Operand) -> float:
         return own
     if operand.gradient:
         return 0.0
-    before = median((c.numel - c.alive) / c.numel for c in operand.settled)
+    before = float(np.median((operand.settled.numel - operand.settled.alive) / operand.settled.numel))
     zeros = channel_zeros(view)
     return max((lost_to(view, p, flushed, max(before, zeros[p].came)) for p in readers(view, operand)), default=0.0)
 
@@ -110,7 +110,9 @@ def readers(view: RunView, operand: Operand) -> list[Module]:
 
     A cast often stands before the layer, in the module around it or in one of its own.
     """
-    left = {c.step: (c.numel, c.numel - c.alive - c.non_finite + c.flushed) for c in operand.settled if c.flushed}
+    casts = operand.settled[operand.settled.flushed > 0]
+    zeros = casts.numel - casts.alive - casts.non_finite + casts.flushed
+    left = dict(zip(casts.step.tolist(), zip(casts.numel.tolist(), zeros.tolist(), strict=True), strict=True))
     found = []
     for place, seen in input_zeros(view).items():
         common = left.keys() & seen.keys()

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Damage, Operand, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
-from precdoctor.diagnosis.survey.rows import Key, key_of, number
+from precdoctor.diagnosis.survey.frames import keys
+from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
@@ -83,13 +86,14 @@ def smallest(
 
 def padding(operand: Operand) -> float:
     """Binades between amax times scale and the format's maximum, median over steps; negative where it clips."""
-    return median(operand.fmt.headroom(c.peak) for c in operand.settled)
+    return median(map(operand.fmt.headroom, operand.settled.peak.tolist()))
 
 
 def rescaled(operand: Operand) -> Cure:
     """The scale of the tensor's own amax."""
-    fmt, factor = operand.fmt, median(operand.fmt.max / c.peak for c in operand.settled)
-    scale = next((c.scale for c in reversed(operand.settled) if c.scale is not None), None)
+    fmt, factor = operand.fmt, float(np.median(operand.fmt.max / operand.settled.peak))
+    known = operand.settled.scale[~np.isnan(operand.settled.scale)]
+    scale = float(known[-1]) if known.size else None
     return Cure(
         f"scale by the tensor's own amax, some {factor:.3g} times the scale in force",
         {"scaling": {"from": scale, "to": "current"}, "scale_multiplier": factor},
@@ -179,24 +183,22 @@ def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
 
 
 def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
-    chosen = _block_steps(view)
     columns = [f"block{size}{part}" for size in _SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
+    frame = view.measured((), (KIND,), columns=("phase", "amax", *columns), steps=_block_steps(view))
+    frame = frame[(frame["phase"] != "recompute") & (frame["amax"] > 0.0)]
     found: dict[Key, list[Mapping[str, Any]]] = {}
-    for r in view.scan_records(
-        ["root", "module", "kind", "name", "call", "phase", "amax", *columns], (KIND,), steps=chosen
-    ):
-        if r["phase"] != "recompute" and number(r["amax"]):
-            found.setdefault(key_of(r), []).append(r)
+    rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    for key, row in zip(keys(frame), rows, strict=True):
+        found.setdefault(key, []).append(row)
     return found
 
 
 def _block_steps(view: RunView) -> list[int]:
     """The steps to read: those with block histograms, without the first one if there are others."""
     low = [f"block{size}_amax_lo" for size in _SIZES]
-    recorded: set[int] = set()
-    for frame in view.scan(low, (KIND,)):
-        recorded |= {int(s) for s in frame.loc[frame[low].notna().any(axis=1), "step"]}
-    steps = sorted(recorded)[1:] or sorted(recorded)
+    frame = view.measured((), (KIND,), columns=low)
+    recorded: list[int] = np.unique(frame.loc[frame[low].notna().any(axis=1), "step"]).tolist()
+    steps = recorded[1:] or recorded
     return steps[:: -max(1, -(-len(steps) // _BLOCK_STEPS))]
 
 
@@ -242,7 +244,7 @@ def listed(guilty: Iterable[Operand], figures: Callable[[Operand], Mapping[str, 
 
 def seen_words(found: Mapping[Key, Operand]) -> str:
     """``12 FP8 operands on 40 steps``."""
-    steps = {c.step for o in found.values() for c in o.casts}
+    steps = {step for o in found.values() for step in o.casts.step.tolist()}
     return f"{plural(len(found), 'FP8 operand')} on {plural(len(steps), 'step')}"
 
 

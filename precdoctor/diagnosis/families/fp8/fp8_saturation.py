@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
+
+import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
@@ -21,17 +22,17 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     scale_words,
     seen_words,
 )
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, rows_of, worst_rows
+from precdoctor.diagnosis.survey.measures import Floats
 from precdoctor.diagnosis.survey.rows import (
     Key,
     TensorRow,
-    integer,
-    key_of,
     known_format,
     path_evidence,
     path_to,
     range_evidence,
 )
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FORMATS
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -70,26 +71,23 @@ block, 0.6 below 4,096 elements.
 
 _KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer", KIND)
 _FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
-_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "dtype", "numel", "at_max", "saturated"),
-    *("nan", "pos_inf", "neg_inf", "exp_lo", "exp_hist"),
-)
+_COLUMNS = ("dtype", "numel", "at_max", "saturated", "exp_lo", "exp_hist")
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Tensor:
     dtype: str
     exact: bool
     numel: int
-    shares: list[float] = field(default_factory=list)
-    worst: tuple[Process, int] = (Process(0, 0), 0)
-    worst_share: float = -1.0
+    shares: Floats
+    worst: tuple[Process, int]
+    worst_share: float
     #: Binades by which the scale must come down on the worst step, from the histogram.
-    binades: int = 1
+    binades: int
 
     @property
     def share(self) -> float:
-        return median(self.shares)
+        return float(np.median(self.shares))
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -119,24 +117,21 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
-    tensors: dict[Key, _Tensor] = {}
-    steps: set[int] = set()
-    for r in view.scan_records(_COLUMNS, _KINDS[:-1], where=[("dtype", "in", _FLOAT8)]):
-        numel = int(r["numel"])
-        if numel < options["min_elements"]:
-            continue
-        clipped = integer(r.get("saturated"))
-        share = (int(r["at_max"]) if clipped is None else clipped) / numel
-        key = key_of(r)
-        tensor = tensors.setdefault(key, _Tensor(str(r["dtype"]), clipped is not None, numel))
-        tensor.shares.append(share)
-        steps.add(int(r["step"]))
-        if share > tensor.worst_share:
-            tensor.worst = Process(int(r["rank"]), int(r["attempt"])), int(r["step"])
-            tensor.worst_share = share
-            histogram = ExponentHistogram.of(integer(r["exp_lo"]), r["exp_hist"])
-            tensor.binades = _binades_down(histogram, int(r["at_max"]), options["at_max_share"] * numel)
-    return tensors, steps
+    where = [("dtype", "in", _FLOAT8), ("numel", ">=", math.ceil(options["min_elements"]))]
+    frame = view.measured(("saturated_share", "at_max_share"), _KINDS[:-1], columns=_COLUMNS, where=where)
+    shares = frame["saturated_share"].fillna(frame["at_max_share"]).to_numpy()
+    ids = groups(frame, IDENTITY)
+    first, worst = frame.iloc[firsts(ids)], worst_rows(ids, shares)
+    described = zip(first["dtype"], first["saturated"].notna(), first["numel"], rows_of(ids), worst, strict=True)
+    tensors = {}
+    for key, (dtype, exact, numel, rows, at_worst) in zip(keys(first), described, strict=True):
+        row = frame.iloc[at_worst]
+        histogram, allowed = histograms(frame.iloc[[at_worst]]).row(0), options["at_max_share"] * int(row["numel"])
+        down = _binades_down(histogram, int(row["at_max"]), allowed)
+        process = Process(int(row["rank"]), int(row["attempt"]))
+        at = process, int(row["step"])
+        tensors[key] = _Tensor(dtype, exact, int(numel), shares[rows], at, float(shares[at_worst]), down)
+    return tensors, set(frame["step"].unique().tolist())
 
 
 def _binades_down(histogram: ExponentHistogram, at_max: int, allowed: float) -> int:
@@ -202,7 +197,7 @@ def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Fin
     """The finding about recorded casts, which still hold the elements beyond the maximum."""
     operand = clipped[0]
     share, largest = operand.saturated_share, operand.fmt.max
-    cast = max(operand.settled, key=lambda c: (c.saturated_share, -c.step))
+    cast = operand.settled[int(operand.settled.saturated_share.argmax())]
     sure, why = confidence(operand)
     return RULE.finding(
         severity=Severity.ERROR if share >= options["error_share"] else Severity.WARNING,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+
+import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, damage
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Casts, Operand, damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import harmful, listed, location
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
     Course,
@@ -35,8 +36,9 @@ _PREDICTED = 8
 @dataclass(frozen=True, eq=False)
 class _Held:
     operand: Operand
-    #: Held-down casts, each with the cast of its spike.
-    casts: tuple[tuple[Cast, Cast], ...]
+    #: Held-down casts, and the cast of the spike of each.
+    casts: Casts
+    spikes: Casts
 
     @property
     def share(self) -> float:
@@ -44,11 +46,11 @@ class _Held:
 
     @property
     def longest(self) -> int:
-        return max(c.step - spike.step for c, spike in self.casts)
+        return int((self.casts.step - self.spikes.step).max())
 
     @property
     def flushed(self) -> float:
-        return median(c.flushed_share for c, _ in self.casts)
+        return float(np.median(self.casts.flushed_share))
 
 
 def held_down(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
@@ -65,27 +67,16 @@ def held_down(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: 
 
 
 def _held(operand: Operand, options: Options) -> _Held:
-    casts = operand.scaled
-    sized = [c for c in operand.casts if c.amax]
-    pairs = []
-    for cast in casts:
-        if cast.flushed_share < options["flushed_share"]:
-            continue
-        spike = _spike(cast, sized, operand, options["spike"])
-        if spike is not None:
-            pairs.append((cast, spike))
-    tried = [_costs(cast, operand, options) for cast, _ in pairs[:: max(1, len(pairs) // _PREDICTED)]]
-    return _Held(operand, tuple(pairs) if 2 * sum(tried) > len(tried) else ())
-
-
-def _spike(cast: Cast, sized: Sequence[Cast], operand: Operand, binades: float) -> Cast | None:
-    """The newest earlier cast that the scale in force fits, if its amax was so much larger."""
-    low, high = _EXPLAINED
-    for other in reversed(sized):
-        product = (other.amax or 0.0) * (cast.scale or 0.0) / operand.fmt.max
-        if other.step < cast.step and low <= product <= high:
-            return other if (other.amax or 0.0) >= 2.0**binades * (cast.amax or 0.0) else None
-    return None
+    casts = operand.scaled[operand.scaled.flushed_share >= options["flushed_share"]]
+    sized = operand.casts[operand.casts.amax > 0.0]
+    # of each cast the newest earlier one that the scale in force fits, if its amax was so much larger
+    fitted = sized.amax * casts.scale[:, None] / operand.fmt.max
+    explains = (sized.step < casts.step[:, None]) & (fitted >= _EXPLAINED[0]) & (fitted <= _EXPLAINED[1])
+    newest = np.where(explains, np.arange(len(sized)), -1).max(axis=1, initial=-1)
+    held = (newest >= 0) & (np.append(sized.amax, 0.0)[newest] >= 2.0 ** options["spike"] * casts.amax)
+    casts, spikes = casts[held], sized[newest[held]]
+    tried = [_costs(cast, operand, options) for cast in casts[:: max(1, len(casts) // _PREDICTED)]]
+    return _Held(operand, casts, spikes) if 2 * sum(tried) > len(tried) else _Held(operand, casts[:0], spikes[:0])
 
 
 def _costs(cast: Cast, operand: Operand, options: Options) -> bool:
@@ -100,7 +91,8 @@ def _costs(cast: Cast, operand: Operand, options: Options) -> bool:
 def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Options) -> Finding:
     worst = guilty[0]
     operand = worst.operand
-    cast, spike = max(worst.casts, key=lambda pair: (pair[0].flushed_share, -pair[0].step))
+    at = int(worst.casts.flushed_share.argmax())
+    cast, spike = worst.casts[at], worst.spikes[at]
     wasted = operand.fmt.headroom(cast.peak)
     better = _better(worst, options)
     whole = every_step(operand)
@@ -119,7 +111,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
         evidence={
             "held_share": worst.share,
             "limit": options["held_share"],
-            "held_steps": [c.step for c, _ in worst.casts][:64],
+            "held_steps": worst.casts.step[:64].tolist(),
             "spike_step": spike.step,
             "spike_amax": spike.amax,
             "wasted_binades": wasted,

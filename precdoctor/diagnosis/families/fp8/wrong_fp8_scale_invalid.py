@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+
+import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Operand
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Casts, Operand
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import snippet
+from precdoctor.diagnosis.survey.frames import Mask
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.fp8_scaling import DelayedScaling
@@ -22,41 +24,39 @@ from precdoctor.numerics.fp8_scaling import DelayedScaling
 class _Invalid:
     operand: Operand
     #: Its casts with an invalid scale.
-    casts: tuple[Cast, ...]
+    casts: Casts
 
     @property
     def harm(self) -> tuple[int, float]:
         """Number of casts with non-finite results, and share of the casts with an invalid scale."""
-        return sum(c.non_finite > 0 for c in self.casts), len(self.casts) / len(self.operand.casts)
+        return int((self.casts.non_finite > 0).sum()), len(self.casts) / len(self.operand.casts)
 
 
 def invalid_amax(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
     """Report the operand whose scale did most harm."""
     guilty = [b for o in found.values() if (b := _invalid(view, o, options["absurd"])).casts]
     if not guilty:
-        known = sum(c.scale is not None for o in found.values() for c in o.casts)
+        known = sum(int((~np.isnan(o.casts.scale)).sum()) for o in found.values())
         return Checked((), f"{plural(known, 'scale')}, all finite, positive and of a plausible size")
     guilty.sort(key=lambda b: (-b.harm[0], -b.harm[1], b.operand.key))
     return Checked([_finding(rule, view, guilty, options)], f"{plural(len(guilty), 'operand')} with an invalid scale")
 
 
 def _invalid(view: RunView, operand: Operand, absurd: float) -> _Invalid:
-    scales = [c.scale for c in operand.casts if c.scale is not None and c.scale_is_sound and c.alive]
-    usual = median(scales) if scales else None
-    pairs = zip((None, *operand.casts), operand.casts, strict=False)
-    bad = (cast for before, cast in pairs if _suspicious(cast, before, operand, usual, absurd))
-    return _Invalid(operand, tuple(c for c in bad if not _came_in(view, operand, c)))
+    bad = operand.casts[_suspicious(operand, absurd)]
+    return _Invalid(operand, bad[[i for i, cast in enumerate(bad) if not _came_in(view, operand, cast)]])
 
 
-def _suspicious(cast: Cast, before: Cast | None, operand: Operand, usual: float | None, absurd: float) -> bool:
-    if not cast.scale_is_sound:
-        return True
-    if cast.scale is None:  # unknown, or NaN, which the log cannot tell from it
-        return usual is not None and cast.non_finite == cast.numel > 0
-    if cast.peak < 2.0**absurd * operand.fmt.max:
-        return False
-    empty = before is None or not before.alive or before.non_finite > 0
-    return empty or (usual is not None and cast.scale >= 2.0**absurd * usual)
+def _suspicious(operand: Operand, absurd: float) -> Mask:
+    casts = operand.casts
+    unknown = np.isnan(casts.scale)  # or NaN, which the log cannot tell from it
+    scales = casts.scale[~unknown & casts.scale_is_sound & (casts.alive > 0)]
+    usual = np.median(scales) if scales.size else math.nan
+    nothing = np.append(True, ((casts.alive == 0) | (casts.non_finite > 0))[:-1])  # in the step before
+    huge = (casts.peak >= 2.0**absurd * operand.fmt.max) & (nothing | (casts.scale >= 2.0**absurd * usual))
+    lost = bool(scales.size) & (casts.non_finite == casts.numel) & (casts.numel > 0)
+    found: Mask = ~casts.scale_is_sound | np.where(unknown, lost, huge)
+    return found
 
 
 def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
@@ -76,7 +76,7 @@ def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
 
 def _reason(operand: Operand, cast: Cast) -> tuple[str, bool]:
     """The origin of the scale in words, and whether the log shows it."""
-    earlier = [c for c in operand.casts if c.step < cast.step]
+    earlier = operand.casts[operand.casts.step < cast.step]
     if cast.scale is not None and math.isinf(cast.scale) and cast.non_finite == cast.numel:
         return f"amax was 0 at step {cast.step} itself, or at the step before", True
     if earlier and earlier[-1].non_finite and earlier[-1].scale_is_sound:
@@ -93,7 +93,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Opt
     worst = guilty[0]
     operand, cast = worst.operand, worst.casts[0]
     reason, shown = _reason(operand, cast)
-    lasting = len(worst.casts) > options["recovers_in"] or any(c.non_finite for c in worst.casts)
+    lasting = len(worst.casts) > options["recovers_in"] or bool(worst.casts.non_finite.any())
     limits = f"limit: finite, above 0, and less than {options['absurd']:g} binades over the maximum"
     scale = "NaN" if cast.scale is None else f"{cast.scale:.3g}"
     return rule.finding(
@@ -108,8 +108,8 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Opt
         evidence={
             "scale": cast.scale if cast.scale is not None else math.nan,
             "limit": options["absurd"],
-            "bad_steps": [c.step for c in worst.casts][:64],
-            "last_bad_step": worst.casts[-1].step,
+            "bad_steps": worst.casts.step[:64].tolist(),
+            "last_bad_step": int(worst.casts.step[-1]),
             "non_finite": cast.non_finite,
             "numel": cast.numel,
             "reason": reason,
@@ -133,17 +133,17 @@ def _effect(cast: Cast) -> str:
 def _prescribe(worst: _Invalid, cast: Cast) -> Prescription:
     """Keep the previous scale, with the share that the operand's sound scales clip."""
     operand = worst.operand
-    sized = [c for c in operand.casts if c.amax and not any(c is b for b in worst.casts)]
-    before = next((c.scale for c in reversed(sized) if c.step < cast.step), None)
-    kept = before if before is not None else 1.0
-    clipped = [c.saturated_share for c in sized]
+    sized = operand.casts[(operand.casts.amax > 0.0) & ~np.isin(operand.casts.step, worst.casts.step)]
+    before = sized.scale[sized.step < cast.step]
+    kept = float(before[-1]) if before.size else 1.0
+    clipped = float(np.median(sized.saturated_share)) if sized else 0.0
     return Prescription(
         title=f"leave zero and non-finite amax out and keep the previous scale, {kept:.3g}: invalid scales "
         f"{len(worst.casts)} -> 0",
         change={"operand": operand.label, "scale": {"from": cast.scale, "to": kept}},
         predicted={
             "bad_scale_steps": {"from": len(worst.casts), "to": 0},
-            "saturated_share": {"from": cast.saturated_share, "to": median(clipped) if clipped else 0.0},
+            "saturated_share": {"from": cast.saturated_share, "to": clipped},
         },
         snippet=snippet(DelayedScaling(16), operand.fmt.max, operand.fmt.dtype),
     )

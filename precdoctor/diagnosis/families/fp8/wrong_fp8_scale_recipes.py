@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, Replayed, damage
+from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand, damage
+from precdoctor.diagnosis.survey.frames import Mask
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
 #: Histories that are recognised and proposed; the last is Transformer Engine's default, its tests use 16.
@@ -33,30 +33,30 @@ _FITTED = 1.05
 
 def moves(operand: Operand) -> bool:
     """Whether the scale changes over the steps: a constant one has no history."""
-    scales = [c.scale or 1.0 for c in operand.scaled]
-    return bool(scales) and max(scales) > 1.01 * min(scales)
+    scales = operand.scaled.scale
+    return bool(scales.size) and bool(scales.max() > 1.01 * scales.min())
 
 
 def lags(operand: Operand) -> bool:
     """Whether the scale moves, but not with the tensor's own amax: then their product would be constant."""
-    peaks = [c.peak for c in operand.scaled]
-    return moves(operand) and max(peaks) > 1.1 * min(peaks)
+    peaks = operand.scaled.peak
+    return moves(operand) and bool(peaks.max() > 1.1 * peaks.min())
 
 
 def every_step(operand: Operand) -> bool:
     """Whether most steps are recorded, so that the log holds the amax history."""
-    gaps = np.diff([c.step for c in operand.casts])
+    gaps = np.diff(operand.casts.step)
     return bool(gaps.size) and float(np.median(gaps)) <= 1.0
 
 
 def recipe_of(operand: Operand) -> DelayedScaling | None:
     """The delayed recipe with the scales in the log, of several the shortest; None without one or with gaps."""
-    casts = [c for c in operand.casts if c.amax is not None]
-    if len(casts) < 4 or not every_step(operand):
+    casts = operand.casts
+    known = ~np.isnan(casts.amax)
+    if known.sum() < 4 or not every_step(operand):
         return None
-    series = AmaxSeries.of([c.amax for c in operand.casts], [c.step for c in operand.casts])
-    known = np.array([c.amax is not None for c in operand.casts], dtype=np.bool_)
-    own = np.log2([c.scale or 1.0 for c in casts])
+    series = AmaxSeries.of(casts.amax, casts.step)
+    own = np.log2(casts.scale[known])
     best: tuple[float, DelayedScaling | None] = (0.0, None)
     for recipe in _recipes():
         off = np.log2(scale_series(series, operand.fmt, recipe).scale[known]) - own
@@ -96,57 +96,56 @@ class Course:
 def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
     """The recorded course; a cast at a scale that was already too large before has not jumped past it."""
     casts = operand.scaled
-    peaks = [c.peak / operand.fmt.max if _jumped(operand, c) else 0.0 for c in casts]
+    peaks = np.where(_jumped(operand), casts.peak / operand.fmt.max, 0.0)
     return _course(
-        operand, None, casts, peaks, [1.0] * len(casts), [c.flushed_share for c in casts],
-        [c.saturated_share for c in casts], (lost_db, flushed_share),
+        operand, None, casts, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share,
+        (lost_db, flushed_share),
     )  # fmt: skip
 
 
-def _jumped(operand: Operand, cast: Cast) -> bool:
-    """Whether the scale fitted one of the two recorded steps before."""
-    earlier = [c.amax for c in operand.casts if c.step < cast.step and c.amax][-2:]
-    return any(amax * (cast.scale or 1.0) <= _FITTED * operand.fmt.max for amax in earlier)
+def _jumped(operand: Operand) -> Mask:
+    """Whether the scale of each scaled cast fitted one of the two recorded steps before."""
+    sized, casts = operand.casts[operand.casts.amax > 0.0], operand.scaled
+    before = np.searchsorted(sized.step, casts.step)[:, None] - (1, 2)
+    fits = np.append(sized.amax, math.nan)[before] * casts.scale[:, None] <= _FITTED * operand.fmt.max
+    jumped: Mask = ((before >= 0) & fits).any(axis=1)
+    return jumped
 
 
 def under(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> Course:
     """The course under ``recipe``, without the first recorded step, whose history is empty."""
-    every = [c for c in operand.casts if c.amax is not None]
-    replayed: Replayed = operand.replay(recipe)
-    mine = [i for i, c in enumerate(every) if any(c is s for s in operand.settled)]
-    casts = [every[i] for i in mine]
-    factors = [float(replayed.scale[i]) / (c.scale or 1.0) for i, c in zip(mine, casts, strict=True)]
+    replayed, casts = operand.replay(recipe), operand.scaled
+    mine = operand.settles[~np.isnan(operand.casts.amax)]
     return _course(
-        operand, recipe, casts, [float(replayed.peak[i]) for i in mine], factors,
-        [float(replayed.flushed[i]) for i in mine], [float(replayed.saturated[i]) for i in mine],
-        (lost_db, flushed_share),
+        operand, recipe, casts, replayed.peak[mine], replayed.scale[mine] / casts.scale, replayed.flushed[mine],
+        replayed.saturated[mine], (lost_db, flushed_share),
     )  # fmt: skip
 
 
 def _course(
     operand: Operand,
     recipe: Recipe | None,
-    casts: Sequence[Cast],
-    peaks: Sequence[float],
-    factors: Sequence[float],
-    flushed: Sequence[float],
-    clipped: Sequence[float],
+    casts: Casts,
+    peaks: Floats,
+    factors: Floats,
+    flushed: Floats,
+    clipped: Floats,
     limits: tuple[float, float],
 ) -> Course:
     lost_db, flushed_share = limits
-    over = [i for i, peak in enumerate(peaks) if peak > _SLIGHT and clipped[i] > 0.0]
+    over = np.flatnonzero((peaks > _SLIGHT) & (clipped > 0.0))
     chosen = over[:: max(1, math.ceil(len(over) / _PREDICTED))]
-    bad = {i for i in chosen if damage(casts[i].statistics, operand.fmt, factors[i]).lost_db >= lost_db}
+    costs = [damage(casts[i].statistics, operand.fmt, float(factors[i])).lost_db for i in chosen]
+    bad = chosen[np.array(costs) >= lost_db]
     # casts that were not predicted count as stale from the smallest peak that was found stale
-    least = min((peaks[i] for i in bad), default=math.inf)
-    stale = [casts[i].step for i in over if i in bad or (i not in chosen and peaks[i] >= least)]
-    flushing = [c.step for c, share in zip(casts, flushed, strict=True) if share >= flushed_share]
+    least = peaks[bad].min(initial=math.inf)
+    stale = over[np.isin(over, bad) | (~np.isin(over, chosen) & (peaks[over] >= least))]
     return Course(
         recipe,
-        tuple(stale),
-        max(clipped, default=0.0),
-        median(flushed) if flushed else 0.0,
-        tuple(flushing),
+        tuple(casts.step[stale].tolist()),
+        float(clipped.max(initial=0.0)),
+        float(np.median(flushed)) if flushed.size else 0.0,
+        tuple(casts.step[flushed >= flushed_share].tolist()),
         len(casts),
     )
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -43,8 +45,8 @@ class _Stale:
     @property
     def lasting(self) -> float:
         """Stale steps among the newer half of the settled ones."""
-        newer = {c.step for c in self.operand.settled[len(self.operand.settled) // 2 :]}
-        return len(newer & set(self.course.stale)) / len(newer)
+        newer = self.operand.settled.step[len(self.operand.settled) // 2 :]
+        return float(np.isin(newer, self.course.stale).mean())
 
 
 def stale(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
@@ -65,7 +67,8 @@ def stale(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Opti
 def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Options) -> Finding:
     worst = guilty[0]
     operand, course = worst.operand, worst.course
-    cast = max((c for c in operand.settled if c.step in course.stale), key=lambda c: c.peak)
+    casts = operand.settled[np.isin(operand.settled.step, course.stale)]
+    cast = casts[int(casts.peak.argmax())]
     present = recipe_of(operand)
     better = _better(operand, present, course, options)
     binades = -operand.fmt.headroom(cast.peak)
@@ -106,14 +109,14 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
 
 def _series(operand: Operand) -> list[dict[str, Any]]:
     """The fixed-shape ``history``: amax before scaling, headroom after it."""
-    casts = [c for c in operand.casts if c.amax]
-    kept = casts[:: -max(1, -(-len(casts) // _SHOWN))][::-1] if casts else []
+    casts = operand.casts[operand.casts.amax > 0.0]
+    kept = casts[:: -max(1, -(-len(casts) // _SHOWN))][::-1]
     return [{"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)} for c in kept]
 
 
 def _better(operand: Operand, present: DelayedScaling | None, course: Course, options: Options) -> Course:
     """The smallest change that stays below the limit of stale steps and flushes no more than the limit, or than now."""
-    span = operand.casts[-1].step - operand.casts[0].step + 1
+    span = int(operand.casts.step[-1] - operand.casts.step[0]) + 1
     room = max(options["flushed_share"], course.flushed)
 
     def accept(other: Course) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median
+
+import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import when
@@ -111,8 +112,8 @@ class _Case:
     @property
     def step(self) -> int:
         """The first recorded step above the limit; for a forecast the last step."""
-        points = self.history.points()
-        return next((p.step for p in points if p.level >= self.limit), points[-1].step)
+        above = self.history.steps[self.history.levels >= self.limit]
+        return int(above[0] if above.size else self.history.steps[-1])
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -120,7 +121,7 @@ def check(view: RunView, options: Options) -> Checked:
     histories = logit_histories(view)
     if not histories:
         return Checked.not_applicable("no softmax with a known use was recorded on a healthy step")
-    longest = max(len(h.points()) for h in histories.values())
+    longest = max(map(len, histories.values()))
     seen = plural(len(histories), "softmax")
     if longest < _MIN_POINTS:
         return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
@@ -143,15 +144,15 @@ def _limits(options: Options) -> dict[str, float]:
 
 
 def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | None:
-    points, newest = history.points(), history.newest()
-    if len(points) < _MIN_POINTS or loss.learnt:
+    if len(history) < _MIN_POINTS or loss.learnt:
         return None
     limit = _limits(options)[history.role]
-    trend = fit([(p.step, p.level) for p in points if p.level > 0.0])
-    one_hot = median(p.one_hot for p in newest)
+    known, newest = history.levels > 0.0, history.levels[history.newest]
+    trend = fit(list(zip(history.steps[known].tolist(), history.levels[known].tolist(), strict=True)))
+    one_hot = float(np.median(history.one_hot[history.newest]))
     rising = trend is not None and trend.low > 0.0 and not trend.slackens
     doubles = rising and trend is not None and trend.climbed >= 1.0
-    above = 2 * sum(p.level >= limit for p in newest) > len(newest)
+    above = 2 * int((newest >= limit).sum()) > newest.size
     grown = history.grown >= options["growth"]
     if history.role == "output":
         return _Case("large", history, limit, trend, one_hot) if above and grown and rising else None
@@ -160,11 +161,11 @@ def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | 
     if above and (grown or sharp) and harms:
         return _Case("large", history, limit, trend, one_hot)
     if doubles and trend is not None and grown and 2.0**trend.level >= options["near"] * limit and not loss.falls:
-        recorded = points[-1].step - points[0].step
+        recorded = int(history.steps[-1] - history.steps[0])
         if trend.steps_to(limit)[1] <= options["horizon"] * recorded:
             return _Case("growing", history, limit, trend, one_hot)
-    heads = [h for p in points[:4] for h in p.heads]
-    opened = bool(heads) and median(heads) > _OPEN
+    heads = np.concatenate(history.heads[:4])
+    opened = bool(heads.size) and float(np.median(heads)) > _OPEN
     if sharp and opened and grown and history.last >= _HALF * limit and loss.stalls:
         return _Case("collapsed", history, limit, trend, one_hot)
     return None
@@ -173,20 +174,20 @@ def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | 
 def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
     case = cases[key]
     history, trend = case.history, case.trend
-    points, last = history.points(), history.newest()[-1]
+    begun, last = history.steps[[0, -1]].tolist()
     place, role = key[1] or key[0] or "the loss", history.role
     slope = trend.slope if trend is not None and trend.low > 0.0 else None
     course = (
-        f"The largest {role} logit of `{place}` went from {history.first:.3g} at step {points[0].step} to "
-        f"{history.last:.3g} at step {points[-1].step} (limit {case.limit:g})."
+        f"The largest {role} logit of `{place}` went from {history.first:.3g} at step {begun} to "
+        f"{history.last:.3g} at step {last} (limit {case.limit:g})."
     )
     words = [course]
     if slope is not None:
         words.append(f"It grows by a factor of {2.0**slope:.3g} per step.")
     if case.state == "growing" and trend is not None:
         words.append(f"At this rate it passes {case.limit:g} in {trend.steps_to(case.limit)[1]:,.0f} steps.")
-    if role == "attention" and last.heads:
-        words.append(f"{percent(case.one_hot)} of its {plural(len(last.heads), 'head')} are as good as one-hot.")
+    if role == "attention" and len(history.heads[-1]):
+        words.append(f"{percent(case.one_hot)} of its {plural(len(history.heads[-1]), 'head')} are as good as one-hot.")
     if len(cases) > 1:
         words.append(f"{plural(len(cases), 'softmax')} in all.")
     title = f"{role} logits of `{place}` have grown from {history.first:.3g} to {history.last:.3g}"
@@ -203,7 +204,7 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
         "one_hot_heads": case.one_hot,
         "one_hot_below": ONE_HOT,
         "growth_per_step": 2.0**slope if slope is not None else None,
-        "last_bad_step": points[-1].step,
+        "last_bad_step": last,
         "loss_fell_to_a_tenth": loss.learnt,
         "loss_stalls": loss.stalls,
         "logits": history.as_evidence(),

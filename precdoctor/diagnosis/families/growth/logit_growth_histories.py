@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, lasts, rows_of, worst_rows
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import Key, key_of, number, text
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.measures import Floats, column, lists
+from precdoctor.diagnosis.survey.rows import Key, text
+from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 
 #: Entropy over the logarithm of the number of keys, below which a head is as good as one-hot. Chosen empirically.
 ONE_HOT = 0.05
@@ -20,68 +25,48 @@ _FIRST, _NEWEST = 4, 8
 _MIN_LOSSES = 8
 #: Shares of a loss, chosen empirically: it has learnt if a tenth is left, it falls by a tenth, it has lost a quarter.
 _LEARNT, _FALL, _LOST = 0.1, 0.1, 0.25
-_COLUMNS = (
-    *("root", "module", "module_class", "kind", "name", "call", "phase", "dtype", "shape"),
-    *("nan", "pos_inf", "amax", "role", "entropy", "head_max", "head_entropy"),
-)
+_COLUMNS = ("module_class", "dtype", "shape", "amax", "role", "entropy", "head_max", "head_entropy")
 
 
-@dataclass(frozen=True)
-class Point:
-    """One recorded step.
+@dataclass(frozen=True, eq=False)
+class LogitHistory:
+    """The logits of one softmax in training, over the healthy recorded steps; of several ranks those of the largest.
 
     Attributes:
-        level: the largest logit of attention, else the largest magnitude.
-        heads: known relative entropies of the heads.
+        steps: ascending, shape ``(steps,)``.
+        levels: the largest logit of attention, else the largest magnitude.
+        entropies: NaN where not known.
+        one_hot: share of heads whose softmax is as good as one-hot.
+        heads: known relative entropies of the heads, an array per step.
     """
-
-    step: int
-    level: float
-    entropy: float | None
-    heads: tuple[float, ...]
-
-    @property
-    def one_hot(self) -> float:
-        """Share of heads whose softmax is as good as one-hot."""
-        return sum(h < ONE_HOT for h in self.heads) / len(self.heads) if self.heads else 0.0
-
-
-@dataclass
-class LogitHistory:
-    """The logits of one softmax in training, over the healthy recorded steps."""
 
     role: str
     dtype: str
     module_class: str
-    shape: tuple[int, ...] = ()
-    _points: dict[int, Point] = field(default_factory=dict)
-    _sorted: list[Point] = field(default_factory=list)
+    shape: tuple[int, ...]
+    steps: Ints
+    levels: Floats
+    entropies: Floats
+    one_hot: Floats
+    heads: Sequence[Floats]
 
-    def add(self, point: Point) -> None:
-        """Adds a point; of several ranks the one with the largest logit counts."""
-        known = self._points.get(point.step)
-        if known is None or point.level > known.level:
-            self._points[point.step], self._sorted = point, []
+    def __len__(self) -> int:
+        return int(self.steps.size)
 
-    def points(self) -> Sequence[Point]:
-        """The points by step."""
-        self._sorted = self._sorted or [self._points[s] for s in sorted(self._points)]
-        return self._sorted
-
-    def newest(self) -> Sequence[Point]:
-        """The points at the end of the run: at most a third of all."""
-        points = self.points()
-        return points[-max(1, min(_NEWEST, len(points) // 3)) :]
+    @property
+    def newest(self) -> slice:
+        """The steps at the end of the run: at most a third of all."""
+        return slice(-max(1, min(_NEWEST, len(self) // 3)), None)
 
     @property
     def first(self) -> float:
         """Median of the largest logit over the first recorded steps."""
-        return median(p.level for p in self.points()[:_FIRST])
+        return float(np.median(self.levels[:_FIRST]))
 
     @property
     def last(self) -> float:
         """Median of the largest logit over the newest recorded steps."""
-        return median(p.level for p in self.newest())
+        return float(np.median(self.levels[self.newest]))
 
     @property
     def grown(self) -> float:
@@ -90,9 +75,12 @@ class LogitHistory:
 
     def as_evidence(self, limit: int = 64) -> list[dict[str, Any]]:
         """For a finding, thinned to ``limit`` points including the last."""
-        points = list(self.points())
-        thinned = points[::-1][:: max(1, math.ceil(len(points) / limit))][::-1]
-        return [{"step": p.step, "max_logit": p.level, "entropy": p.entropy, "one_hot": p.one_hot} for p in thinned]
+        at = np.arange(len(self))[:: -max(1, math.ceil(len(self) / limit))][::-1]
+        columns = (c[at].tolist() for c in (self.steps, self.levels, self.entropies, self.one_hot))
+        return [
+            {"step": step, "max_logit": level, "entropy": None if math.isnan(entropy) else entropy, "one_hot": one_hot}
+            for step, level, entropy, one_hot in zip(*columns, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -135,21 +123,31 @@ def logit_histories(view: RunView) -> Mapping[Key, LogitHistory]:
 
 
 def _histories(view: RunView) -> dict[Key, LogitHistory]:
-    found: dict[Key, LogitHistory] = {}
-    for r in view.scan_records(_COLUMNS, ("logits",), steps=watched_steps(view)):
-        role, amax = text(r["role"]), number(r["amax"])
-        if not role or amax is None or r["phase"] != "train" or r["nan"] or r["pos_inf"]:
-            continue
-        largest = _finite(r["head_max"])
-        level = max(largest, default=amax) if role == "attention" else amax
-        history = found.setdefault(key_of(r), LogitHistory(role, str(r["dtype"]), text(r["module_class"])))
-        history.role = role
-        history.shape = tuple(map(int, r["shape"])) if r["shape"] is not None else ()
-        heads = _finite(r["head_entropy"])
-        history.add(Point(int(r["step"]), max(level, 0.0), number(r["entropy"]), heads))
+    training = [("phase", "==", "train"), ("nan", "==", 0), ("pos_inf", "==", 0)]
+    rows = view.measured((), ("logits",), columns=_COLUMNS, steps=watched_steps(view), where=training)
+    rows = rows[rows["role"].map(text, na_action=None).astype(bool) & rows["amax"].notna()]
+    largest = np.array([m.max(initial=-math.inf) for m in _finite(rows, "head_max")])
+    attention = (rows["role"] == "attention").to_numpy() & (largest > -math.inf)
+    level = np.maximum(np.where(attention, largest, rows["amax"]), 0.0)
+    heads = _finite(rows, "head_entropy")
+    one_hot = np.array([(h < ONE_HOT).sum() / max(1, h.size) for h in heads])
+    tensors = groups(rows, IDENTITY)
+    first, last = rows.iloc[firsts(tensors)], rows.iloc[lasts(tensors)]
+    described = zip(last["role"], first["dtype"], first["module_class"].map(text), last["shape"], strict=True)
+    worst = worst_rows(groups(rows, (*IDENTITY, "step")), level)
+    found = {}
+    for key, (role, dtype, module_class, shape), mine in zip(
+        keys(first), described, rows_of(tensors[worst], rows["step"].to_numpy()[worst]), strict=True
+    ):
+        at = worst[mine]
+        found[key] = LogitHistory(
+            *(role, dtype, module_class, () if shape is pd.NA else tuple(shape), rows["step"].to_numpy()[at]),
+            *(level[at], column(rows, "entropy")[at], one_hot[at], [heads[i] for i in at]),
+        )
     return found
 
 
-def _finite(values: Any) -> tuple[float, ...]:
-    """A list of numbers of the log without those of heads that saw no key; null is empty."""
-    return () if values is None else tuple(float(v) for v in values if math.isfinite(v))
+def _finite(rows: pd.DataFrame, name: str) -> list[Floats]:
+    """A list of numbers per row without those of heads that saw no key; null is empty."""
+    lengths, entries = lists(rows, name)
+    return [values[np.isfinite(values)] for values in np.split(entries.astype(np.float64), np.cumsum(lengths)[:-1])]

@@ -14,6 +14,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import course_left
 from precdoctor.diagnosis.divergence.report import root_of_rise
+from precdoctor.diagnosis.survey.frames import firsts, groups, keys, rows_of
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import after_an_ordinary_update, by_optimizer, spread
 from precdoctor.diagnosis.survey.rows import (
@@ -26,7 +27,7 @@ from precdoctor.diagnosis.survey.rows import (
     range_evidence,
 )
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -165,25 +166,24 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
     usual_steps = [s for s in sampled if s not in recent][-_WINDOW:]
     if len(usual_steps) < _KNOWN or not recent:
         return None, len(usual_steps)
-    seen: dict[Key, list[float]] = {}
-    columns = ("root", "module", "kind", "name", "call", "amax")
-    for frame in view.scan(columns, (*FORWARD_KINDS, *BACKWARD_KINDS), steps=usual_steps):
-        mine = frame[(frame["rank"] == spike.process.rank) & (frame["attempt"] == spike.process.attempt)]
-        known = mine[mine["amax"] > 0.0]
-        for root, module, kind, name, call, amax in zip(*(known[c] for c in columns), strict=True):
-            seen.setdefault((str(root), str(module), str(kind), str(name), int(call)), []).append(math.log2(amax))
+    process = [("rank", "==", spike.process.rank), ("attempt", "==", spike.process.attempt)]
+    kinds, usual = (*FORWARD_KINDS, *BACKWARD_KINDS), [*process, ("amax", ">", 0.0)]
+    frame = view.measured((), kinds, columns=("amax",), steps=usual_steps, where=usual)
+    tensors, amaxes = groups(frame, IDENTITY), frame["amax"].to_numpy()
+    seen = dict(zip(keys(frame.iloc[firsts(tensors)]), map(amaxes.__getitem__, rows_of(tensors)), strict=True))
     # Gradients act through the update they make: after an ordinary one they are innocent.
     innocent = after_an_ordinary_update(spike.steps, spike.at)
     moved: dict[int, dict[Key, _Moved]] = {step: {} for step in recent}
     for step in recent:
         for row in view.rows(spike.process, step):
-            logs = seen.get(row.key, ())
+            before = seen.get(row.key, ())
             harmless = row.kind in BACKWARD_KINDS and (innocent or step == spike.first.step)
-            if not row.amax or len(logs) < _KNOWN or harmless:
+            if not row.amax or len(before) < _KNOWN or harmless or row.amax <= max(before):
                 continue
+            logs = [math.log2(a) for a in before]
             middle, deviation = spread(logs)
             amax = math.log2(row.amax)
-            if amax > middle + max(options["moved"], 4.0 * deviation) and amax > max(logs):
+            if amax > middle + max(options["moved"], 4.0 * deviation):
                 moved[step][row.key] = _Moved(row, 2.0**middle)
     return next(_lasting(moved), None), len(usual_steps)
 

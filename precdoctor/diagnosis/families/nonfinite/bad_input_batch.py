@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow.compute as pc
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
@@ -20,9 +21,10 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     confidence_options,
 )
 from precdoctor.diagnosis.survey.bad_data import BadTensor, delivered_tensor, drop_samples
+from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.op_facts import replay_at
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, key_of, number, range_evidence
-from precdoctor.diagnosis.survey.view import Process, RunView, process_step
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, range_evidence
+from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -52,15 +54,6 @@ non-finite within `follow_steps` steps of it.
 """,
     references=("PyTorch documentation: torch.utils.data, torch.isfinite", "docs: concepts, 'Triage order'"),
 )
-
-
-@dataclass
-class _Range:
-    """The range of one batch tensor over the steps so far."""
-
-    largest: float = 0.0
-    steps: int = 0
-    last_step: int = -1
 
 
 @dataclass(frozen=True)
@@ -116,24 +109,21 @@ def _as_recorded(row: TensorRow) -> BadTensor:
 
 def _harmless(view: RunView, options: Options) -> list[Finding]:
     """Findings for non-finite batches of healthy steps, if such batches are the exception."""
-    bad: dict[Key, set[int]] = {}
-    example: dict[Key, tuple[Process, int]] = {}
-    batches = view.survey.batches
-    holds_any = pc.or_(pc.greater(batches["nan"], 0), pc.greater(batches["pos_inf"], 0))
-    for r in batches.filter(holds_any).to_pylist():
-        process, step = process_step(r)
-        if step not in incident_steps(view).get(process, {}):
-            bad.setdefault(key_of(r), set()).add(step)
-            example.setdefault(key_of(r), (process, step))
+    batches = view.survey.batches.to_pandas()
+    bad = batches[(batches["nan"] > 0) | (batches["pos_inf"] > 0)]
+    incidents = {(process, step) for process, steps in incident_steps(view).items() for step in steps}
+    bad = bad[~on_steps(bad, incidents)]
+    ids = groups(bad, IDENTITY)
+    steps = np.bincount(ids[firsts(groups(bad, (*IDENTITY, "step")))]).tolist()
+    first = bad.iloc[firsts(ids)]
     _, all_steps = view.tensor_count(("batch",))
     findings = []
-    for key, steps in bad.items():
-        if len(steps) > options["usual_share"] * all_steps:
+    for key, (process, step), count in zip(keys(first), at(first), steps, strict=True):
+        if count > options["usual_share"] * all_steps:
             continue  # missing values are part of this data set
-        process, step = example[key]
         row = next((r for r in view.rows(process, step) if r.key == key), None)
         if row is not None:
-            findings.append(_harmless_finding(row, process, step, len(steps)))
+            findings.append(_harmless_finding(row, process, step, count))
     return findings
 
 
@@ -168,26 +158,31 @@ def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
 
 
 def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
-    """All batches in order of step, each compared with the range of its tensor so far, per process.
+    """The extreme batches in order of step; each is compared with the range of its tensor so far, per process.
 
     That range includes earlier calls of the same step: samples that a chain draws from the model are not data, and grow
     from call to call.
     """
-    ranges: dict[tuple[Process, tuple[str, ...]], _Range] = {}
-    needed, factor = options["history_steps"], 2.0 ** options["extreme_binades"]
-    peaks, columns = view.survey.batches.to_pylist(), view.survey.batches.column_names
-    seen = {(process_step(r), key_of(r)): r for r in (*peaks, *view.scan_records(columns, ("batch",)))}
-    for ((process, step), key), r in sorted(seen.items(), key=lambda item: (item[0][0], item[0][1][-1])):
-        amax = number(r["amax"])
-        if not amax or int(r["numel"]) < options["min_elements"]:
-            continue
-        past = ranges.setdefault((process, key[:4]), _Range())
-        if past.steps >= needed and amax > factor * past.largest:
-            yield _Extreme(process, step, key, amax, past.largest, past.steps)
-        else:  # an extreme batch must not raise the limit for the next one
-            past.largest = max(past.largest, amax)
-        past.steps += step != past.last_step
-        past.last_step = step
+    columns = ["step", "rank", "attempt", *IDENTITY, "amax", "numel"]
+    kept = view.measured((), ("batch",), columns=("amax", "numel"))
+    seen = pd.concat([view.survey.batches.select(columns).to_pandas(), kept[columns]])
+    seen = seen[(seen["amax"] > 0.0) & (seen["numel"] >= options["min_elements"])]
+    seen = seen.drop_duplicates([*AT, *IDENTITY]).sort_values([*AT, "call"], kind="stable")
+    found, factor = [], 2.0 ** options["extreme_binades"]
+    for rows in rows_of(groups(seen, ("rank", "attempt", *IDENTITY[:-1]))):
+        amax, step = seen["amax"].to_numpy()[rows].copy(), seen["step"].to_numpy()[rows]
+        before = np.append(0, np.cumsum(np.diff(step, prepend=-1) != 0)[:-1])
+        while True:
+            largest = np.maximum.accumulate(np.append(0.0, amax[:-1]))
+            beyond = np.flatnonzero((before >= options["history_steps"]) & (amax > factor * largest))
+            if not beyond.size:
+                break
+            i = beyond[0]
+            found.append((int(rows[i]), float(amax[i]), float(largest[i]), int(before[i])))
+            amax[i] = 0.0  # an extreme batch must not raise the limit for the next one
+    for row, reached, limit, steps in sorted(found):
+        some = seen.iloc[[row]]
+        yield _Extreme(*at(some)[0], keys(some)[0], reached, limit, steps)
 
 
 def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) -> Finding:

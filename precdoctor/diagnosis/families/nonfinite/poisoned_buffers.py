@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.rows import location, path_evidence, path_to
+from precdoctor.diagnosis.survey.frames import PARAMETER, at, groups, largest, parameters, sums
+from precdoctor.diagnosis.survey.rows import Parameter, location, path_evidence, path_to
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -42,55 +46,60 @@ it non-finite inside the model.
         "IEEE 754-2019, section 6.2 (NaN propagates through every average)",
     ),
 )
-_COLUMNS = ("root", "module", "name", "nan", "pos_inf", "neg_inf")
-_Place = tuple[str, str, str]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Buffer:
-    #: Last recorded step on which it was finite, and the recorded steps since.
-    finite: int | None = None
-    bad: list[int] = field(default_factory=list)
+    #: Last recorded step on which it was finite, first one since, and how many there are since.
+    finite: int
+    first_bad: int
+    bad: int
 
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the first poisoned buffer, with all others in its evidence."""
-    buffers = _histories(view)
-    if not buffers:
+    rows = view.measured((), ("buffer",), columns=("nan", "pos_inf")).sort_values("step", kind="stable")
+    if not len(rows):
         return Checked.not_applicable("the model has no floating-point buffer")
-    seen = plural(len({place for _, place in buffers}), "buffer")
-    poisoned = {k: b for k, b in buffers.items() if b.finite is not None and len(b.bad) >= options["min_steps"]}
+    seen = plural(int(groups(rows, PARAMETER).max()) + 1, "buffer")
+    poisoned = _poisoned(rows, options["min_steps"])
     if not poisoned:
         return Checked((), f"{seen}, none that became non-finite and stayed so")
     return Checked([_finding(view, poisoned, options)], f"{len(poisoned):,} of {seen} became non-finite", Status.FAILED)
 
 
-def _histories(view: RunView) -> Mapping[tuple[Process, _Place], _Buffer]:
-    """The history of every buffer; the log has a row whenever a buffer changes."""
-    rows = view.scan_records(_COLUMNS, ("buffer",))
-    found: dict[tuple[Process, _Place], _Buffer] = {}
-    for r in sorted(rows, key=lambda r: int(r["step"])):
-        place = (str(r["root"]), str(r["module"]), str(r["name"]))
-        buffer = found.setdefault((Process(int(r["rank"]), int(r["attempt"])), place), _Buffer())
-        if r["nan"] or r["pos_inf"]:
-            buffer.bad.append(int(r["step"]))
-        else:
-            buffer.finite, buffer.bad = int(r["step"]), []
+def _poisoned(rows: pd.DataFrame, min_steps: float) -> dict[tuple[Process, Parameter], _Buffer]:
+    """Buffers that were finite and no longer are; the log has a row whenever a buffer changes.
+
+    Args:
+        rows: of buffers, by step.
+    """
+    ids, at_ = groups(rows, ("rank", "attempt", *PARAMETER)), np.arange(len(rows))
+    bad = ((rows["nan"] > 0) | (rows["pos_inf"] > 0)).to_numpy()
+    finite = largest(ids, np.where(bad, np.nan, at_))
+    since = bad & (at_ > finite[ids])
+    first = -largest(ids, np.where(since, -at_, np.nan))
+    found = {}
+    for i in np.flatnonzero(sums(ids, since) >= max(1.0, min_steps)):
+        begun = rows.iloc[[int(first[i])]]
+        last_finite, count = int(rows["step"].iloc[int(finite[i])]), int(since[ids == i].sum())
+        [(process, step)] = at(begun)
+        found[process, parameters(begun)[0]] = _Buffer(last_finite, step, count)
     return found
 
 
-def _finding(view: RunView, poisoned: Mapping[tuple[Process, _Place], _Buffer], options: Options) -> Finding:
-    step = min(b.bad[0] for b in poisoned.values())
-    (process, place), buffer = next((k, b) for k, b in poisoned.items() if b.bad[0] == step)  # first in the model
+def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer], options: Options) -> Finding:
+    step = min(b.first_bad for b in poisoned.values())
+    (process, place), buffer = next((k, b) for k, b in poisoned.items() if b.first_bad == step)  # first in the model
     rows = view.rows(process, step)
     row = next(r for r in rows if (r.root, r.module, r.name) == place and r.kind == "buffer")
-    finite = min(b.finite for b in poisoned.values() if b.finite is not None)
+    finite = min(b.finite for b in poisoned.values())
     name = ".".join(p for p in place[1:] if p)
     losses = [s.loss for s in view.timeline.get(process, ()) if s.step > step and s.loss is not None]
     since = f"Since then the loss was finite on {plural(len(losses), 'step')}: training hides it. " if losses else ""
     message = (
         f"`{name}` ({row.module_class or 'buffer'}) was finite at step {finite} and holds {row.count_words()} at step "
-        f"{step} and on all {plural(len(buffer.bad), 'recorded step')} from then on (limit {options['min_steps']:g}). "
+        f"{step} and on all {plural(buffer.bad, 'recorded step')} from then on (limit {options['min_steps']:g}). "
         f"{since}Every checkpoint from step {step} on holds {plural(len(poisoned), 'non-finite buffer')}; the last "
         f"clean one is at or before step {finite}."
     )
@@ -98,7 +107,7 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, _Place], _Buffer], 
     ahead = next((r for r in forward if r.bad and not r.mask_like), None)
     if ahead is not None:
         message += f" First non-finite value of that step: {ahead.label}, {ahead.count_words()}."
-    few = len(buffer.bad) < 2
+    few = buffer.bad < 2
     return RULE.finding(
         confidence=0.8 if few else 0.97,
         title=f"`{name}` is non-finite since step {step}" + (", although the loss is finite" if losses else ""),
@@ -118,7 +127,7 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, _Place], _Buffer], 
     )
 
 
-def _reset(place: _Place, count: int) -> Prescription:
+def _reset(place: Parameter, count: int) -> Prescription:
     return Prescription(
         title=f"reset running statistics and run good batches before evaluating: poisoned buffers {count} -> 0",
         change={"module": place[1], "reset_running_stats": True},

@@ -8,14 +8,16 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
 from precdoctor.diagnosis.survey.histogram_columns import magnitudes, with_exponents
 from precdoctor.diagnosis.survey.rows import text
-from precdoctor.diagnosis.survey.view import BAD_COUNTS, RunView
+from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.cast_counts import HistogramTable
 
 _KEY = ("root", "module", "kind", "name")
-_COLUMNS = (*_KEY, "amax", "numel", *BAD_COUNTS)
+#: Rows whose histograms are held at a time.
+_AT_ONCE = 1 << 14
 Key = tuple[str, str, str, str]
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
@@ -38,27 +40,25 @@ class AmaxLog:
 
     @classmethod
     def read(cls, view: RunView, kinds: Sequence[str], wanted: Callable[[str], bool] | None) -> AmaxLog:
-        """Reads the log once; ``wanted`` says which modules are asked about, None: all."""
-        numbers: dict[Key, int] = dict.fromkeys(vectors(view), -1)
-        parts: list[tuple[_Ints, _Ints, _Floats, npt.NDArray[np.bool_]]] = []
-        for frame in view.scan(_COLUMNS, kinds):
-            code = _codes(frame, numbers, wanted)
-            mine = code >= 0
-            bad = ((frame["nan"] > 0) | (frame["pos_inf"] > 0)).to_numpy()  # -inf alone is a mask
-            amax = magnitudes(frame)
-            parts.append((code[mine], frame["step"].to_numpy()[mine], amax[mine], bad[mine]))
-        keys = [key for key, number in numbers.items() if number >= 0]
-        if not keys:
+        """Of the kept rows; ``wanted`` says which modules are asked about, None: all."""
+        frame = view.measured((), kinds, columns=("amax", "nan", "pos_inf"))
+        left_out, tensors = set(vectors(view)), groups(frame, _KEY)
+        found = [key[:4] for key in keys(frame.iloc[firsts(tensors)])]
+        asked = np.array([key not in left_out and (wanted is None or wanted(key[1])) for key in found], dtype=np.bool_)
+        mine = asked[tensors]
+        code, frame = (np.cumsum(asked) - 1)[tensors[mine]], frame[mine]
+        if not len(frame):
             nothing = np.zeros(0, dtype=np.int64)
             return cls([], np.zeros(1, dtype=np.int64), nothing, np.zeros(0), np.zeros(0, dtype=np.bool_))
-        code, steps, amax, bad = (np.concatenate(column) for column in zip(*parts, strict=True))
+        steps, amax = frame["step"].to_numpy(), magnitudes(frame)
+        bad = ((frame["nan"] > 0) | (frame["pos_inf"] > 0)).to_numpy()  # -inf alone is a mask
         order = np.lexsort((steps, code))
         code, steps, amax, bad = code[order], steps[order], amax[order], bad[order]
         starts = np.flatnonzero(np.r_[True, (np.diff(code) != 0) | (np.diff(steps) != 0)])
         code = code[starts]
         return cls(
-            keys,
-            np.searchsorted(code, np.arange(len(keys) + 1)),
+            [key for key, chosen in zip(found, asked, strict=True) if chosen],
+            np.searchsorted(code, np.arange(int(asked.sum()) + 1)),
             steps[starts],
             np.fmax.reduceat(amax, starts),
             np.logical_or.reduceat(bad, starts),
@@ -83,17 +83,6 @@ class AmaxLog:
         return found
 
 
-def _codes(frame: pd.DataFrame, numbers: dict[Key, int], wanted: Callable[[str], bool] | None) -> _Ints:
-    """The number of each row's tensor, new ones counted on; -1 for those not asked about."""
-    local, unique = pd.MultiIndex.from_frame(frame[list(_KEY)]).factorize()
-    for key in unique:
-        if key not in numbers:
-            asked = wanted is None or wanted(str(key[1]))
-            numbers[key] = sum(n >= 0 for n in numbers.values()) if asked else -1
-    out: _Ints = np.array([numbers[key] for key in unique], dtype=np.int64)[local]
-    return out
-
-
 def vectors(view: RunView) -> Iterator[Key]:
     """Biases and gains: parameters that are no operands of a matrix product."""
     for process in view.processes:
@@ -103,14 +92,13 @@ def vectors(view: RunView) -> Iterator[Key]:
                     yield text(root.get("name")), text(parameter.get("module")), "weight", text(parameter.get("name"))
 
 
-def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[pd.DataFrame, _Ints, _Ints]]:
-    """Batches of rows with exponents, their entries in the amax log, and their tensors."""
-    numbers: dict[Key, int] = {key: i for i, key in enumerate(log.keys)}
-    known = set(log.keys)
-    for frame in view.scan([*_KEY, "amax", "exp_lo", "exp_hist"], kinds):
-        local, unique = pd.MultiIndex.from_frame(frame[list(_KEY)]).factorize()
-        code = np.array([numbers[key] if key in known else -1 for key in unique], dtype=np.int64)[local]
-        used = (code >= 0) & with_exponents(frame)
-        if used.any():
-            chosen = frame[used]
-            yield chosen, log.rows_of(code[used], chosen["step"].to_numpy()), code[used]
+def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[HistogramTable, _Ints, _Ints]]:
+    """Histograms of some thousand rows at a time, their entries in the amax log, and their tensors."""
+    frame = view.measured((), kinds, columns=("amax", "exp_lo", "exp_hist"))
+    known, tensors = {key: i for i, key in enumerate(log.keys)}, groups(frame, _KEY)
+    code = np.array([known.get(key[:4], -1) for key in keys(frame.iloc[firsts(tensors)])], dtype=np.int64)[tensors]
+    used = np.flatnonzero((code >= 0) & with_exponents(frame))
+    for rows in np.split(used, np.arange(_AT_ONCE, used.size, _AT_ONCE)) if used.size else ():
+        some = frame.iloc[rows]
+        table = HistogramTable.of(histograms(some), magnitudes(some))
+        yield table, log.rows_of(code[rows], some["step"].to_numpy()), code[rows]

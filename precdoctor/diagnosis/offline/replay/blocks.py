@@ -14,28 +14,25 @@ import numpy as np
 
 from precdoctor.diagnosis.offline.replay.amax_log import vectors
 from precdoctor.diagnosis.offline.replay.fp8 import KINDS, RecipeReplay, TensorReplay
-from precdoctor.diagnosis.survey.histogram_columns import exponents
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, largest
+from precdoctor.diagnosis.survey.histogram_columns import magnitudes
+from precdoctor.diagnosis.survey.measures import lists
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import CorruptRunError, NothingRecordedError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram
 from precdoctor.numerics.cells import Estimate
-from precdoctor.numerics.histogram import ExponentHistogram
 
 _KEY = ("root", "module", "kind", "name")
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Sum:
-    """One tensor's block histograms added up."""
+    """One tensor's block histograms added up, over ``steps`` steps."""
 
-    below: np.ndarray[tuple[int], np.dtype[np.int64]]
-    amax: ExponentHistogram
+    histogram: BlockHistogram
     largest: float
-    steps: set[int]
-
-    def histogram(self, size: int) -> BlockHistogram:
-        return BlockHistogram(size, tuple(self.below.tolist()), self.amax)
+    steps: int
 
 
 def replay_blocks(
@@ -86,31 +83,31 @@ def _sums(
     wanted: Callable[[str], bool] | None,
     steps: tuple[int | None, int | None],
 ) -> dict[tuple[str, ...], _Sum]:
-    names = [f"block{size}_hist", f"block{size}_amax_lo", f"block{size}_amax_hist"]
+    below, peaks = f"block{size}_hist", f"block{size}_amax"
     first, stop = steps
     where = [("step", ">=", first or 0), *([("step", "<", stop)] if stop is not None else [])]
-    sums: dict[tuple[str, ...], _Sum] = {}
-    left_out = set(vectors(view))
-    for frame in view.scan([*_KEY, "amax", *names], kinds, where=where):
-        for *key, step, amax, below, lo, peaks in frame.loc[
-            frame[names[0]].notna(), [*_KEY, "step", "amax", *names]
-        ].itertuples(index=False, name=None):
-            named = tuple(map(str, key))
-            if named in left_out or (wanted is not None and not wanted(named[1])):
-                continue
-            nothing = ExponentHistogram.of(None, None)
-            total = sums.setdefault(named, _Sum(np.zeros(BlockHistogram.LIMIT, dtype=np.int64), nothing, 0.0, set()))
-            if len(below) > BlockHistogram.LIMIT or min(below, default=0) < 0:
-                raise CorruptRunError(f"the log is damaged: {names[0]} has {len(below)} entries, or one below zero")
-            total.below[: len(below)] += below
-            total.amax = total.amax.merge(exponents(names[2], lo, peaks))
-            total.largest = max(total.largest, amax if amax is not None and amax < math.inf else 0.0)
-            total.steps.add(int(step))
-    return sums
+    frame = view.measured((), kinds, columns=("amax", below, f"{peaks}_lo", f"{peaks}_hist"), where=where)
+    frame = frame[frame[below].notna()]
+    tensors, left_out = groups(frame, _KEY), set(vectors(view))
+    lengths, counts = lists(frame, below)
+    if (lengths > BlockHistogram.LIMIT).any() or (counts < 0).any():
+        raise CorruptRunError(f"the log is damaged: {below} has over {BlockHistogram.LIMIT} entries, or one below zero")
+    found = keys(frame.iloc[firsts(tensors)])
+    places = np.arange(counts.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    table = np.zeros((len(found), BlockHistogram.LIMIT), dtype=np.int64)
+    np.add.at(table, (np.repeat(tensors, lengths), places), counts.astype(np.int64))
+    amax = histograms(frame, peaks).merged(tensors, len(found))
+    largest_ = np.nan_to_num(largest(tensors, magnitudes(frame)))
+    seen = np.bincount(tensors[firsts(groups(frame, (*_KEY, "step")))], minlength=len(found))
+    return {
+        key[:4]: _Sum(BlockHistogram(size, tuple(table[i].tolist()), amax.row(i)), float(largest_[i]), int(seen[i]))
+        for i, key in enumerate(found)
+        if key[:4] not in left_out and (wanted is None or wanted(key[1]))
+    }
 
 
 def _tensor(key: tuple[str, ...], total: _Sum, fmt: BlockFormat) -> tuple[int, TensorReplay]:
-    prediction = predict_blocks(total.histogram(fmt.block[1]), fmt, amax=total.largest or None)
+    prediction = predict_blocks(total.histogram, fmt, amax=total.largest or None)
     root, module, kind, name = key
     return prediction.elements, TensorReplay(
         root=root,
@@ -118,7 +115,7 @@ def _tensor(key: tuple[str, ...], total: _Sum, fmt: BlockFormat) -> tuple[int, T
         kind=kind,
         name=name,
         format=fmt.element.name,
-        steps=len(total.steps),
+        steps=total.steps,
         flushed=prediction.flushed,
         saturated=prediction.saturated,
         stale_steps=0,

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.diagnosis.offline.replay.amax_log import AmaxLog, exponents_of
-from precdoctor.diagnosis.survey.histogram_columns import exponent_table, magnitudes
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.cast_counts import CastCounts, cast_counts
@@ -156,8 +155,8 @@ def replay_recipes(
 ) -> tuple[RecipeReplay, ...]:
     """Replays a log with each recipe, in the order given.
 
-    Reads the log twice: amax first, of which all scales follow, then the exponents, batch by batch; what is kept in
-    memory is some 20 bytes per row and 10 more per recipe. Gradients keep the loss scale they were recorded with, as
+    Goes through the kept rows twice: amax first, of which all scales follow, then the exponents, batch by batch.
+    Gradients keep the loss scale they were recorded with, as
     they would when they are cast.
 
     Args:
@@ -184,10 +183,9 @@ def replay_recipes(
     step_of = np.searchsorted(numbers, log.steps)
     by_step = [CastCounts.zeros(numbers.size) for _ in recipes]
     by_format = sorted(set(formats), key=lambda f: f.name)
-    for frame, row, key in exponents_of(view, kinds, log):
-        table = exponent_table(frame, magnitudes(frame))
+    for table, row, key in exponents_of(view, kinds, log):
         for fmt in by_format:
-            own = np.array([formats[k] is fmt for k in key])
+            own = np.array([f is fmt for f in formats])[key]
             for i, scale in enumerate(scales):
                 mine = own & scale.counted[row]
                 found = cast_counts(table.rows(mine), fmt, scale.scale[row[mine]])

@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.diagnosis.offline.replay.updates import Update, updates_of
-from precdoctor.diagnosis.survey.histogram_columns import exponent_table, magnitudes, with_exponents
-from precdoctor.diagnosis.survey.rows import known_format
-from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms
+from precdoctor.diagnosis.survey.histogram_columns import magnitudes
+from precdoctor.diagnosis.survey.measures import format_values
+from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
@@ -27,7 +28,8 @@ KINDS = ("grad_output", "weight_grad")
 #: Sampled steps whose exponents are kept, evenly spread: what is flushed changes slowly, and memory stays flat.
 HISTOGRAMS = 1024
 
-_COLUMNS = ("root", "module", "kind", "dtype", "numel", "zero", "amax", "exp_lo", "exp_hist", "scale", *BAD_COUNTS)
+_MODULE = ("root", "module")
+_COLUMNS = ("dtype", "numel", "zero", "amax", "exp_lo", "exp_hist", "scale")
 _Floats = npt.NDArray[np.float64]
 _Ints = npt.NDArray[np.int64]
 
@@ -56,7 +58,7 @@ class RunGradients:
 
 
 def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGradients:
-    """Reads the log once, batch by batch.
+    """The gradients of one process over the kept steps.
 
     Gradients held in ``fmt`` are those whose row says so, and weight gradients kept wider by modules whose activation
     gradients are in ``fmt``: autocast computes them there. Where no gradient is, all are taken as if they were.
@@ -66,10 +68,8 @@ def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGra
     updates = updates_of(view, process)
     narrow = _modules_in(view, fmt)
     found = _Evidence(updates, fmt)
-    for frame in view.scan(_COLUMNS, KINDS):
-        mine = frame[frame["attempt"] == process.attempt]
-        if len(mine):
-            found.add(mine, narrow)
+    frame = view.measured(("non_finite",), KINDS, columns=_COLUMNS)
+    found.add(frame[frame["attempt"] == process.attempt], narrow)
     scaled = any(u.scale is not None for u in updates)
     hypothetical = not narrow and (bool(found.seen.any()) or not scaled)  # without rows, a scaler tells of FP16
     gradients = tuple(found.gradients(hypothetical=hypothetical))
@@ -82,13 +82,14 @@ def _modules_in(view: RunView, fmt: Format) -> frozenset[tuple[str, str]]:
     """The modules with a gradient in ``fmt``."""
 
     def read() -> frozenset[tuple[str, str]]:
-        modules: set[tuple[str, str]] = set()
-        for frame in view.scan(["root", "module"], KINDS, where=[("dtype", "==", fmt.dtype)]):
-            pairs = frame[["root", "module"]].drop_duplicates()
-            modules.update((str(root), str(module)) for root, module in pairs.itertuples(index=False, name=None))
-        return frozenset(modules)
+        frame = view.measured((), KINDS, where=[("dtype", "==", fmt.dtype)])
+        return frozenset(_modules(frame.iloc[firsts(groups(frame, _MODULE))]))
 
     return view.remember(f"gradient-modules-{fmt.name}", read)
+
+
+def _modules(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(*(frame[c].tolist() for c in _MODULE), strict=True))
 
 
 class _Evidence:
@@ -115,7 +116,7 @@ class _Evidence:
         self._zeros = np.zeros(len(kept), dtype=np.int64)
 
     def add(self, frame: pd.DataFrame, narrow: frozenset[tuple[str, str]]) -> None:
-        """Some rows of the ``tensors`` table; with no ``narrow`` module, all of them count as held in the format."""
+        """Rows of the ``tensors`` table; with no ``narrow`` module, all of them count as held in the format."""
         at = np.searchsorted(self._ends, frame["step"].to_numpy())
         known = at < self._ends.size
         known[known] &= self._firsts[at[known]] <= frame["step"].to_numpy()[known]
@@ -128,32 +129,25 @@ class _Evidence:
         )
         amax = magnitudes(frame) / scale
         amax[self._scales[at] == 0.0] = math.nan  # all of it flushed, by a scale that fell to nothing
-        own = np.isin(frame["dtype"].to_numpy(dtype=str), [self._format.dtype]) | (not narrow)
-        held = own | np.array([pair in narrow for pair in zip(frame["root"], frame["module"], strict=True)], dtype=bool)
-        limits = np.array([self._relative_limit(str(d)) for d in frame["dtype"]])
+        own = (frame["dtype"] == self._format.dtype).to_numpy() | (not narrow)
+        modules = groups(frame, _MODULE)
+        held = own | np.array([m in narrow for m in _modules(frame.iloc[firsts(modules)])])[modules]
+        # how much further than the format each row's own dtype reaches
+        limits = np.fmax(format_values(frame, "overflow_limit") / self._format.overflow_limit, 1.0)
         np.fmax.at(self._sure, at[own], amax[own])
         np.fmax.at(self._likely, at, np.where(held, amax, amax / limits))
         self.seen[at] = True
         weights = (frame["kind"] == "weight_grad").to_numpy()
         np.add.at(self._weights, at[weights], frame["numel"].to_numpy()[weights])
         self._narrow_weights &= bool(own[weights].all())
-        bad = frame[list(BAD_COUNTS)].to_numpy().sum(axis=1) > 0
-        whole = held & ~bad & (scale == self._scales[at]) & (self._slot[at] >= 0)
+        whole = held & (frame["non_finite"] == 0).to_numpy() & (scale == self._scales[at]) & (self._slot[at] >= 0)
         if whole.any():
             self._add_exponents(frame[whole], self._slot[at[whole]])
 
-    def _relative_limit(self, dtype: str) -> float:
-        """How much further than the format the row's own dtype reaches."""
-        own = known_format(dtype)
-        return max(own.overflow_limit / self._format.overflow_limit, 1.0) if own is not None else 1.0
-
     def _add_exponents(self, frame: pd.DataFrame, slot: _Ints) -> None:
         np.add.at(self._zeros, slot, frame["zero"].to_numpy())
-        used = with_exponents(frame)
-        if used.any():
-            table = exponent_table(frame[used])
-            first = table.lo - EXP_MIN
-            np.add.at(self._counts[:, first : first + table.counts.shape[1]], slot[used], table.counts)
+        held = histograms(frame)
+        np.add.at(self._counts, (slot[held.whose], held.bins - EXP_MIN), held.counts)
 
     def gradients(self, *, hypothetical: bool) -> list[StepGradients]:
         """One per update, in order."""
