@@ -10,7 +10,8 @@ import pytest
 
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.engine import diagnose_view, resolve_options
-from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, damage, operands, rounding_db, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_damage import damage, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, dead_blocks
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import block_damage, cures, smallest, works
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import recipe_of, recorded, under

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
 from precdoctor.diagnosis.survey.measures import column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, number, path_evidence, path_to, range_evidence, text
@@ -27,7 +28,7 @@ from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.fp8_scaling import AmaxSeries, Recipe, scale_series
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
-from precdoctor.numerics.prediction import TensorStatistics, predict
+from precdoctor.numerics.prediction import TensorStatistics
 
 KIND = "fp8_operand"
 #: Columns of the log that every rule on FP8 operands needs.
@@ -159,24 +160,6 @@ class Casts(Sequence[Cast]):
 
 
 _COUNTED = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histograms"))
-
-
-@dataclass(frozen=True)
-class Damage:
-    """The cost of a cast.
-
-    Attributes:
-        flushed, saturated: shares of the finite non-zero elements.
-        lost_magnitude: share of the sum of magnitudes in the flushed elements.
-        sqnr_db: signal to quantisation noise.
-        lost_db: distance of that below rounding to the format's mantissa alone; not negative.
-    """
-
-    flushed: float
-    saturated: float
-    lost_magnitude: float
-    sqnr_db: float
-    lost_db: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,44 +309,6 @@ class Operand:
             return {}
         row = replace(mine[0], dtype=self.fmt.dtype)
         return {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
-
-
-def damage(statistics: TensorStatistics, fmt: Format, multiplier: float = 1.0) -> Damage:
-    """Cost of casting ``tensor * multiplier`` to ``fmt``, clipping at its maximum."""
-    found = predict(statistics, fmt, scale=multiplier, saturate=True)
-    sqnr = found.sqnr_db.estimate
-    lost = max(0.0, rounding_db(fmt) - sqnr) if statistics.histogram.total else 0.0
-    return Damage(
-        found.flushed.estimate, found.saturated.estimate, flushed_magnitude(statistics.histogram, fmt, multiplier),
-        sqnr, lost,
-    )  # fmt: skip
-
-
-def rounding_db(fmt: Format) -> float:
-    """SQNR of rounding to the format's mantissa and nothing else: 32.2 dB in E4M3, 26.2 dB in E5M2.
-
-    The error is even over an ulp of ``2**-m``, its square ``4**-m / 12``; significands are spread as 1/x over a binade,
-    and the mean of their squares is ``1.5 / ln 2``.
-    """
-    return 10.0 * math.log10(12.0 * 4.0**fmt.mantissa_bits * 1.5 / math.log(2.0))
-
-
-def rounding_magnitude(fmt: Format) -> float:
-    """Mean of |error| / |x| in that rounding: 2.3 % in E4M3, 4.5 % in E5M2 (an even error of up to half an ulp)."""
-    return 2.0**-fmt.mantissa_bits / 4.0 * 0.5 / math.log(2.0)
-
-
-def flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: float = 1.0) -> float:
-    """Share of the sum of magnitudes in elements that become zero, each at the middle of its bin."""
-    trimmed = histogram.trimmed()
-    if not trimmed.counts.size:
-        return 0.0
-    middle = 1.5 * np.exp2(np.arange(trimmed.counts.size) - float(trimmed.counts.size))  # relative to the top bin
-    mass = trimmed.counts * middle
-    # how many binades lie between the lower end of the first bin and the flush limit
-    depth = math.log2(fmt.flush_limit) - math.log2(multiplier) - trimmed.lo
-    share = np.clip(depth - np.arange(trimmed.counts.size), 0.0, 1.0)
-    return float((mass * share).sum() / mass.sum())
 
 
 def _filling(cast: Cast, fmt: Format) -> float:

@@ -10,7 +10,8 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity,
 from precdoctor.diagnosis.claims.relations import same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Damage, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_damage import Damage
 from precdoctor.diagnosis.families.fp8.fp8_outliers import (
     LOST_CHANNELS,
     Bulk,

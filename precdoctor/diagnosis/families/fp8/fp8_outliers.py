@@ -7,7 +7,8 @@ from statistics import median
 
 import numpy as np
 
-from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, damage, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand
+from precdoctor.diagnosis.families.fp8.fp8_damage import damage, rounding_magnitude
 from precdoctor.diagnosis.survey.harm import Module, channel_zeros, input_zeros, lost_to
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.blocks import BlockHistogram

@@ -13,7 +13,8 @@ import numpy as np
 from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Damage, Operand, rounding_db, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Operand
+from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
 from precdoctor.diagnosis.survey.frames import keys
 from precdoctor.diagnosis.survey.rows import Key

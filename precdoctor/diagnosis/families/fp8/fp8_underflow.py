@@ -8,13 +8,8 @@ from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import (
-    Damage,
-    Operand,
-    operands,
-    rounding_db,
-    rounding_magnitude,
-)
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import lost_channels, readers
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,

@@ -11,7 +11,8 @@ from statistics import median
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, damage, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,

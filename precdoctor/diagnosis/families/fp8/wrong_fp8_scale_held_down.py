@@ -10,7 +10,8 @@ import numpy as np
 from precdoctor.diagnosis.claims.finding import Finding, Prescription
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Casts, Operand, damage
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Casts, Operand
+from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import harmful, listed, location
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
     Course,

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand, damage
+from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand
+from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.survey.frames import Mask
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, Recipe, scale_series
 
