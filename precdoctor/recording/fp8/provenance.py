@@ -45,7 +45,7 @@ class Made:
     def times(self, factors: tuple[Factor, ...] | None) -> Made:
         """Multiplied by scalars (None: by something else)."""
         together = None if self.factors is None or factors is None else self.factors + factors
-        return dataclasses.replace(self, factors=together, measured=None)
+        return dataclasses.replace(self, factors=together, measured=None, parts=None)
 
     def by_parts(self, other: Tensor, *, divide: bool) -> Made:
         """Multiplied or divided by one number per row or block; the tensor of these is not kept alive."""

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from precdoctor.recording.fp8.provenance import Notes, bound, scaled
+from precdoctor.recording.fp8.provenance import Made, Notes, bound, scaled
 
-X, ROW, ONE = torch.ones(4, 3), torch.ones(4, 1), torch.tensor(2.0)
+X, ROW, COLUMN, ONE = torch.ones(4, 3), torch.ones(4, 1), torch.ones(3), torch.tensor(2.0)
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,28 @@ X, ROW, ONE = torch.ones(4, 3), torch.ones(4, 1), torch.tensor(2.0)
         (ONE, X, False, ((2.0, False),)),
         (X, 8, False, ((8.0, False),)),
         (X, ONE.reshape(1, 1), True, ((2.0, True),)),
-        (X, ROW, False, None),
-        (ROW, X, False, None),
-        (X, torch.ones(3), True, None),
     ],
 )
 def test_the_larger_operand_is_the_data(a, b, divide, factors):
     found = scaled(a, b, X, divide=divide)
     assert found is not None and found[0] is X and found[1] == factors
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "divide", "by"), [(X, ROW, False, ROW), (ROW, X, False, ROW), (X, COLUMN, True, COLUMN)]
+)
+def test_numbers_per_row_or_column_are_given_as_they_are(a, b, divide, by):
+    found = scaled(a, b, X, divide=divide)
+    assert found is not None and found[0] is X and found[1] is by
+
+
+def test_only_what_one_tensor_multiplied_by_parts_has_parts():
+    made = Made(None, None)
+    once = made.by_parts(ROW, divide=True)
+    assert once.factors is None and once.parts is not None and once.parts[0]() is ROW and once.parts[1]
+    assert once.by_parts(COLUMN, divide=False).parts is None
+    assert made.times(((2.0, False),)).by_parts(ROW, divide=False).parts is None
+    assert once.times(((2.0, False),)).parts is None  # not all of what multiplied it
 
 
 @pytest.mark.parametrize(
