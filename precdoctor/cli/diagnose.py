@@ -94,7 +94,7 @@ def _write_prescription(view: RunView, diagnosis: Diagnosis, file: Path, *, forc
     found = prescribe(view, diagnosis)
     ready = [p for p in found if p.apply]
     with destination(file, force=force) as stream:
-        stream.write(dumps(found, str(view.run.path)))
+        stream.write(dumps(found, view.run.origin))
     if ready:
         say(f"{len(ready)} of {len(found)} prescriptions can be applied without an edit; next, type:")
         say_command(f"precdoctor record --apply {quoted_path(file)} -- {_command_of(view)}")

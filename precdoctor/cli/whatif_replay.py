@@ -85,7 +85,7 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
         raise UsageError(f"--output-format {shape} does not go with {mode}; take full or json")
     view = RunView(run)
     if view.steps.empty:
-        raise NothingRecordedError(f"{run.path} holds no training step; nothing can be replayed")
+        raise NothingRecordedError(f"{run.origin} holds no training step; nothing can be replayed")
     answer = {"--loss-scaler": _loss_scaler, "--recipe": _recipe, "--accumulator": _accumulator}[mode]
     answer(view, asked, shape == "json", worst, stream)
 

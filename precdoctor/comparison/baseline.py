@@ -104,7 +104,7 @@ def learn_alike(views: Sequence[RunView], sampled: Sequence[int], source: str) -
     for view in views[1:]:
         different = step_mismatch(usable_steps(view), steps)
         if different is not None:
-            raise IncomparableRunsError(f"{view.run.path} is no repeat of {views[0].run.path}: {different}")
+            raise IncomparableRunsError(f"{view.run.origin} is no repeat of {views[0].run.origin}: {different}")
     return learn(views, sorted(steps), sampled, source)
 
 
@@ -226,7 +226,7 @@ def provenance(views: Sequence[RunView]) -> dict[str, Any]:
         "command": without_secrets(str(word) for word in info.get("command") or ()),
         "recorded": str(info.get("started") or ""),
         "every": options.get("every"),
-        "runs": [str(view.run.path) for view in views],
+        "runs": [view.run.origin for view in views],
         "roots": {
             str(root.get("name")): f"{len(root.get('modules') or ())} modules, {_parameters(root):,} parameters"
             for root in facts.get("roots") or ()
@@ -249,4 +249,4 @@ def learn_from(runs: Sequence[Run]) -> Baseline:
     sampled = sampled_by_all([usable_steps(view) for view in views])
     if not sampled:
         raise IncomparableRunsError("no step was sampled in all of these runs; record them with the same --every")
-    return learn_alike(views, sampled, ", ".join(str(run.path) for run in runs))
+    return learn_alike(views, sampled, ", ".join(run.origin for run in runs))

@@ -156,7 +156,7 @@ def gate(
     distrust, notes = yardstick.judged(rules, settings)
     code = worst([*(c.code for c in closed), *([ExitCode.UNTRUSTWORTHY] if distrust else [])])
     return GateReport(
-        runs=tuple(str(run.path) for run in runs),
+        runs=tuple(run.origin for run in runs),
         baseline=yardstick.name,
         fail_on=fail_on,
         checks=tuple(check for c in closed for check in c.checks),
@@ -191,7 +191,7 @@ class _Yardstick:
     @property
     def name(self) -> str | None:
         """How reports call it."""
-        return self.learned.source if self.learned else ", ".join(str(v.run.path) for v in self.views) or None
+        return self.learned.source if self.learned else ", ".join(v.run.origin for v in self.views) or None
 
     @property
     def repeats(self) -> int:
@@ -245,7 +245,7 @@ class _Closed:
 
 def _closed(view: RunView, judged: Judged, regressions: Sequence[Regression], fail_on: str, repeats: int) -> _Closed:
     """One run's part of the verdict."""
-    path = str(view.run.path)
+    path = view.run.origin
     diagnosis, lines = judged.diagnosis, told_of_all(judged.lines, regressions)
     checks = [_rule_check(path, o, diagnosis, fail_on) for o in diagnosis.rules]
     reasons = [f"{path} cannot be held against the baseline: {judged.incomparable}"] if judged.incomparable else []
@@ -341,7 +341,7 @@ def _baseline_notes(
 
 def _endings(views: Sequence[RunView]) -> list[str]:
     """Runs whose command failed: their last steps are missing, and no comparison tells that."""
-    said = [ending(facts_of_end(view), f"the command of {view.run.path}") for view in views]
+    said = [ending(facts_of_end(view), f"the command of {view.run.origin}") for view in views]
     return [sentence for sentence in said if sentence is not None]
 
 

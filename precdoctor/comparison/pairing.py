@@ -82,7 +82,7 @@ def pair(run: RunView, baseline: RunView, renames: Sequence[tuple[str, str]] = (
     sampled = sampled_by_all([ours, theirs])
     if not sampled:
         return _UNSAMPLED
-    return hold(run, learn([baseline], steps, sampled, str(baseline.run.path)), renames, against=baseline)
+    return hold(run, learn([baseline], steps, sampled, baseline.run.origin), renames, against=baseline)
 
 
 _UNSAMPLED = "no common step was sampled in both runs; record both with the same --every"

@@ -73,7 +73,7 @@ def view_of(run: Run) -> RunView:
             why = f"recording ended in its first step: {view.cut_short}"
             next_command = f"`precdoctor log verify {quoted_path(run.path)}` says what is in it"
         raise NothingRecordedError(
-            f"{run.path} holds no training step: {why}, so there is nothing to judge; {next_command}"
+            f"{run.origin} holds no training step: {why}, so there is nothing to judge; {next_command}"
         )
     return view
 

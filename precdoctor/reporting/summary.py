@@ -133,7 +133,7 @@ def summarise(run: Run, top: int = 10) -> Summary:
 def _of_nothing(view: RunView) -> dict[str, Any]:
     """What is known of a run without a step."""
     info = view.run.info
-    return {"path": str(view.run.path), "command": info.get("command"), "steps": 0, **facts_of_end(view)}
+    return {"path": view.run.origin, "command": info.get("command"), "steps": 0, **facts_of_end(view)}
 
 
 def _tensors(view: RunView) -> list[TensorSummary]:

@@ -1,7 +1,6 @@
 """The measures that rules take of recorded rows: vectorised functions of a frame, one number per row.
 
-A measure is NaN where the row does not have what it needs. Every definition is on the page ``docs/measures.md``, which
-is made from this table.
+A measure is NaN where the row does not have what it needs. The site's page ``large-runs`` lists all, from this table.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.diagnosis.survey import stored
-from precdoctor.diagnosis.survey.arrow_rows import batch_records
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process, process_step
@@ -64,12 +63,12 @@ class RunView(RunFacts):
 
         Args:
             measures: names of :data:`.measures.MEASURES`.
-            kinds, steps, where: as for :meth:`scan`.
+            kinds, steps, where: as for :meth:`batches`.
             columns: further columns of the ``tensors`` table.
         """
         needed = [c for m in measures for c in MEASURES[m].columns]
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
-        found = list(self._batches(wanted, kinds, False, steps, where))
+        found = list(self.batches(wanted, kinds, steps=steps, where=where))
         table = pa.Table.from_batches(found, table_columns("tensors", wanted)).unify_dictionaries()
         frame: pd.DataFrame = pd.DataFrame({name: self._pandas_column(name, table.column(name)) for name in wanted})
         for m in measures:
@@ -97,81 +96,38 @@ class RunView(RunFacts):
         """
         self._asked |= frozenset(steps)
 
-    def scan(
+    def batches(
         self,
         columns: Sequence[str],
         kinds: Sequence[str],
         *,
-        bad: bool = False,
         steps: Sequence[int] | None = None,
         where: Sequence[tuple[str, str, Any]] = (),
-    ) -> Iterator[pd.DataFrame]:
-        """The ``tensors`` table, projected, some thousand rows at a time; always with ``step``, ``rank``, ``attempt``.
+        everyone: bool = False,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of these kinds in the log's order, projected; always with ``step``, ``rank`` and ``attempt``.
+
+        Those that were kept; other steps, and columns that are not kept, are read from the log.
 
         Args:
-            bad: only rows holding a NaN or an infinity.
-            steps: only these steps; None: all.
+            columns: of the ``tensors`` table.
+            kinds: of tensors.
+            steps: only these; None means all that were kept.
             where: further terms that must hold, as the reader takes them.
+            everyone: also rows of processes that are not looked at one by one.
         """
-        for batch in self._batches(columns, kinds, bad, steps, where):
-            yield batch.to_pandas()
-
-    def scan_records(
-        self,
-        columns: Sequence[str],
-        kinds: Sequence[str],
-        *,
-        steps: Sequence[int] | None = None,
-        where: Sequence[tuple[str, str, Any]] = (),
-    ) -> Iterator[dict[str, Any]]:
-        """The same row by row: what is missing is NaN, or None for a list."""
-        for batch in self._batches(columns, kinds, False, steps, where):
-            yield from batch_records(batch)
-
-    def rows_of_everyone(
-        self,
-        columns: Sequence[str],
-        kinds: Sequence[str],
-        *,
-        steps: Sequence[int] | None = None,
-        where: Sequence[tuple[str, str, Any]] = (),
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of all processes: those that were kept, or the log again where not all are looked at one by one."""
-        if len(self.processes) == len(self.everyone):
-            return self._batches(columns, kinds, False, steps, where)
-        return self._run.batches("tensors", *self._query(columns, kinds, False, steps, where))
-
-    @staticmethod
-    def _query(
-        columns: Sequence[str],
-        kinds: Sequence[str],
-        bad: bool,
-        steps: Sequence[int] | None,
-        where: Sequence[tuple[str, str, Any]],
-    ) -> tuple[list[str], list[list[tuple[str, str, Any]]]]:
-        """Columns and filters, as the reader takes them."""
-        base: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
-        if steps is not None:
-            base.append(("step", "in", [int(s) for s in steps]))
-        filters = [[*base, (count, ">", 0)] for count in BAD_COUNTS] if bad else [base]
-        return list(dict.fromkeys(["step", "rank", "attempt", *columns])), filters
-
-    def _batches(
-        self,
-        columns: Sequence[str],
-        kinds: Sequence[str],
-        bad: bool,
-        steps: Sequence[int] | None,
-        where: Sequence[tuple[str, str, Any]],
-    ) -> Iterator[pa.RecordBatch]:
+        wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
+        terms: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
         survey = self.survey
-        wanted, filters = self._query(columns, kinds, bad, steps, where)
-        if steps is None and survey.kept is not None and self._besides:
-            filters = [[*terms, ("step", "not in", self._besides)] for terms in filters]
-        if survey.covers(steps) and set(wanted) <= set(ROWS.names):
-            found = query("tensors", wanted, filters).select(survey.rows)
+        if steps is not None:
+            terms.append(("step", "in", [int(s) for s in steps]))
+        elif survey.kept is not None and self._besides:
+            terms.append(("step", "not in", self._besides))
+        all_seen = not everyone or len(self.processes) == len(self.everyone)
+        if all_seen and survey.covers(steps) and set(wanted) <= set(ROWS.names):
+            found = query("tensors", wanted, [terms]).select(survey.rows)
             return iter([found] if found.num_rows else [])
-        return self._run.batches("tensors", columns=wanted, filters=filters)
+        return self._run.batches("tensors", columns=wanted, filters=[terms])
 
     @cached_property
     def survey(self) -> Survey:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from precdoctor.diagnosis.survey.arrow_rows import batch_records
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.cells import Limits
@@ -176,7 +177,8 @@ class RangeMap:
     def _load(self, view: RunView, steps: Sequence[int]) -> dict[int, list[list[Any]]]:
         """The rows of the chosen steps, ranks merged."""
         merged: dict[tuple[int, int], TensorRow] = {}
-        for record in view.scan_records(_COLUMNS, KINDS, steps=steps):
+        records = (r for batch in view.batches(_COLUMNS, KINDS, steps=steps) for r in batch_records(batch))
+        for record in records:
             row = TensorRow.of(record)
             tensor = TensorId(row.root, row.module, row.kind, row.name, row.dtype, row.call)
             number = self._number.get(self._key(tensor))

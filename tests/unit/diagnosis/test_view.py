@@ -81,12 +81,12 @@ def test_counts_of_what_was_looked_at(tmp_path: Path) -> None:
     assert view.tensor_count(("batch",)) == (0, 0)
 
 
-def test_scan_filters_and_projects(tmp_path: Path) -> None:
+def test_batches_are_filtered_and_projected(tmp_path: Path) -> None:
     view = RunView(Training(steps=4).poison(2, "output", "head", nan=1, then=False).write(tmp_path / "run"))
-    frame = pd.concat(view.scan(["module", "nan"], ["output"], bad=True))
+    frame = pd.concat(b.to_pandas() for b in view.batches(["module", "nan"], ["output"], where=[("nan", ">", 0)]))
     assert list(frame.columns) == ["step", "rank", "attempt", "module", "nan"]
     assert frame[["step", "module"]].to_numpy().tolist() == [[2, "head"]]
-    assert {int(s) for f in view.scan(["module"], ["output"], steps=[1, 3]) for s in f["step"]} == {1, 3}
+    assert {s for b in view.batches(["module"], ["output"], steps=[1, 3]) for s in b["step"].to_pylist()} == {1, 3}
 
 
 def test_problems_that_lose_nothing_are_not_missing_data(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def check(view: RunView, options: Options) -> Checked:
         if not any(layouts):
             return Checked.not_applicable("the log has no parallel layout")
         return Checked.not_applicable("by its layout no two recorded ranks hold a copy of the same weight")
-    summary = replica_differences(view.rows_of_everyone(COLUMNS, ("weight",)), replicas)
+    summary = replica_differences(view.batches(COLUMNS, ("weight",), everyone=True), replicas)
     if not summary.num_rows:
         return Checked.indeterminate("no step was recorded with the same weight of two ranks")
     seen = f"{plural(summary.num_rows, 'weight')} with copies on other ranks"

@@ -84,7 +84,7 @@ def copies_of(view: RunView, difference: Difference) -> Copies:
     """Read the rows of both steps again."""
     weight, holders = difference.weight, {(p.rank, p.attempt) for p in difference.holders}
     steps = [difference.since] if difference.equal is None else [difference.equal, difference.since]
-    batches = view.rows_of_everyone(_COLUMNS, _KINDS, steps=steps, where=_rows_of(weight))
+    batches = view.batches(_COLUMNS, _KINDS, steps=steps, where=_rows_of(weight), everyone=True)
     frame = pd.concat([b.to_pandas() for b in batches], ignore_index=True)
     frame = frame[[key in holders for key in zip(frame["rank"], frame["attempt"], strict=True)]]
     now = frame[(frame["step"] == difference.since) & (frame["kind"] == "weight")]
@@ -117,12 +117,11 @@ def steps_apart(view: RunView, difference: Difference) -> str | None:
     near = [s for s in view.sampled_steps if s >= difference.since][:_NEAR]
     held: dict[int, dict[int, int]] = {one: {}, other: {}}
     where = [*_rows_of(difference.weight), *((count, "==", 0) for count in BAD_COUNTS)]
-    for frame in view.scan(("fingerprint",), ("weight",), steps=near, where=where):
-        for rank, attempt, step, value in zip(
-            frame["rank"], frame["attempt"], frame["step"], frame["fingerprint"], strict=True
-        ):
-            if (rank, attempt) in holders:
-                held[rank].setdefault(int(value), int(step))
+    for batch in view.batches(("fingerprint",), ("weight",), steps=near, where=where, everyone=True):
+        columns = (batch.column(name).to_pylist() for name in ("rank", "attempt", "step", "fingerprint"))
+        for rank, attempt, step, value in zip(*columns, strict=True):
+            if (rank, attempt) in holders and value is not None:
+                held[rank].setdefault(value, step)
     shared = sorted(held[one].keys() & held[other].keys(), key=lambda value: held[other][value])
     for value in shared:
         if held[one][value] != held[other][value]:

@@ -91,7 +91,9 @@ def replay_accumulator(
     """
     found = [p for p in _products(view) if wanted is None or wanted(p.module)]
     if not found:
-        raise NothingRecordedError(f"{view.run.path} names no weight matrix that was asked for; nothing is accumulated")
+        raise NothingRecordedError(
+            f"{view.run.origin} names no weight matrix that was asked for; nothing is accumulated"
+        )
     by_length: dict[int, list[Product]] = {}
     for product in found:
         by_length.setdefault(product.length, []).append(product)

@@ -61,7 +61,7 @@ def replay_blocks(
     sums = _sums(view, size, kinds, wanted, steps)
     if not sums:
         raise NothingRecordedError(
-            f"{view.run.path} holds no block{size}_hist of kind {', '.join(kinds)} that was asked for; "
+            f"{view.run.origin} holds no block{size}_hist of kind {', '.join(kinds)} that was asked for; "
             f"{fmt.name} cannot be replayed"
         )
     tensors = [_tensor(key, total, fmt) for key, total in sums.items()]

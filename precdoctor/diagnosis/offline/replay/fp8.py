@@ -173,7 +173,7 @@ def replay_recipes(
     log = AmaxLog.read(view, kinds, wanted)
     if not log.keys:
         raise NothingRecordedError(
-            f"{view.run.path} holds no tensor of kind {', '.join(kinds)} that was asked for; nothing can be replayed"
+            f"{view.run.origin} holds no tensor of kind {', '.join(kinds)} that was asked for; nothing can be replayed"
         )
     formats = [format_of(key[2]) for key in log.keys]
     within = _within(log.steps, steps)

@@ -104,7 +104,7 @@ def replay_loss_scale(
     chosen = process or default_process(view)
     run = run_gradients(view, chosen, fmt)
     if not run.updates:
-        raise NothingRecordedError(f"{view.run.path} holds no complete training step; nothing can be replayed")
+        raise NothingRecordedError(f"{view.run.origin} holds no complete training step; nothing can be replayed")
     used = policy_used(view, chosen)
     scores: tuple[PolicyScore, ...] = ()
     if policy is None:
@@ -156,7 +156,7 @@ def used_policy(view: RunView) -> ScalerPolicy:
     """
     policy = policy_used(view, default_process(view))
     if policy is None:
-        raise UsageError(f"{view.run.path} names no GradScaler; say which loss scaler to replay, or best")
+        raise UsageError(f"{view.run.origin} names no GradScaler; say which loss scaler to replay, or best")
     return policy
 
 
@@ -167,7 +167,7 @@ def default_process(view: RunView) -> Process:
         NothingRecordedError: there is none at all.
     """
     if not view.processes:
-        raise NothingRecordedError(f"{view.run.path} holds no rank; nothing can be replayed")
+        raise NothingRecordedError(f"{view.run.origin} holds no rank; nothing can be replayed")
     scaled = (p for p, steps in view.timeline.items() if any(s.loss_scale is not None for s in steps))
     return next(scaled, view.processes[0])
 
