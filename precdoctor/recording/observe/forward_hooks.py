@@ -12,6 +12,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,9 @@ _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
 #: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
 _FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
+#: Where a pipeline stage finds out shapes, under the names that torch has had for it.
+_STAGE_FILE = f"{os.sep}torch{os.sep}distributed{os.sep}pipelining{os.sep}stage.py"
+_SHAPE_RUNS = ("_forward_metadata_inference", "_shape_inference")
 
 
 class ForwardHooks:
@@ -172,7 +176,8 @@ class ForwardHooks:
                 self._probes.meet(module)
         if inside is None and not recompute and recorder.trace is not None:
             recorder.trace.root_called(module, place.root, {**dict(enumerate(args)), **keyword_arguments()})
-        if inside is None and not recompute and self._scene.enabled and torch.is_grad_enabled():
+        seen = mode is not _NOT_RECORDED and torch.is_grad_enabled()
+        if inside is None and not recompute and self._scene.enabled and seen:
             frame.kept = self._scene.enter(module, place.root, args, keyword_arguments())
         if frame.recorded and not recompute:
             self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
@@ -210,7 +215,7 @@ class ForwardHooks:
         grad = torch.is_grad_enabled() or delegated
         # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
         evaluating = not static.is_training(module) or not (grad or root.parametric)
-        if evaluating and not grad and root.trained:
+        if (evaluating and not grad and root.trained) or _asks_for_shapes():
             return _NOT_RECORDED
         return CallMode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
@@ -351,6 +356,21 @@ def _inside_function() -> bool:
             return True
         if calls == 2 or frame.f_back is None:
             return False
+        frame = frame.f_back
+    return False
+
+
+def _asks_for_shapes() -> bool:
+    """Whether a pipeline stage is run on memory that nobody has written to, for the shapes of its outputs alone."""
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return False
+        code = frame.f_code
+        if code.co_name in _SHAPE_RUNS and code.co_filename.endswith(_STAGE_FILE):
+            return True
         frame = frame.f_back
     return False
 
