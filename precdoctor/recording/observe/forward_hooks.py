@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +45,9 @@ _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
 #: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
 _FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
+#: Where a pipeline stage finds out shapes, under the names that torch has had for it.
+_STAGE_FILE = f"{os.sep}torch{os.sep}distributed{os.sep}pipelining{os.sep}stage.py"
+_SHAPE_RUNS = ("_forward_metadata_inference", "_shape_inference")
 
 
 class ForwardHooks:
@@ -199,7 +203,7 @@ class ForwardHooks:
             return
         if recorder.trace is not None:
             recorder.trace.root_called(frame.module, root, {**dict(enumerate(args)), **keyword_arguments()})
-        if self._scene.enabled and torch.is_grad_enabled():
+        if self._scene.enabled and frame.mode is not _NOT_RECORDED and torch.is_grad_enabled():
             frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
 
     def _look_at_ops(self, frame: Frame) -> None:
@@ -230,7 +234,7 @@ class ForwardHooks:
         grad = grad or delegated
         # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
         evaluating = not static.is_training(module) or not (grad or root.parametric)
-        if evaluating and not grad and root.trained:
+        if (evaluating and not grad and root.trained) or _asks_for_shapes():
             return _NOT_RECORDED
         if grad and not (evaluating or delegated):
             return _TRAINS
@@ -379,6 +383,21 @@ def _inside_function() -> bool:
             return True
         if calls == 2 or frame.f_back is None:
             return False
+        frame = frame.f_back
+    return False
+
+
+def _asks_for_shapes() -> bool:
+    """Whether a pipeline stage is run on memory that nobody has written to, for the shapes of its outputs alone."""
+    if "torch.distributed.pipelining.stage" not in sys.modules:
+        return False
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return False
+        code = frame.f_code
+        if code.co_name in _SHAPE_RUNS and code.co_filename.endswith(_STAGE_FILE):
+            return True
         frame = frame.f_back
     return False
 

@@ -122,6 +122,8 @@ def test_pipeline(runs):
     run = runs(2, "pp")
     assert [(layout(run, rank)["stages"], layout(run, rank)["stage_count"]) for rank in (0, 1)] == [([0], 2), ([1], 2)]
     assert lies(run, 1, "0.weight") is None, "the other stage has another one of this name"
+    rows = run.tensors(columns=["step", "rank", "kind", "call"], filters=[("kind", "==", "batch")])
+    assert set(rows["call"]) == {0, 1}, "a batch in two parts; torch also runs a stage once to find out its shapes"
 
 
 def test_training_with_dtensors_is_what_it_is_without_recording(runs):
