@@ -25,7 +25,7 @@ SECTIONS: dict[str, tuple[Callable[[Path, int, int], str], int]] = {
     "kills": (kills, 200),
     "mutations": (mutations, 2000),
     "names": (names, len(NAMES)),
-    "bombs": (bombs, 13),
+    "bombs": (bombs, 104),
     "environments": (environments, len(ENVIRONMENTS)),
     "threads": (threads, 20),
 }

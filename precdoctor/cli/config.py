@@ -206,7 +206,11 @@ def _why_not_trusted(file: Path) -> str | None:
     every user one, and a umask to match.
     """
     user = os.geteuid()
-    for path, what in ((file, "it"), (file.parent, "its directory")):
+    for path, what in (
+        (file, "it"),
+        (file.parent, "its directory"),
+        (file.resolve().parent, "the directory it leads to"),
+    ):
         try:
             status = path.stat()
         except OSError as error:

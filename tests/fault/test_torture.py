@@ -11,7 +11,7 @@ from benchmarks.torture import files, processes, targets
         (files.kills, 5),
         (files.mutations, 42),
         (files.names, 2),
-        (files.bombs, 1),
+        (files.bombs, 2),
         (processes.environments, 1),
         (processes.threads, 1),
     ],

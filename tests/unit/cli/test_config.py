@@ -87,6 +87,17 @@ def test_a_file_that_others_could_have_written_is_not_used(tmp_path, monkeypatch
         assert (every, command) == (None, None) and f"belongs to another user (uid {owner})" in told
 
 
+def test_a_link_into_a_directory_that_others_can_write_to_is_not_followed(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/x.toml").write_text("[record]\nevery = 4\n")
+    (tmp_path / "precdoctor.toml").symlink_to("shared/x.toml")
+    assert settings(tmp_path).get("record", "every") == 4
+    (tmp_path / "shared").chmod(0o777)
+    found = settings(tmp_path)
+    assert found.get("record", "every") is None
+    assert "others can write to the directory it leads to" in found.refused[0]
+
+
 def test_a_foreign_file_without_our_table_is_looked_through_in_silence(tmp_path):
     (tmp_path / "pyproject.toml").write_text("[project\n")
     (tmp_path / "pyproject.toml").chmod(0o666)
