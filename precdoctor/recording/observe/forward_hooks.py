@@ -7,13 +7,10 @@ of ``TransformerEncoderLayer`` stay as they are.
 from __future__ import annotations
 
 import functools
-import os
-import sys
 import warnings
 import weakref
 from collections.abc import Callable
 from threading import get_ident
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +22,7 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.call_frame import CallMode, Frame
+from precdoctor.recording.observe.callers import asks_for_shapes, inside_function
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
@@ -41,13 +39,6 @@ if TYPE_CHECKING:
     from precdoctor.recording.observe.compiled_modules import Probes
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
-
-#: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
-_FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
-_MAX_FRAMES = 40
-#: Where a pipeline stage finds out shapes, under the names that torch has had for it.
-_STAGE_FILE = f"{os.sep}torch{os.sep}distributed{os.sep}pipelining{os.sep}stage.py"
-_SHAPE_RUNS = ("_forward_metadata_inference", "_shape_inference")
 
 
 class ForwardHooks:
@@ -230,11 +221,11 @@ class ForwardHooks:
             return CallMode("train", evaluating=False)
         root = self._recorder.names.roots[place.root]
         grad = torch.is_grad_enabled()
-        delegated = not grad and _inside_function()
+        delegated = not grad and inside_function()
         grad = grad or delegated
         # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
         evaluating = not static.is_training(module) or not (grad or root.parametric)
-        if (evaluating and not grad and root.trained) or _asks_for_shapes():
+        if (evaluating and not grad and root.trained) or asks_for_shapes():
             return _NOT_RECORDED
         if grad and not (evaluating or delegated):
             return _TRAINS
@@ -366,40 +357,8 @@ def _inner_mode(above: CallMode) -> CallMode:
     """The mode of a call inside another one: without gradients (a frozen encoder, a teacher) it is marked as such."""
     if above.phase != "train" or above.delegated or torch.is_grad_enabled():
         return above
-    delegated = _inside_function()
+    delegated = inside_function()
     return CallMode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
-
-
-def _inside_function() -> bool:
-    """Whether gradients are off only because a custom autograd function will compute them itself.
-
-    Reentrant checkpointing is one. Looks no further up than to the module call this one stands in.
-    """
-    frame, calls = sys._getframe(1), 0
-    for _ in range(_MAX_FRAMES):
-        code = frame.f_code
-        calls += code.co_name == "_call_impl"
-        if code.co_name == "apply" and code.co_filename.endswith(_FUNCTION_FILE):
-            return True
-        if calls == 2 or frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return False
-
-
-def _asks_for_shapes() -> bool:
-    """Whether a pipeline stage is run on memory that nobody has written to, for the shapes of its outputs alone."""
-    if "torch.distributed.pipelining.stage" not in sys.modules:
-        return False
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_MAX_FRAMES):
-        if frame is None:
-            return False
-        code = frame.f_code
-        if code.co_name in _SHAPE_RUNS and code.co_filename.endswith(_STAGE_FILE):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _has_no_identity(module: nn.Module) -> bool:
