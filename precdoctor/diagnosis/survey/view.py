@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.claims.finding import Source
-from precdoctor.diagnosis.survey.arrow_rows import batch_records, records
+from precdoctor.diagnosis.survey.arrow_rows import Categories, batch_records, frame_of, records
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow, integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
@@ -67,7 +67,7 @@ class RunView:
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
         self._memo: dict[str, Any] = {}
-        self._categories: dict[str, tuple[pa.Array, pd.CategoricalDtype]] = {}
+        self._categories: Categories = {}
 
     @property
     def run(self) -> Run:
@@ -218,26 +218,11 @@ class RunView:
         """
         needed = [c for m in measures for c in MEASURES[m].columns]
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
-        found = list(self._batches(wanted, kinds, False, steps, where))
-        table = pa.Table.from_batches(found, _schema("tensors", wanted)).unify_dictionaries()
-        frame: pd.DataFrame = pd.DataFrame({name: self._pandas_column(name, table.column(name)) for name in wanted})
+        found = pa.Table.from_batches(self._batches(wanted, kinds, False, steps, where), _schema("tensors", wanted))
+        frame = frame_of(found.unify_dictionaries(), self._categories)
         for m in measures:
             frame[m] = MEASURES[m].of(frame)
         return frame
-
-    def _pandas_column(self, name: str, column: pa.ChunkedArray) -> Any:
-        """A column as pandas takes it; the categories of a name are made once, which takes longest in a short log."""
-        if pa.types.is_list(column.type):
-            return pd.array(column, dtype=pd.ArrowDtype(column.type))
-        array = column.combine_chunks()
-        if not pa.types.is_dictionary(array.type):
-            return array.to_numpy(zero_copy_only=False)
-        known, dtype = self._categories.get(name, (None, None))
-        if known is None or not known.equals(array.dictionary):
-            dtype = pd.CategoricalDtype(array.dictionary.to_pandas())
-            self._categories[name] = array.dictionary, dtype
-        codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
 
     def scan(
         self,
