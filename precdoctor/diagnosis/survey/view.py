@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.diagnosis.survey import stored
+from precdoctor.diagnosis.survey.arrow_rows import Categories, frame_of
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process, process_step
@@ -46,7 +47,7 @@ class RunView(RunFacts):
         super().__init__(run)
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
-        self._categories: dict[str, tuple[pa.Array, pd.CategoricalDtype]] = {}
+        self._categories: Categories = {}
         self._asked: frozenset[int] = frozenset()
         self._besides: list[int] = []
 
@@ -68,26 +69,12 @@ class RunView(RunFacts):
         """
         needed = [c for m in measures for c in MEASURES[m].columns]
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *IDENTITY, *columns, *needed]))
-        found = list(self.batches(wanted, kinds, steps=steps, where=where))
-        table = pa.Table.from_batches(found, table_columns("tensors", wanted)).unify_dictionaries()
-        frame: pd.DataFrame = pd.DataFrame({name: self._pandas_column(name, table.column(name)) for name in wanted})
+        batches = self.batches(wanted, kinds, steps=steps, where=where)
+        table = pa.Table.from_batches(batches, table_columns("tensors", wanted))
+        frame = frame_of(table.unify_dictionaries(), self._categories)
         for m in measures:
             frame[m] = MEASURES[m].of(frame)
         return frame
-
-    def _pandas_column(self, name: str, column: pa.ChunkedArray) -> Any:
-        """A column as pandas takes it; the categories of a name are made once, which takes longest in a short log."""
-        if pa.types.is_list(column.type):
-            return pd.array(column, dtype=pd.ArrowDtype(column.type))
-        array = column.combine_chunks()
-        if not pa.types.is_dictionary(array.type):
-            return array.to_numpy(zero_copy_only=False)
-        known, dtype = self._categories.get(name, (None, None))
-        if known is None or not known.equals(array.dictionary):
-            dtype = pd.CategoricalDtype(array.dictionary.to_pandas())
-            self._categories[name] = array.dictionary, dtype
-        codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return pd.Categorical.from_codes(codes, dtype=dtype, validate=False)
 
     def keep(self, steps: Sequence[int]) -> None:
         """Have the pass over the tensors keep the rows of these steps as well, for questions that name them.
