@@ -143,12 +143,14 @@ class Run:
         """The processes that recorded, by rank and attempt.
 
         Raises:
-            RunUnreadableError: a rank.json, end.json or parts.jsonl is damaged or cannot be read.
+            RunUnreadableError: an end.json or parts.jsonl is damaged or cannot be read; with one process, a rank.json.
         """
         with advice(self.path):
             self.budget.keep("run.json", document_cost(self.info))
             logs = [_rank_log(directory, self.kept, self._facts_of) for directory in self._processes().every]
             self.budget.keep("end.json", sum(document_cost(log.end or {}) for log in logs))
+            if len(logs) == 1:  # of several, one that cannot be read is a problem of its process
+                _ = logs[0].facts
             return logs
 
     def _facts_of(self, directory: Path) -> dict[str, Any]:

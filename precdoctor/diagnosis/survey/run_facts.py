@@ -74,7 +74,13 @@ class RunFacts:
     def facts(self, process: Process) -> Mapping[str, Any]:
         """The ``rank.json`` of one process; empty when it is missing."""
         found = self._logs.get(process)
-        return {} if found is None else found.facts
+        try:
+            return {} if found is None else found.facts
+        except RunUnreadableError as error:
+            if len(self.everyone) == 1:
+                raise
+            self.unread[process] = str(error)
+            return {}
 
     @cached_property
     def _logs(self) -> Mapping[Process, RankLog]:

@@ -25,6 +25,8 @@ _OP_STATES = {
     "backward": ("scaling_bwd", ("grad_output",)),
 }
 ENGINE: Final = "DeepSpeedEngine"
+#: Attributes without one of which a module has no scales that are read here.
+HOLDERS = frozenset(("fp8_meta", "_fp8_metas", "scale"))
 #: What a state of delayed scaling holds: one scale per operand, and a history with a column per operand.
 _HELD = ("scale", "amax_history")
 
@@ -46,12 +48,6 @@ def delayed_scaling(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             own: Any = dict.get(metas, mode)
             if issubclass(type(own), dict):
                 yield from _of_state(dict.get(own, key), roles)
-
-
-def has_scales(module: nn.Module) -> bool:
-    """Whether a module may have some of these."""
-    held = static.module_dict(module)
-    return "fp8_meta" in held or "_fp8_metas" in held
 
 
 def quantises(module: nn.Module) -> bool:

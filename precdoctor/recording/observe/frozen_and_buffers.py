@@ -79,9 +79,9 @@ class FrozenAndBuffers:
         """
         recorder = self._recorder
         for owner in modules:
-            divisors = engine_scales.fake_quantisation(owner)
-            if divisors is None and not engine_scales.has_scales(owner):
+            if engine_scales.HOLDERS.isdisjoint(static.module_dict(owner)):  # asked of every module: no call of ours
                 continue
+            divisors = engine_scales.fake_quantisation(owner)
             place = recorder.names.find(owner)
             if place is None or not recorder.wants(place):
                 continue

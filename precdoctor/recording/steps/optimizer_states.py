@@ -58,7 +58,7 @@ class StateRows:
         with self._together as together:
             for parameter, place, own in parameters:
                 for key, x in _kept_for(optimizers, parameter):
-                    if quantised_tensors.is_quantised(x):
+                    if type(x) is not Tensor and quantised_tensors.is_quantised(x):
                         self._take_quantised(place, "opt_state", f"{own}.{key}", x)
                         continue
                     if _is_master(key, x, parameter):
@@ -169,7 +169,9 @@ def _kept_for(optimizers: Iterable[torch.optim.Optimizer], parameter: Any) -> It
     """Name and tensor of what they keep for a parameter, beside step counters and quantised state."""
     for optimizer in optimizers:
         kept = state_of(optimizer, parameter)
-        tensors = {key: x for key, x in kept.items() if key != "step" and _has_elements(x)}
+        tensors = {
+            key: x for key, x in kept.items() if key != "step" and (x.ndim if type(x) is Tensor else _has_elements(x))
+        }
         if any(issubclass(type(x), Tensor) and not tensor_leaves.counts(x) for x in tensors.values()):
             continue  # 8-bit state: what else there is are its scales and code books
         yield from tensors.items()

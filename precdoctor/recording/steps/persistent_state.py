@@ -193,7 +193,7 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, st
     """
     for parameter in parameters_of(optimizer):
         for name, x in state_of(optimizer, parameter).items():
-            held: Any = quantised_tensors.scales(x) if quantised_tensors.is_quantised(x) else x
+            held: Any = x if type(x) is Tensor or not quantised_tensors.is_quantised(x) else quantised_tensors.scales(x)
             if issubclass(type(held), Tensor) and tensor_leaves.counts(held) and name != "step":
                 yield parameter, name, held
 
