@@ -160,13 +160,13 @@ class RunView(RunFacts):
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
         where = [("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]
         columns = [*ROW_COLUMNS, "attempt"]
+        kept = self.survey.covers([step]) and process in self.step_batches
+        mine = [query("tensors", columns, where).select(self.survey.rows)] if kept else ()
         found: list[pa.RecordBatch] = []
-        if self.survey.covers([step]) and process in self.step_batches:
-            found.append(query("tensors", columns, where).select(self.survey.rows))
-        else:
-            found += self._run.batches("tensors", columns=columns, filters=where)
-        count = sum(b.num_rows for b in found)
-        hold(count, MAX_STEP_ROWS, f"{self._run.path} holds {{}} tensors of step {step}")
+        for batch in mine or self._run.batches("tensors", columns=columns, filters=where):
+            found.append(batch)
+            count = sum(b.num_rows for b in found)
+            hold(count, MAX_STEP_ROWS, f"{self._run.path} holds {{}} or more tensors of step {step}")
         several = len(self.models) > 1
         rows = [TensorRow.of(r, qualified=several) for batch in found for r in batch.to_pylist()]
         return tuple(sorted(rows, key=_execution))

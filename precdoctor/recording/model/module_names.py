@@ -28,7 +28,7 @@ _STAND_IN = "CompiledFunction"
 #: its loop must not pay for it each time.
 _MAX_SEARCHES = 16
 #: Characters of a name; longer ones are cut.
-_LONGEST = 1000
+LONGEST_NAME = 1000
 
 
 class Place(NamedTuple):
@@ -78,8 +78,8 @@ def class_name(module: nn.Module) -> str:
     kind = type(module)
     names = [c.__name__ for c in kind.__mro__]
     if kind.__name__.startswith("FSDP") and "FSDPModule" in names:
-        return shortened(next(name for name in names[1:] if name != "FSDPModule"), _LONGEST)
-    return shortened(kind.__name__, _LONGEST)
+        return shortened(next(name for name in names[1:] if name != "FSDPModule"), LONGEST_NAME)
+    return shortened(kind.__name__, LONGEST_NAME)
 
 
 class Names:
@@ -201,7 +201,7 @@ class Names:
         modules = []
         for raw, module in static.named_modules(outer):
             self._let_go_of_root_at(module, root)
-            name = shortened(".".join(_without_wrappers(raw, outer)), _LONGEST)
+            name = shortened(".".join(_without_wrappers(raw, outer)), LONGEST_NAME)
             is_wrapper = type(module).__name__ in _WRAPPERS
             place = Place(root.name, name, class_name(unwrap(module)), is_wrapper)
             self._places[id(module)] = (weakref.ref(module), place)
@@ -212,7 +212,7 @@ class Names:
                 *static.held(module, "_buffers").items(),
             ):
                 if tensor is not None and self.parameter(tensor) is None:  # of several owners the first names it
-                    self._parameters[id(tensor)] = (weakref.ref(tensor), place, shortened(own, _LONGEST))
+                    self._parameters[id(tensor)] = (weakref.ref(tensor), place, shortened(own, LONGEST_NAME))
         if modules != root.modules:
             root.modules = modules
             self.version += 1

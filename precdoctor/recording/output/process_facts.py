@@ -12,12 +12,13 @@ import torch
 
 import precdoctor
 from precdoctor.recording.model import static
-from precdoctor.recording.model.module_names import Names, Root
+from precdoctor.recording.model.module_names import LONGEST_NAME, Names, Root
 from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in
 from precdoctor.recording.output.gradient_reduction import reduction
 from precdoctor.recording.output.numeric_flags import flags
 from precdoctor.recording.output.parallel_layout import LayoutReader
 from precdoctor.runlog.files import SCHEMA_VERSION
+from precdoctor.runlog.names import shortened
 
 #: Products of float8 tensors reported; a model has a few kinds per layer.
 _MAX_PRODUCTS = 4096
@@ -147,7 +148,8 @@ def _tied(module: torch.nn.Module, names: Names) -> dict[int, list[str]]:
     others: dict[int, list[str]] = {}
     for owner in static.modules(module):
         place = names.find(owner)
-        for name, parameter in static.held(owner, "_parameters").items():
+        for whole, parameter in static.held(owner, "_parameters").items():
+            name = shortened(whole, LONGEST_NAME)
             first = names.parameter(parameter) if parameter is not None else None
             if place is None or first is None or (first[0].module, first[1]) == (place.module, name):
                 continue
