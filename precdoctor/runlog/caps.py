@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from precdoctor.errors import RunTooLargeError
 
@@ -38,11 +40,14 @@ def hold(count: int, limit: int, what: str) -> None:
 
 
 class Budget:
-    """The memory that may hold what is kept of one run."""
+    """The memory that may hold what is kept of one run, or of a document; all that are open have one cap together."""
+
+    _open: ClassVar[weakref.WeakSet[Budget]] = weakref.WeakSet()
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._kept: dict[str, int] = {}
+        self._open.add(self)
 
     def keep(self, what: str, size: int) -> None:
         """Count ``size`` bytes for ``what``, of which the largest that was ever kept counts.
@@ -51,8 +56,14 @@ class Budget:
             RunTooLargeError: all together it is above :data:`MAX_MEMORY`.
         """
         self._kept[what] = max(size, self._kept.get(what, 0))
-        total = sum(self._kept.values())
-        hold(total >> 20, MAX_MEMORY >> 20, f"{self._run} unfolds to {{}} MiB in memory")
+        if self._total() > MAX_MEMORY:
+            gc.collect()  # runs that nobody has any more may still be there
+        own, total = sum(self._kept.values()), self._total()
+        others = "" if own == total else ", with what is kept of other runs,"
+        hold(total >> 20, MAX_MEMORY >> 20, f"{self._run}{others} unfolds to {{}} MiB in memory")
+
+    def _total(self) -> int:
+        return sum(sum(budget._kept.values()) for budget in self._open)
 
 
 def json_cost(text: bytes) -> int:

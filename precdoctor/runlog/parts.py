@@ -30,7 +30,7 @@ MAX_LIST: Final = 1 << 9
 #: per parameter.
 MAX_RATES: Final = 1 << 16
 #: Longest name in a row; the recorder cuts names at 1000 characters. Rules read a row's names many times.
-MAX_NAME_BYTES: Final = 1 << 14
+MAX_NAME_BYTES: Final = 1 << 13
 #: Text of one column in one batch of rows.
 MAX_TEXT_BYTES: Final = 256 << 20
 #: Rows decoded at a time; with block histograms a row takes about 2 kB in memory.

@@ -138,6 +138,13 @@ def test_more_tensors_than_any_model_has(run):
     refused(run, lambda run: render(open_run(run)))
 
 
+def test_two_runs_that_unfold_together(run, tmp_path):
+    names(run, 2500)
+    diagnose(run)
+    with pytest.raises(RunTooLargeError, match="with what is kept of other runs, unfolds to"):
+        compare(run, run)
+
+
 def test_tensors_that_differ_in_two_names_are_counted_as_pairs(run):
     modules, own = (a.ravel().astype(str) for a in np.meshgrid(np.arange(70), np.arange(70)))
     put_part(run, "tensors", [{"module": "a"}], 4900, module=pa.array(modules), name=pa.array(own))
