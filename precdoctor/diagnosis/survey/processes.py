@@ -16,6 +16,8 @@ from precdoctor.runlog.pieces import Piece, piece_rows
 
 #: Processes whose steps and rows are kept one by one; of more, those that stand out are chosen.
 MOST_PROCESSES = 16
+#: Rows of the ``steps`` table that are kept, of all of these together.
+MOST_STEP_ROWS = 1 << 18
 #: Of those chosen, how many for each reason to stand out; the rest are spread evenly over the ranks.
 _EACH = 2
 _COLUMNS = ("loss", "grad_norm", "loss_scale", "non_finite", "skipped")
@@ -82,6 +84,11 @@ def glance(piece: Piece, kept: Kept | None = None) -> Glance | RunUnreadableErro
 def _number(value: pa.Scalar, missing: float) -> float:
     found = value.as_py()
     return missing if found is None else float(found)
+
+
+def most_processes(processes: int, rows: int) -> int:
+    """How many of so many processes are looked at one by one, by all their rows of ``steps``; at least one."""
+    return max(1, min(MOST_PROCESSES, processes * MOST_STEP_ROWS // max(rows, 1)))
 
 
 def representatives(glances: Sequence[Glance], most: int = MOST_PROCESSES) -> tuple[Process, ...]:

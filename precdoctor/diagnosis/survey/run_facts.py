@@ -15,7 +15,7 @@ from precdoctor.diagnosis.claims.finding import Source
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.engines import run_all
-from precdoctor.diagnosis.survey.processes import MOST_PROCESSES, Glance, Process, glance, representatives
+from precdoctor.diagnosis.survey.processes import Glance, Process, glance, most_processes, representatives
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
 from precdoctor.errors import RunUnreadableError
@@ -135,7 +135,8 @@ class RunFacts:
     def step_batches(self) -> Mapping[Process, list[pa.RecordBatch]]:
         """The rows of the ``steps`` table by process."""
         pieces = {Process(p.directory.rank, p.directory.attempt): p for p in self._run.pieces("steps")}
-        if len(pieces) > MOST_PROCESSES:
+        most = most_processes(len(pieces), sum(p.rows for p in pieces.values()))
+        if len(pieces) > most:
             glances = self.glances
             looked = run_all("reading steps", glance, list(pieces.values()), self._run, list(pieces.values()))
             for piece, found in zip(pieces.values(), looked, strict=True):
@@ -143,7 +144,7 @@ class RunFacts:
                     self._cannot_read(piece, found)
                 else:
                     glances.append(found)
-            pieces = {p: pieces[p] for p in representatives(glances)}
+            pieces = {p: pieces[p] for p in representatives(glances, most)}
         steps: dict[Process, list[pa.RecordBatch]] = {}
         cost = 0
         for process, piece in pieces.items():

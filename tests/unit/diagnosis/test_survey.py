@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from precdoctor.diagnosis.engine import diagnose, diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey import stored
-from precdoctor.diagnosis.survey.processes import MOST_PROCESSES, Glance, Process, representatives
+from precdoctor.diagnosis.survey.processes import MOST_PROCESSES, Glance, Process, most_processes, representatives
 from precdoctor.diagnosis.survey.survey import (
     FEWEST_STEPS,
     MOST_ROWS,
@@ -226,6 +226,14 @@ def test_processes_that_stand_out_are_chosen_in_any_order(order: random.Random) 
     assert representatives(glances) == expected
     assert len(expected) == MOST_PROCESSES
     assert {0, *strange} <= {p.rank for p in expected}
+
+
+@pytest.mark.parametrize(
+    ("processes", "rows", "most"),
+    [(8, 800, 8), (64, 64_000, 16), (8, 8 * 100_000, 2), (4, 4 * 1_000_000, 1), (1, 0, 1)],
+)
+def test_fewer_processes_are_looked_at_where_each_has_many_steps(processes: int, rows: int, most: int) -> None:
+    assert most_processes(processes, rows) == most
 
 
 def test_a_rank_that_cannot_be_read_is_said_and_the_rest_is_judged(tmp_path: Path) -> None:
