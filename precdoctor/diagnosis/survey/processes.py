@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.errors import RunUnreadableError
+from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.pieces import Piece, piece_rows
 
@@ -61,6 +61,8 @@ def glance(piece: Piece, kept: Kept | None = None) -> Glance | RunUnreadableErro
     process = Process(piece.directory.rank, piece.directory.attempt)
     try:
         batches = [b.select(["step", *_COLUMNS]) for b in piece_rows(piece, _COLUMNS, kept=kept)]
+    except RunTooLargeError:
+        raise
     except RunUnreadableError as error:
         return error
     if not batches:

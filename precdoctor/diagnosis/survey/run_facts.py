@@ -18,7 +18,7 @@ from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.processes import Glance, Process, glance, most_processes, representatives
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
-from precdoctor.errors import RunUnreadableError
+from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.costs import rows_cost
 from precdoctor.runlog.filters import ATTEMPT
 from precdoctor.runlog.pieces import Piece, piece_rows
@@ -76,6 +76,8 @@ class RunFacts:
         found = self._logs.get(process)
         try:
             return {} if found is None else found.facts
+        except RunTooLargeError:
+            raise
         except RunUnreadableError as error:
             if len(self.everyone) == 1:
                 raise
@@ -154,6 +156,8 @@ class RunFacts:
                     cost += rows_cost("steps", batch)
                     self._run.budget.keep("steps", cost)
                     own.append(batch)
+            except RunTooLargeError:
+                raise
             except RunUnreadableError as error:
                 del steps[process]
                 self._cannot_read(piece, error)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.totals import READ, grouped, merged, totals
-from precdoctor.errors import RunUnreadableError
+from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.caps import Budget
 from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import ATTEMPT
@@ -176,6 +176,8 @@ def _rows(
                 yield from rows
             else:
                 yield from list(rows)
+        except RunTooLargeError:
+            raise
         except RunUnreadableError as error:
             unread.append((piece, error))
 
