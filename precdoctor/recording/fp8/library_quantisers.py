@@ -62,12 +62,13 @@ class LibraryQuantisers:
         self._inside = threading.local()
 
     def install(self) -> None:
-        """Have casts noticed, and look for the libraries whenever a step begins: scripts import them when they like."""
+        """Have casts noticed, and look for the libraries when a sampled step begins: scripts import them late."""
         self._casts.install()
         takes = self._recorder.options.takes
         if takes("fp8_operand") or takes("subbyte_operand"):
             self._recorder.when_closing.append(guarded(self._recorder)(self._say_what_was_not_seen))
-            self._recorder.when_step_begins.append(guarded(self._recorder)(self._look))
+            look = guarded(self._recorder)(self._look)
+            self._recorder.when_step_begins.append(lambda: look() if self._recorder.live else None)
 
     def _look(self) -> None:
         for name, places in _LIBRARIES.items():

@@ -9,6 +9,8 @@ from types import FrameType
 #: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
 _FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
+#: The module of pipeline stages; where it is not loaded there are none, and nobody need ask.
+STAGES = "torch.distributed.pipelining.stage"
 #: Where a pipeline stage finds out shapes, under the names that torch has had for it.
 _STAGE_FILE = f"{os.sep}torch{os.sep}distributed{os.sep}pipelining{os.sep}stage.py"
 _SHAPE_RUNS = ("_forward_metadata_inference", "_shape_inference")
@@ -33,8 +35,6 @@ def inside_function() -> bool:
 
 def asks_for_shapes() -> bool:
     """Whether a pipeline stage is run on memory that nobody has written to, for the shapes of its outputs alone."""
-    if "torch.distributed.pipelining.stage" not in sys.modules:
-        return False
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:

@@ -7,6 +7,7 @@ of ``TransformerEncoderLayer`` stay as they are.
 from __future__ import annotations
 
 import functools
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.call_frame import CallMode, Frame
-from precdoctor.recording.observe.callers import asks_for_shapes, inside_function
+from precdoctor.recording.observe.callers import STAGES, asks_for_shapes, inside_function
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
@@ -225,7 +226,7 @@ class ForwardHooks:
         grad = grad or delegated
         # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
         evaluating = not static.is_training(module) or not (grad or root.parametric)
-        if (evaluating and not grad and root.trained) or asks_for_shapes():
+        if (evaluating and not grad and root.trained) or (STAGES in sys.modules and asks_for_shapes()):
             return _NOT_RECORDED
         if grad and not (evaluating or delegated):
             return _TRAINS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ SECOND = 10**9
 
 
 def _finding(
-    path: Path, bad: dict[int, int], *, ranks: int = 4, reports: dict[int, float] | None = None, skew: float = 0.0
+    path: Path,
+    bad: dict[int, int],
+    *,
+    ranks: int = 4,
+    reports: dict[int, float] | None = None,
+    skew: float = 0.0,
+    change: Callable[[int, Training], None] = lambda _rank, _training: None,
 ) -> Finding:
     """The finding of a run of which the ranks in ``bad`` have a NaN from that step on.
 
@@ -26,6 +33,7 @@ def _finding(
         ranks: how many there are.
         reports: seconds at which ranks report it.
         skew: seconds by which the clock of each rank is ahead of the one before.
+        change: made to the rows of each rank.
     """
     tensors: list[dict[str, Any]] = []
     steps: list[dict[str, Any]] = []
@@ -34,6 +42,7 @@ def _finding(
         training = Training(dtype="float16")
         if rank in bad:
             training.poison(bad[rank], "output", "head", nan=1)
+        change(rank, training)
         tensors += [{**row, "rank": rank} for rows in training.tensors.values() for row in rows]
         ends = {"rank": rank}
         steps += [{**row, **ends, "wall_time": 100.0 + s + rank * skew} for s, row in training.step_rows.items()]
@@ -65,6 +74,20 @@ def test_clocks_that_differ_leave_it_open(tmp_path: Path) -> None:
     assert "Ranks 0, 3 went non-finite at the same step. Which came first is unknown, because" in finding.message
     assert "clocks differ by up to 1.5 s" in finding.message
     assert not finding.evidence["rank_order"]["certain"]
+
+
+def test_a_rank_that_got_it_through_the_gradients_is_not_the_first(tmp_path: Path) -> None:
+    """It reports first, because its own loss is finite and nothing holds it up."""
+
+    def spread(rank: int, training: Training) -> None:
+        if rank == 0:
+            for row in training.tensors[5]:
+                if row["kind"] in ("output", "loss", "grad_output", "input"):
+                    row |= {"nan": 0, "first_bad_order": None, "amax": 1.0}
+            training.step_rows[5]["loss"] = 2.5
+
+    finding = _finding(tmp_path / "run", {0: 5, 1: 5}, ranks=2, reports={0: 109.0, 1: 110.0}, change=spread)
+    assert "Rank 1 went non-finite first, at step 5. 1 more rank followed by step 5." in finding.message
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -22,8 +22,8 @@ class RankOrder:
 
     Attributes:
         step: the first non-finite step of any rank.
-        first: the ranks that were non-finite at it.
-        others: how many went non-finite later.
+        first: the ranks whose loss was non-finite at it; without any, all that were non-finite at it.
+        others: how many more went non-finite, then or later.
         last_step: the last step by which a rank did.
         finite: how many never did.
         lead: seconds between the two earliest reports of the ranks in ``first``; None where not all have one.
@@ -83,7 +83,7 @@ def rank_order(view: RunView, step: int) -> RankOrder | None:
     firsts = _first_steps(view)
     if len(ranks) < 2 or not firsts or min(firsts.values()) != step:
         return None
-    first = tuple(sorted(rank for rank, at in firsts.items() if at == step))
+    first = _of_loss(view, step) or tuple(sorted(rank for rank, at in firsts.items() if at == step))
     reports = sorted((time, rank) for rank, time in _reports(view, step).items() if rank in first)
     told = len(first) > 1 and len(reports) == len(first)
     return RankOrder(
@@ -96,6 +96,12 @@ def rank_order(view: RunView, step: int) -> RankOrder | None:
         earliest=reports[0][1] if told else None,
         skew=_skew(view, first, step) if len(first) > 1 else None,
     )
+
+
+def _of_loss(view: RunView, step: int) -> tuple[int, ...]:
+    """The ranks whose loss was non-finite at ``step``: the others got it through the reduction of gradients."""
+    kinds = incident_steps(view)
+    return tuple(sorted({p.rank for p, steps in kinds.items() if "loss" in steps.get(step, ())}))
 
 
 def _first_steps(view: RunView) -> dict[int, int]:
