@@ -210,7 +210,7 @@ step numbers, ranks and module names, which compresses better than real logs do.
 
 """
 #: Rows, ranks, copies of every module.
-CASES = [(1e5, 1, 1), (1e6, 1, 1), (1e7, 1, 10), (1e8, 1, 40), (1e6, 64, 1), (1e7, 1024, 1)]
+CASES = [(1e5, 1, 1), (1e6, 1, 1), (1e7, 1, 10), (1e8, 1, 40), (1e6, 64, 1), (1e6, 1024, 1)]
 
 
 def main() -> None:
