@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.survey import COLUMNS
 from precdoctor.diagnosis.survey.totals import READ
 from precdoctor.runlog import open_run
@@ -187,7 +188,7 @@ def measure(folder: Path, cases: list[tuple[float, int, int]]) -> str:
         run = folder / "run"
         written = make(run, int(rows), ranks, copies=copies)
         size = sum(f.stat().st_size for f in run.rglob("*") if f.is_file()) / 1e6
-        heads.append(f"{written:,} rows, {ranks:,} ranks, {size:,.0f} MB")
+        heads.append(f"{written:,} rows, {plural(ranks, 'rank')}, {size:,.0f} MB")
         for name, command in commands.items():
             if not name.endswith("again"):
                 shutil.rmtree(folder / "cache", ignore_errors=True)
