@@ -90,7 +90,7 @@ def _number(value: pa.Scalar, missing: float) -> float:
 
 def most_processes(processes: int, rows: int) -> int:
     """How many of so many processes are looked at one by one, by all their rows of ``steps``; at least one."""
-    return max(1, min(MOST_PROCESSES, processes * MOST_STEP_ROWS // max(rows, 1)))
+    return max(1, min(MOST_PROCESSES, processes, processes * MOST_STEP_ROWS // max(rows, 1)))
 
 
 def representatives(glances: Sequence[Glance], most: int = MOST_PROCESSES) -> tuple[Process, ...]:
