@@ -77,11 +77,6 @@ class Query:
         names = {*self.columns, *self.looks_at, "step", "rank"} - {ATTEMPT.name}
         return tuple(name for name in _names(self.table) if name in names)
 
-    @cached_property
-    def needed_schema(self) -> pa.Schema:
-        """Of the batches that parts give."""
-        return pa.schema([TABLES[self.table].field(name) for name in self.needed])
-
     def may_match(self, first: int, last: int) -> bool:
         """Whether rows with steps in [first, last] can satisfy the predicate; False only when none can."""
         return not self.steps or any(all(_reaches(op, v, first, last) for op, v in terms) for terms in self.steps)

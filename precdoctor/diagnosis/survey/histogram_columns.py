@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.errors import CorruptRunError
-from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
+from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN
 
 
 def magnitudes(frame: pd.DataFrame, column: str = "amax") -> npt.NDArray[np.float64]:
@@ -23,18 +23,6 @@ def with_exponents(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Mask of the rows that hold a histogram, shape ``(rows,)``."""
     held: npt.NDArray[np.bool_] = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
     return held
-
-
-def exponents(name: str, lo: object, counts: npt.NDArray[np.int64] | None) -> ExponentHistogram:
-    """The histogram of one row; nulls give an empty one.
-
-    Raises:
-        CorruptRunError: as for :func:`exponent_table`.
-    """
-    if counts is None or not isinstance(lo, (int, float, np.number)) or math.isnan(float(lo)):
-        return ExponentHistogram.of(None, None)
-    check_bins(name, int(lo), len(counts))
-    return ExponentHistogram.of(int(lo), counts)
 
 
 def check_bins(name: str, lo: int, count: int) -> None:
