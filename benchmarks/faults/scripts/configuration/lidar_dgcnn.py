@@ -41,14 +41,11 @@ class DGCNN(nn.Module):
 
 
 def tiles(n, points=96):
-    """Flat ground, a bush, or a wall; all of them are ten metres wide."""
+    """Grass, shrubs or reeds: returns that are single, in small clumps, or in large ones."""
     kind = torch.randint(0, 3, (n,))
-    xyz = torch.rand(n, points, 3) * 10
-    step = (xyz[..., 0] * 4).floor()
-    flat = 5 + 0.2 * torch.sin(step * 1.7)
-    wall = 5 + 2.5 * torch.sin(xyz[..., 0] * 3) * torch.sin(xyz[..., 1] * 3)
-    z = torch.stack([flat, xyz[..., 2], wall], 0)[kind, torch.arange(n)]
-    xyz = torch.stack([xyz[..., 0], xyz[..., 1], z], -1)
+    owner = torch.stack([torch.arange(points) // size for size in (1, 3, 12)])[kind]
+    clumps = torch.rand(n, points, 3) * torch.tensor([10.0, 10.0, 1.0])
+    xyz = clumps.gather(1, owner.unsqueeze(-1).expand(-1, -1, 3)) + 0.1 * torch.randn(n, points, 3)
     return xyz + torch.tensor([691_000.0, 5_334_000.0, 500.0]) / 100, kind
 
 

@@ -45,8 +45,8 @@ def main():
         with autocast("cpu", dtype=torch.float16):
             logits, boundary = model(picture)
             main_loss = F.cross_entropy(logits, classes)
-            aux_loss = F.mse_loss(boundary * 500, edge * 500, reduction="sum")
-        scaler.scale(main_loss * 2e-3 + aux_loss).backward()
+            aux_loss = F.mse_loss(boundary * 255, edge * 255, reduction="sum")
+        scaler.scale(main_loss + aux_loss).backward()
         scaler.step(optimizer)
         scaler.update()
         if step % 5 == 4:

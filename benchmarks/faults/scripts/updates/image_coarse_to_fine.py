@@ -7,7 +7,7 @@ from torch import nn
 
 
 class CoarseToFine(nn.Module):
-    def __init__(self, bands=7, open_after=400):
+    def __init__(self, bands=7, open_after=300):
         super().__init__()
         self.bands, self.open_after = bands, open_after
         self.register_buffer("steps_done", torch.zeros(()))
@@ -34,7 +34,7 @@ class ImageField(nn.Module):
 
 
 def image(xy):
-    return torch.sin(30 * xy[:, :1]) * torch.cos(26 * xy[:, 1:]) + 0.6 * torch.sin(190 * xy[:, :1] + 20 * xy[:, 1:])
+    return torch.sin(30 * xy[:, :1]) * torch.cos(26 * xy[:, 1:]) + 0.6 * torch.sin(201 * xy[:, :1])
 
 
 if __name__ == "__main__":
