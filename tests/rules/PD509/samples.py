@@ -16,7 +16,7 @@ def stalled(**changes: Any) -> dict[str, Any]:
 
 
 def moves_mostly() -> Training:
-    return scanned(stalled(stalled=600))
+    return scanned(stalled(stalled=550))
 
 
 def one_step() -> Training:
@@ -39,7 +39,7 @@ def adams_own() -> Training:
 FIRING = {
     "average": Sample(
         lambda: scanned(stalled()), 0, severity="warning",
-        says=("99 % of the elements of a state", "limit 75 %", "2.5 bits", "code between two steps"),
+        says=("99 % of the elements of a state", "limit 60 %", "2.5 bits", "code between two steps"),
     ),
     "count": Sample(
         lambda: scanned({**stalled(moved=1, stalled=1, of=1, tensors=1, bits_missing=0.0, value=256.0, move=1.0),
