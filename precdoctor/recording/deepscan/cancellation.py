@@ -143,9 +143,9 @@ class Differences:
         known = torch.isfinite(size) & (size > 0) & torch.isfinite(seen)
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
-        if data and off.norm() >= _DATA * torch.where(known, size, 0.0).norm() and bool(wrong.any()):
-            self._tell(call, exact, wrong, known, off, half, largest)
+        if not bool(wrong.any()):
             return
+        all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
             rows = [x.reshape(-1, size.shape[-1]) for x in (wrong, known, off, torch.where(known, size, 0.0))]
             noisy = rows[2].norm(dim=0) >= _COLUMN * rows[3].norm(dim=0)
@@ -156,7 +156,9 @@ class Differences:
                 wrong, known = wrong & column, known & column
         many, of = int(wrong.sum()), int(known.sum())
         if many * 2 < of or not many or off[known].norm() < _COLUMN * size[known].norm():
-            return
+            wrong, known = all_wrong, all_known
+            if not data or off.norm() < _DATA * size[known].norm():
+                return
         self._tell(call, exact, wrong, known, off, half, largest)
 
     def _tell(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, half: torch.dtype,

@@ -116,7 +116,9 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
         f"{fact.number('seen'):.4g} where the numbers before the cast give {fact.number('exact'):.4g}."
         f"{error}{elsewhere_words(group)}"
     )
-    what = f"{percent(noise)} noise" if whole and wrong < of / 2 else f"rounding only: {share} of its elements are wrong"
+    what = (
+        f"{percent(noise)} noise" if whole and wrong < of / 2 else f"rounding only: {share} of its elements are wrong"
+    )
     return place_finding(
         RULE,
         view,

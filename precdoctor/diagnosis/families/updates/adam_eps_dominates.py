@@ -104,7 +104,8 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {
         k: g
         for k, g in gradients.items()
-        if _damped(g, eps, options) and ((known := roots.get(_owner(k))) is None or known.share >= options["below_share"])
+        if _damped(g, eps, options)
+        and ((known := roots.get(_owner(k))) is None or known.share >= options["below_share"])
     }
     if not guilty:
         worst = max(g.share for g in gradients.values())
