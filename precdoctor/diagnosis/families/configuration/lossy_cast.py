@@ -37,7 +37,8 @@ probabilities, or a mask of the most negative number that becomes -Inf.
 
 Integers: positions, indices or counts that are cast to BF16 (exact up to 256) or FP16 (up to 2048), or made in it by
 `arange`, so that distinct integers become the same number. So do indices that are read from a BF16 or FP16 tensor
-(`batch[:, 0].long()`, then an embedding or a lookup): the finding counts which integers of their range the format holds.
+(`batch[:, 0].long()`, then an embedding or a lookup). There the finding counts which integers of their range the format
+holds.
 
 Casts of gradients, buffers and data outside of modules are measured in the same way, without their effect.
 """,

@@ -158,8 +158,8 @@ def _scanned_words(fact: Fact | None, options: Options) -> str:
     op, source = fact.where("fed")
     there = f" at {source.file}:{source.line}" if source is not None else ""
     return (
-        f"In the deep scan of step {fact.step} {percent(fact.number('channels'))} of its channels keep less signal than "
-        f"error (limit {percent(options['channels'])}); the flushed elements make up {percent(fact.number('effect'))} "
+        f"In the deep scan of step {fact.step} {percent(fact.number('channels'))} of its channels keep less signal "
+        f"than error (limit {percent(options['channels'])}); the flushed elements make up {percent(fact.number('effect'))} "
         f"of the result of {short_name(op)}{there} (limit {percent(options['effect'])}). "
     )
 

@@ -45,9 +45,9 @@ The rule reports three states:
 Retrieval, copying and routing need sharp attention, so the loss decides as well. It *stalls* if it is not a tenth lower
 than in its first steps, or has lost a quarter of its progress. Collapsed heads, and heads that were one-hot from the
 start, count only if it stalls. Large logits also count while it falls, if they still rise by a binade in the newer half
-or are ten times their limit. With heads that were open at first and are one-hot now, twice the limit is enough where the
-loss no longer falls. Growing logits count unless it fell by a tenth in the newer half. Nothing counts once it
-has fallen to a tenth and stays there. Output logits must still be rising.
+or are ten times their limit. With heads that were open at first and are one-hot now, twice the limit is enough where
+the loss no longer falls. Growing logits count unless it fell by a tenth in the newer half. Nothing counts once it has
+fallen to a tenth and stays there. Output logits must still be rising.
 """,
     matters="""
 A softmax depends on differences in nats. If one logit leads by 20, the others get 2e-9 of the weight and almost no

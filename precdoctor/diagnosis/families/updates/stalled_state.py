@@ -28,8 +28,8 @@ arithmetic in FP64 moves it. FP32 counts only where whole numbers beyond 2^24 st
 two scanned steps or more; these must include the last one, or be most of all.
 
 Weights count only if no torch optimizer steps in the run; PD501 covers the others. Weight decay (`mul_` of weights in
-BF16 or FP16) counts in any run if it should have taken `decayed` of them by the end of it. PD505 covers the states of torch's
-own optimizers. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are not reported.
+BF16 or FP16) counts in any run if it should have taken `decayed` of them by the end of it. PD505 covers the states of
+torch's own optimizers. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are not reported.
 """,
     matters="""
 An update below half a unit in the last place is dropped, and so is the next one: an average stays what it was
