@@ -169,7 +169,8 @@ class Differences:
         self._findings.add(
             "cancellation", call, many / of, dtype=str(half).removeprefix("torch."),
             bits_lost=float(bits.median()), wrong=many, of=of, zeros=int((wrong & (seen == 0)).sum()),
-            noise=float(off[known].norm() / size[known].norm()), data=not any(x.requires_grad for x in call.operands),
+            noise=float(off[known].norm() / size[known].norm()),
+            of_data=not any(x.requires_grad for x in call.operands),
             seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), rounded_before=True,
         )  # fmt: skip
 

@@ -55,6 +55,10 @@ class Casts:
                     del self._indices[key]  # type: ignore[arg-type] # found by it
                     self._findings.add_event("cast", known[1], 1.0, **known[2], read_by=said(call))
 
+    def expects(self, name: str) -> bool:
+        """Whether an op by this name may use such numbers."""
+        return bool(self._indices) and name in _LOOKUPS
+
     def _from_half(self, call: Call) -> None:
         source, result = call.args[0], call.whole[0] if call.whole else None
         if not isinstance(source, Tensor) or source.dtype not in _BITS or result is None:

@@ -173,7 +173,8 @@ class ScanMode(Retiring):
             return
         sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
         stays = any(x is not None for x in self._old)
-        follows = sums or stays or self._audit.follows(name) or self._differences.follows(name) or phase == "optimizer"
+        follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
+        follows |= phase == "optimizer" or self._casts.expects(name)
         if not (whole or stays) or not follows or name in UNINITIALISED:
             if within and args and isinstance(args[0], Tensor):
                 self._differences.written(args[0])

@@ -71,7 +71,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
-        if fact.data.get("data") is True and fact.number("noise") >= options["noise"]:
+        if fact.data.get("of_data") is True and fact.number("noise") >= options["noise"]:
             return fact.number("noise")
         fmt = known_format(_format(fact))
         if fmt is None or not fact.number("bits_lost") >= fmt.mantissa_bits + 1 - options["bits_left"]:
@@ -107,7 +107,7 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
     dtype, share, noise = _format(fact), percent(wrong / max(of, 1)), fact.number("noise")
-    whole = fact.data.get("data") is True and noise >= options["noise"]
+    whole = fact.data.get("of_data") is True and noise >= options["noise"]
     error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
     limit = "" if whole else f", limit {percent(options['wrong_share'])}"
     message = (

@@ -157,10 +157,11 @@ def _scanned_words(fact: Fact | None, options: Options) -> str:
         return ""
     op, source = fact.where("fed")
     there = f" at {source.file}:{source.line}" if source is not None else ""
+    share, effect = percent(fact.number("channels")), percent(fact.number("effect"))
     return (
-        f"In the deep scan of step {fact.step} {percent(fact.number('channels'))} of its channels keep less signal "
-        f"than error (limit {percent(options['channels'])}); the flushed elements make up {percent(fact.number('effect'))} "
-        f"of the result of {short_name(op)}{there} (limit {percent(options['effect'])}). "
+        f"In the deep scan of step {fact.step} {share} of its channels keep less signal than error (limit "
+        f"{percent(options['channels'])}); the flushed elements make up {effect} of the result of "
+        f"{short_name(op)}{there} (limit {percent(options['effect'])}). "
     )
 
 

@@ -30,9 +30,9 @@ that small, because one large gradient in a thousand steps keeps it up.
 
 Three kinds of gradient do not count. Gradients that fall that low only as the loss approaches zero are convergence.
 Gradients that grow `opening` times over the run may lie behind a gate that starts at zero (ReZero, adaLN-zero, a
-zero-initialised gain) and opens; they count only under an eps above `large_eps` that damps them to the end. Zeros are no
-small gradients. Biases and gains are not judged: a bias before a normalisation, or of attention keys, has a gradient of
-zero by mathematics, and its recorded gradient is rounding.
+zero-initialised gain) and opens; they count only under an eps above `large_eps` that damps them to the end. Zeros are
+no small gradients. Biases and gains are not judged: a bias before a normalisation, or of attention keys, has a gradient
+of zero by mathematics, and its recorded gradient is rounding.
 """,
     matters="""
 Adam's promise is a step of about the learning rate for every element, whatever the size of its gradient. Where eps
