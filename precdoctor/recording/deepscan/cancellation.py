@@ -27,6 +27,8 @@ _CARRIES = _ROUNDS | names("_to_copy clone cat stack index index_select gather w
 _NOISE, _COLUMN = 0.5, 0.25
 #: Of data, in L2: no number format of eight bits is as coarse.
 _DATA = 0.125
+#: Differences below this share of their operands are rounding of FP32: two copies of a model give the same.
+_RESOLVED = 2.0**-20
 #: Rows from which on the columns of a matrix are judged one by one: features of different kinds.
 _ROWS = 16
 
@@ -140,7 +142,7 @@ class Differences:
         data = not any(x.requires_grad for x in call.operands)
         half = result.dtype if result.dtype in _HALF else self._half_of(call)
         eps = float(torch.finfo(half).eps)
-        known = torch.isfinite(size) & (size > 0) & torch.isfinite(seen)
+        known = torch.isfinite(size) & (size > _RESOLVED * largest) & torch.isfinite(seen)
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
         if not bool(wrong.any()):

@@ -153,7 +153,8 @@ def few_steps() -> Training:
 
 FIRING = {
     "closed on the way to three times its limit": Sample(
-        lambda: closes(300.0), 5, ATTENTION, "logits", severity="warning", evidence={"state": "large", "loss_stalls": False},
+        lambda: closes(300.0), 5, ATTENTION, "logits", severity="warning",
+        evidence={"state": "large", "loss_stalls": False},
     ),
     "a third per step": Sample(
         lambda: softmax(third_per_step), 18, ATTENTION, "logits", severity="warning",

@@ -346,6 +346,8 @@ def test_data_is_compared_with_what_it_was_before_its_first_rounding():
         assert found["noise"] > 0.125
     assert "cancellation" not in facts(buffered, rewards - 1000)
     assert "cancellation" not in facts(elapsed, gaps[:, :4])
+    twice = lambda x: x.bfloat16() - (x * (1 + 2e-7)).bfloat16()  # noqa: E731 - the same policy, computed twice
+    assert "cancellation" not in facts(twice, rewards)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
