@@ -28,6 +28,7 @@ _EVIDENCE = {
     "learning-rate": "learning rate",
     "grad-norm": "gradient norm",
     "discarded": "two discarded steps in a row",
+    "fact": "what one scan alone had found",
 }
 #: Option of all rules on scan facts: an error counts by its share of the result that it feeds.
 EFFECT = RuleOption(

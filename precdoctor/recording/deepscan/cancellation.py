@@ -1,4 +1,8 @@
-"""Differences of numbers that were cast to half before: where they cancel, what is left is the rounding of the cast."""
+"""Differences of numbers that were rounded to half before: where they cancel, that rounding is what is left.
+
+Data and what is made of it (casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64 from
+before its first rounding on, by the memory it lies in.
+"""
 
 from __future__ import annotations
 
@@ -9,54 +13,122 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording.deepscan.scan_facts import Findings
-from precdoctor.recording.deepscan.scanned_op import Call
+from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
-#: Elements of casts whose sources are kept for a difference later.
-_MAX_SOURCES = 1 << 22
+_WIDE = frozenset((torch.float32, torch.float64))
+#: Elements of rounded numbers that are followed; of one tensor that no cast has made.
+_MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 16
+#: Ops that pass data on, and those that round it to half by themselves.
+_ROUNDS = names("cumsum cumprod add sub mul div")
+_CARRIES = _ROUNDS | names("_to_copy clone cat stack index index_select gather where neg abs flip roll repeat")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
 _NOISE, _COLUMN = 0.5, 0.25
+#: Of data, in L2: no number format of eight bits is as coarse.
+_DATA = 0.125
+#: Differences below this share of their operands are rounding of FP32: two copies of a model give the same.
+_RESOLVED = 2.0**-20
 #: Rows from which on the columns of a matrix are judged one by one: features of different kinds.
 _ROWS = 16
 
 
 class Differences:
-    """Keeps what was cast to half, and judges the differences that it goes into."""
+    """Keeps what was rounded to half, and judges the differences that it goes into."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._sources: dict[int, tuple[StorageWeakRef, Tensor]] = {}
         self._room = _MAX_SOURCES
 
-    def cast(self, call: Call) -> None:
-        """Remember the source of a cast to half, of data as well."""
-        result = call.results[0] if call.results else None
-        if call.name != "_to_copy" or result is None or result.dtype not in _HALF:
+    @staticmethod
+    def follows(name: str) -> bool:
+        """Whether an op by this name passes rounded data on, or subtracts it."""
+        return name in _CARRIES or name in ("copy_", "sub_", "rsub")
+
+    def written(self, x: Tensor) -> None:
+        """Something else has been written to its memory."""
+        if (key := storage_key(x)) is not None:
+            self._sources.pop(key, None)
+
+    def remember(self, call: Call) -> None:
+        """Keep the values of a result before it was rounded."""
+        if call.name.endswith("_"):
+            if call.name == "copy_":
+                self._copy(call)
+            elif isinstance(call.args[0], Tensor):
+                self.written(call.args[0])
             return
-        source, key = call.args[0], storage_key(result)
-        narrows = source.dtype in (torch.float32, torch.float64)
-        if narrows and key is not None and source.numel() <= self._room and source.stride() == result.stride():
-            self._room -= source.numel()
-            self._sources[key] = StorageWeakRef(result.untyped_storage()), source.detach()
+        result = call.results[0] if call.results else None
+        key = storage_key(result) if result is not None else None
+        if result is None or key is None or call.func.is_view or result.numel() > self._room:
+            return
+        exact = self._before_rounding(call, result)
+        if exact is not None and exact.stride() != result.stride():
+            exact = torch.empty_strided(
+                result.shape, result.stride(), dtype=exact.dtype, device=exact.device
+            ).copy_(exact)  # fmt: skip
+        if exact is not None:
+            self._keep(key, result, exact)
+
+    def _keep(self, key: int, x: Tensor, exact: Tensor) -> None:
+        self._room -= exact.numel()
+        self._sources[key] = StorageWeakRef(x.untyped_storage()), exact
+
+    def _before_rounding(self, call: Call, result: Tensor) -> Tensor | None:
+        name, source = call.name, call.args[0] if call.args else None
+        if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
+            return source.detach() if result.dtype in _HALF and source.dtype in _WIDE else None
+        if name not in _CARRIES or result.requires_grad or any(x.requires_grad for x in call.operands):
+            return None
+        sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
+        rounds = result.dtype in _HALF and name in _ROUNDS and result.numel() <= _MAX_MADE
+        exact = call.again(sources) if sources or rounds else None
+        return exact[0] if exact is not None else None
+
+    def _copy(self, call: Call) -> None:
+        """``buffer[i] = x``: all that lies in the memory of a buffer, with what has been copied into it."""
+        target, source = call.args[0], call.args[1]
+        key, known = storage_key(target), self._source(source)
+        wide = known if known is not None else source
+        if key is None or target.dtype not in _HALF or wide.dtype not in _WIDE or target.requires_grad:
+            self.written(target)
+            return
+        held = self._sources.get(key)
+        image = held[1] if held is not None and not held[0].expired() else None
+        size = target.untyped_storage().nbytes() // target.element_size()
+        if image is None or image.numel() != size or image.dtype != torch.float64:
+            if size > self._room:
+                self.written(target)
+                return
+            image = target.detach().as_strided((size,), (1,), 0).double()
+            self._keep(key, target, image)
+        image.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(wide.detach())
 
     def after(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
-        """An op of a forward pass or of loss code has run.
+        """An op of a forward pass, of loss code or of the script has run.
 
         Loss code may subtract casts of whatever was computed. In a module both must be data or constants: casts of what
         no op of the window has made, or tensors that are older than it (``lived``).
         """
-        if not call.results or call.results[0].dtype not in _HALF:
+        if not call.results:
             return
-        self.cast(call)
-        if call.name not in ("sub", "sub_", "rsub"):
-            return
+        if call.plain_name in ("sub", "rsub"):
+            self._subtract(call, lived)
+        self.remember(call)
+
+    def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
+        half = call.results[0].dtype in _HALF
         inside, sources = call.phase != "loss" and bool(call.where.module), {}
         for x in call.operands:
             source = self._source(x)
             if source is not None and not (inside and source.requires_grad):
                 sources[id(x)] = source
-            elif x.dtype in _HALF and x.numel() > 1 and not (inside and lived(x) and not x.requires_grad):
+            elif (
+                x.numel() > 1
+                and (x.dtype in _HALF or not half)
+                and not (half and inside and lived(x) and not x.requires_grad)
+            ):
                 return
         wide = call.again({k: v.double() for k, v in sources.items()}) if sources else None
         if wide is not None:
@@ -67,10 +139,15 @@ class Differences:
         seen, size = result.detach().double(), exact.abs()
         operands = [call.before(x).detach().double().abs().broadcast_to(size.shape) for x in call.operands]
         largest = torch.stack(operands).amax(0)
-        eps = float(torch.finfo(result.dtype).eps)
-        known = torch.isfinite(size) & (size > 0) & torch.isfinite(seen)
+        data = not any(x.requires_grad for x in call.operands)
+        half = result.dtype if result.dtype in _HALF else self._half_of(call)
+        eps = float(torch.finfo(half).eps)
+        known = torch.isfinite(size) & (size > _RESOLVED * largest) & torch.isfinite(seen)
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
+        if not bool(wrong.any()):
+            return
+        all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
             rows = [x.reshape(-1, size.shape[-1]) for x in (wrong, known, off, torch.where(known, size, 0.0))]
             noisy = rows[2].norm(dim=0) >= _COLUMN * rows[3].norm(dim=0)
@@ -81,14 +158,29 @@ class Differences:
                 wrong, known = wrong & column, known & column
         many, of = int(wrong.sum()), int(known.sum())
         if many * 2 < of or not many or off[known].norm() < _COLUMN * size[known].norm():
-            return
+            wrong, known = all_wrong, all_known
+            if not data or off.norm() < _DATA * size[known].norm():
+                return
+        self._tell(call, exact, wrong, known, off, half, largest)
+
+    def _tell(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, half: torch.dtype,
+              largest: Tensor) -> None:  # fmt: skip
+        seen, size = call.results[0].detach().double(), exact.abs()
         at = int(torch.where(wrong, size, -1.0).flatten().argmax())
-        bits = torch.log2(largest[wrong] / size[wrong])
+        bits, many, of = torch.log2(largest[wrong] / size[wrong]), int(wrong.sum()), int(known.sum())
         self._findings.add(
-            "cancellation", call, many / of, dtype=str(result.dtype).removeprefix("torch."),
+            "cancellation", call, many / of, dtype=str(half).removeprefix("torch."),
             bits_lost=float(bits.median()), wrong=many, of=of, zeros=int((wrong & (seen == 0)).sum()),
+            noise=float(off[known].norm() / size[known].norm()),
+            of_data=not any(x.requires_grad for x in call.operands),
             seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), rounded_before=True,
         )  # fmt: skip
+
+    def _half_of(self, call: Call) -> torch.dtype:
+        """The format in which the operands of a wide difference were rounded: BF16 if all of them fit into it."""
+        held = [call.before(x).detach() for x in call.operands if self._source(x) is not None]
+        fits = all(bool((x.to(torch.bfloat16).to(x.dtype) == x).all()) for x in held)
+        return torch.bfloat16 if fits else torch.float16
 
     def _source(self, x: Tensor) -> Tensor | None:
         """What a tensor, or the one that it is a view of, was before it was cast."""

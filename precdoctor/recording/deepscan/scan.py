@@ -244,11 +244,16 @@ class DeepScan:
         context.event("scan", id=number, data=data)
         with kernels.apart_from_user_modes():
             rows = mode.facts(Targets(context.names))
+        self.schedule.found(context.step, {_place(row) for row in rows})
         if mode.coverage.signature != self._known:  # logged once as long as it stays the same
             self._known = mode.coverage.signature
             rows += mode.coverage.events()
         for index, row in enumerate(rows):
             context.event("scan", id=f"{number}.{index}", parent_id=number, **row)
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["data"]["kind"], row["root"], row["module"], row["op"], row.get("file"), row.get("line"))
 
 
 def why_not(module: nn.Module) -> str | None:

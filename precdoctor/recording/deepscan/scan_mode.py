@@ -39,7 +39,8 @@ from precdoctor.recording.slots.step_batch import is_capturing
 MAX_OPS, _MAX_ASIDE = 20_000, 50_000
 #: Host time of one scan: evaluation and data code may lie inside of it.
 _MAX_NS = 60 * 10**9
-#: Stages in which results count as those of a forward pass; in the others only states are examined.
+_HALF = frozenset((torch.float16, torch.bfloat16))
+#: Stages in which results count as those of a forward pass; in the others states, sums, casts and differences do.
 _FORWARD, _STAGES_ASIDE = frozenset(("forward", "loss")), frozenset(("script", "optimizer"))
 #: Weights named whose gradients are zero.
 _MAX_NAMES = 8
@@ -127,12 +128,27 @@ class ScanMode(Retiring):
         return self._beside(func, args, kwargs, phase)
 
     def _beside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
-        """Examine what an op of the script or an optimizer does to states."""
+        """Examine what an op of the script or an optimizer does to states, sums and data."""
         self._aside += 1
-        old = self._guarded(lambda: self._audit.before(op_name(func), args, kwargs))
+        swapped = self._guarded(lambda: self._before_aside(func, args, kwargs))
         result = func(*args, **kwargs)
-        self._guarded(lambda: self._look_aside(func, args, kwargs, phase, old or [], result))
+        if swapped is not None:
+            self._guarded(lambda: self._look_aside(func, args, kwargs, phase, swapped, result))
         return result
+
+    def _before_aside(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
+        """Samples of states that it writes to, and copies of 16-bit sums; None when it is not to be examined."""
+        self._old = []
+        if func.namespace != "aten" or is_out_variant(func) or func.is_view:
+            return None
+        name = op_name(func)
+        if not name.endswith("_"):
+            return {}
+        self._old = self._audit.before(name, args, kwargs)
+        target = args[0] if args and isinstance(args[0], Tensor) else None
+        if target is None or target.dtype not in _HALF or not self._sums.sums(name) or target.numel() > self._limit:
+            return {}
+        return {} if _is_elsewhere(target) else {id(target): target.detach().clone()}
 
     def _guarded(self, look: Callable[[], Any]) -> Any:
         began = time.perf_counter_ns()
@@ -146,24 +162,39 @@ class ScanMode(Retiring):
             self.spent_ns += time.perf_counter_ns() - began
         return None
 
-    def _look_aside(self, func: Any, args: Any, kwargs: Any, phase: str, old: list[Any], result: Any) -> None:
-        if func.namespace != "aten" or is_out_variant(func) or func.is_view:
-            return
-        name = op_name(func)
-        if not name.endswith("_"):
+    def _look_aside(self, func: Any, args: Any, kwargs: Any, phase: str, swapped: dict[int, Tensor],
+                    result: Any) -> None:  # fmt: skip
+        name, whole = op_name(func), list(tensors_in(result))
+        results = [x for x in whole if x.is_floating_point()]
+        within = name.endswith("_")
+        if not within:
             self._audit.born(result)
-            results = [x for x in tensors_in(result) if x.is_floating_point()]
-            follows = self._audit.follows(name) or phase == "optimizer"
-            if follows and results and not any(map(_is_elsewhere, results)):
-                where = Where("", "", innermost_user_line(past_own=True))
-                call = Call(func, args, kwargs, name, phase, where, self.micro_step, {}, results, self._limit)
-                self._differences.cast(call)
-                self._audit.chained(call)
-                if phase == "optimizer" and name not in UNINITIALISED:
-                    self.trails.after(call)
-        elif any(x is not None for x in old):
-            where = Where("", "", innermost_user_line(past_own=True))
-            self._audit.updated(name, str(func), phase, args, kwargs, old, where, self.micro_step)
+        if any(map(_is_elsewhere, results)):
+            return
+        sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
+        stays = any(x is not None for x in self._old)
+        follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
+        follows |= phase == "optimizer" or self._casts.expects(name)
+        if not (whole or stays) or not follows or name in UNINITIALISED:
+            if within and args and isinstance(args[0], Tensor):
+                self._differences.written(args[0])
+            return
+        where = Where("", "", innermost_user_line(past_own=True))
+        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
+        if stays:
+            self._audit.updated(name, str(func), phase, args, kwargs, self._old, where, self.micro_step)
+        if phase == "script":
+            self._differences.after(call, self._audit.lived)
+        else:
+            self._differences.remember(call)
+        if results and not within:
+            self._audit.chained(call)
+            if phase == "optimizer":
+                self.trails.after(call)
+        self._casts.looked_up(call)
+        self._casts.after(call)
+        if sums:
+            self._sums.after(call)
 
     # --- around an op ------------------------------------------------------------------------------------------------
 
@@ -203,8 +234,8 @@ class ScanMode(Retiring):
         self.failure = error
 
     def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
-        name, phase = op_name(func), self._phase()
-        results = [x for x in tensors_in(result) if x.is_floating_point()]
+        name, phase, whole = op_name(func), self._phase(), list(tensors_in(result))
+        results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
             self._audit.born(result)
         if name in UNINITIALISED or any(map(_is_elsewhere, results)):
@@ -212,10 +243,11 @@ class ScanMode(Retiring):
         where = self._where(phase, sequence)
         if phase == "recompute":
             return  # seen when it was computed first
-        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit)
+        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
         if phase in _FORWARD:
             self._effects.after(call)
             self.trails.after(call)
+            self._casts.looked_up(call)
             self._casts.after(call)
             self._differences.after(call, self._audit.lived)
             self._audit.chained(call)

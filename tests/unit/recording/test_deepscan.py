@@ -540,6 +540,26 @@ def test_a_new_reason_gets_a_scan_whatever_the_budget_and_the_event_says_why():
     assert found[21] == {"reason": "evidence", "evidence": [told]}
 
 
+def test_what_one_scan_alone_has_found_is_confirmed_whatever_the_budget_twice_at_most():
+    schedule, found = Schedule(RecordOptions(budget=1e-6)), {}
+    places = {0: {"a"}, 7: {"a", "b"}, 14: set(), 21: {"c"}}
+    for step in range(60):
+        if schedule.wants(step, spent_ns=10**9, elapsed_ns=1):
+            found[step] = schedule.why
+            schedule.found(step, places.get(step, set()))
+    assert sorted(found) == [0, 1, 7, 14]
+    assert found[7] == {"reason": "evidence", "evidence": [{"what": "fact", "step": 0, "before": None, "now": None}]}
+
+
+def test_what_two_scans_have_found_needs_no_third():
+    schedule, found = Schedule(RecordOptions(budget=1e-6)), []
+    for step in range(60):
+        if schedule.wants(step, spent_ns=10**9, elapsed_ns=1):
+            found.append(step)
+            schedule.found(step, {"a"})
+    assert found == [0, 1]
+
+
 def test_a_scanned_step_gives_no_reason_for_another_scan():
     schedule = Schedule(RecordOptions())
     assert schedule.wants(0, spent_ns=0, elapsed_ns=1)

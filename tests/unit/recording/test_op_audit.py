@@ -140,7 +140,7 @@ def test_columns_that_were_cast_cancel_in_a_module_against_a_constant_that_is_ol
         (found,) = centred(stage)
         assert (found["module"], found["op"]) == ("normalise", "aten.sub.Tensor")
         assert 32 <= found["data"]["wrong"] <= found["data"]["of"] <= 64  # of one column
-    years -= 2019.75
+    years[:, 0] -= 2019.75
     mean.copy_(years.mean(0))
     assert not centred("script")
 
@@ -282,3 +282,103 @@ def test_not_a_bit_changes_with_every_step_scanned(tmp_path, kind):
         assert not [d for d in rows if d.get("outcome") == "dropped"]
     assert results[0].split()[:2] == results[1].split()[:2]
     assert any(d["kind"] == "step" for d in rows)
+
+
+def running_total(terms, *, others: bool = False):
+    total = torch.zeros(16, dtype=terms.dtype)
+    for k, term in enumerate(terms):
+        total.add_(term)
+        if others and k % 8 == 7:
+            total.zero_()
+    return total
+
+
+def compensated(terms):
+    total, rest = (torch.zeros(16, dtype=torch.bfloat16) for _ in range(2))
+    for term in terms:
+        y = term - rest
+        after = total + y
+        rest = (after - total) - y
+        total = after
+    return total
+
+
+@pytest.mark.parametrize("stage", ["script", "optimizer"])
+def test_a_total_of_the_script_is_added_up_a_second_time(stage):
+    terms = (0.5 + torch.rand(1024, 16)).bfloat16()
+    found = facts(running_total, terms, stage=stage)["total"]
+    assert (found["terms"], found["dtype"], found["phase"]) == (1024, "bfloat16", stage)
+    assert found["error"] > 0.3
+    assert "total" not in facts(running_total, terms.float(), stage=stage)
+    assert "total" not in facts(lambda t: running_total(t, others=True), terms, stage=stage)
+    assert "total" not in facts(compensated, terms, stage=stage)
+
+
+def test_counts_that_stand_still_are_a_wrong_sum():
+    counts, where = torch.full((8,), 256.0, dtype=torch.bfloat16), torch.arange(8).repeat(40)
+
+    def count(x):
+        x.index_add_(0, where, torch.ones(len(where), dtype=x.dtype))
+
+    assert facts(count, counts.clone())["reduction"]["error"] > 0.1
+    assert "reduction" not in facts(count, counts.float())
+
+
+def test_data_is_compared_with_what_it_was_before_its_first_rounding():
+    rewards, gaps = 1000 + torch.rand(4, 64), 0.2 + 1.8 * torch.rand(8, 200)
+    buffer = torch.zeros(4, 64, dtype=torch.bfloat16)
+
+    def joined(x):
+        return torch.cat([r.bfloat16() for r in x]) - torch.full((256,), 1000.0).bfloat16()
+
+    def buffered(x):
+        for k, r in enumerate(x):
+            buffer[k] = r
+        return buffer - (x - 0.5).bfloat16()
+
+    def elapsed(x):
+        times = x.bfloat16().cumsum(1)
+        return times[:, 1:] - times[:, :-1]
+
+    for run, data in ((joined, rewards), (buffered, rewards), (elapsed, gaps)):
+        found = facts(run, data)["cancellation"]
+        assert (found["dtype"], found["of_data"], found["rounded_before"]) == ("bfloat16", True, True)
+        assert found["noise"] > 0.125
+    assert "cancellation" not in facts(buffered, rewards - 1000)
+    assert "cancellation" not in facts(elapsed, gaps[:, :4])
+    twice = lambda x: x.bfloat16() - (x * (1 + 2e-7)).bfloat16()  # noqa: E731 - the same policy, computed twice
+    assert "cancellation" not in facts(twice, rewards)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_indices_that_a_half_precision_table_cannot_hold_are_noted_where_they_are_used(dtype):
+    table, packed = torch.randn(12000, 2), torch.randint(10000, 12000, (64,)).to(dtype)
+    found = facts(lambda x: torch.embedding(table, x.long()), packed)["cast"]
+    assert (found["from"], found["to"], found["read_by"]["op"]) == (str(dtype)[6:], "int64", "aten.embedding.default")
+    assert found["distinct_after"] * 4 < found["distinct_before"]
+    assert "cast" not in facts(lambda x: torch.embedding(table, x.long()), packed / 100)
+    assert "cast" not in facts(lambda x: x.long().float().mean(), packed)  # no indices
+
+
+def test_a_cast_of_gradients_behind_the_backward_pass_is_held_against_its_source():
+    found = facts(lambda g: g.half().float(), 1e-9 * torch.randn(64), stage="optimizer")["cast"]
+    assert (found["lost"], found["flushed"], found["phase"]) == (1.0, 64, "optimizer")
+    assert "cast" not in facts(lambda g: g.half().float(), torch.randn(64), stage="optimizer")
+
+
+@pytest.mark.parametrize("loud", [True, False])
+def test_channels_that_a_narrow_cast_loses_count_by_what_they_add_to_the_result(loud):
+    x, weight = 0.2 * torch.randn(64, 16), torch.randn(8, 16)
+    x[:, 0], weight[:, 0] = (3e5, 1e-6) if loud else (1.0, 1.0)
+
+    def forward():
+        scale = 448.0 / x.abs().amax()
+        return torch.nn.functional.linear((x * scale).to(torch.float8_e4m3fn).float() / scale, weight)
+
+    found = facts(forward, stage="forward").get("cast")
+    if not loud:
+        assert found is None
+        return
+    assert found["channels"] >= 0.9
+    assert found["effect"] > 0.5
+    assert found["lost"] < 0.1
