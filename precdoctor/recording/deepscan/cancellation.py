@@ -7,6 +7,7 @@ before its first rounding on, by the memory it lies in.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,12 +34,32 @@ _RESOLVED = 2.0**-20
 _ROWS = 16
 
 
+@dataclass
+class _Source:
+    """The numbers behind a rounded tensor's memory, laid out as it is.
+
+    Attributes:
+        ours: a copy, which may be written to; else a tensor of the run.
+        version: of a tensor of the run.
+    """
+
+    rounded: StorageWeakRef
+    exact: Tensor
+    ours: bool
+    version: int | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rounded tensor lives, and its source is what it was."""
+        return not self.rounded.expired() and self.version == _version(self.exact)
+
+
 class Differences:
     """Keeps what was rounded to half, and judges the differences that it goes into."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._sources: dict[int, tuple[StorageWeakRef, Tensor]] = {}
+        self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
 
     @staticmethod
@@ -64,16 +85,18 @@ class Differences:
         if result is None or key is None or call.func.is_view or result.numel() > self._room:
             return
         exact = self._before_rounding(call, result)
-        if exact is not None and exact.stride() != result.stride():
-            exact = torch.empty_strided(
-                result.shape, result.stride(), dtype=exact.dtype, device=exact.device
-            ).copy_(exact)  # fmt: skip
-        if exact is not None:
-            self._keep(key, result, exact)
+        if exact is None:
+            return
+        if exact.stride() != result.stride():
+            exact = torch.empty_strided(result.shape, result.stride(), dtype=exact.dtype, device=exact.device).copy_(
+                exact
+            )
+        self._room -= result.numel()
+        theirs = any(storage_key(x) == storage_key(exact) for x in call.operands)
+        self._keep(key, result, exact, ours=not theirs)
 
-    def _keep(self, key: int, x: Tensor, exact: Tensor) -> None:
-        self._room -= exact.numel()
-        self._sources[key] = StorageWeakRef(x.untyped_storage()), exact
+    def _keep(self, key: int, x: Tensor, exact: Tensor, *, ours: bool) -> None:
+        self._sources[key] = _Source(StorageWeakRef(x.untyped_storage()), exact, ours, _version(exact))
 
     def _before_rounding(self, call: Call, result: Tensor) -> Tensor | None:
         name, source = call.name, call.args[0] if call.args else None
@@ -94,16 +117,17 @@ class Differences:
         if key is None or target.dtype not in _HALF or wide.dtype not in _WIDE or target.requires_grad:
             self.written(target)
             return
-        held = self._sources.get(key)
-        image = held[1] if held is not None and not held[0].expired() else None
-        size = target.untyped_storage().nbytes() // target.element_size()
-        if image is None or image.numel() != size or image.dtype != torch.float64:
+        held, size = self._sources.get(key), target.untyped_storage().nbytes() // target.element_size()
+        whole = held is not None and held.holds and held.exact.numel() == size and held.exact.is_contiguous()
+        image = held.exact.reshape(-1) if held is not None and whole else target.detach().as_strided((size,), (1,), 0)
+        if held is None or not whole or not held.ours or image.dtype != torch.float64:
             if size > self._room:
                 self.written(target)
                 return
-            image = target.detach().as_strided((size,), (1,), 0).double()
-            self._keep(key, target, image)
+            self._room -= size
+            image = image.to(torch.float64, copy=True)
         image.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(wide.detach())
+        self._keep(key, target, image, ours=True)
 
     def after(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
         """An op of a forward pass, of loss code or of the script has run.
@@ -186,6 +210,12 @@ class Differences:
         """What a tensor, or the one that it is a view of, was before it was cast."""
         key = storage_key(x)
         found = self._sources.get(key) if key is not None else None
-        if found is None or found[0].expired():
+        if found is None or not found.holds:
             return None
-        return found[1].as_strided(x.shape, x.stride(), found[1].storage_offset() + x.storage_offset())
+        exact = found.exact
+        return exact.as_strided(x.shape, x.stride(), exact.storage_offset() + x.storage_offset())
+
+
+def _version(x: Tensor) -> int | None:
+    """How often it has been written to; None in inference mode, which does not count."""
+    return None if x.is_inference() else x._version

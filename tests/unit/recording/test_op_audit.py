@@ -350,9 +350,22 @@ def test_data_is_compared_with_what_it_was_before_its_first_rounding():
     assert "cancellation" not in facts(twice, rewards)
 
 
+def test_a_buffer_that_is_written_to_leaves_the_source_of_its_first_values_alone():
+    source = torch.linspace(1000, 1001, 64, dtype=torch.float64)
+    before = source.clone()
+
+    def overwrite(x):
+        half = x.half()
+        half[:8] = torch.full((8,), 1000.3)
+        return half - torch.full((64,), 1000.0).half()
+
+    assert facts(overwrite, source)["cancellation"]["noise"] > 0.125
+    assert torch.equal(source, before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_indices_that_a_half_precision_table_cannot_hold_are_noted_where_they_are_used(dtype):
-    table, packed = torch.randn(12000, 2), torch.randint(10000, 12000, (64,)).to(dtype)
+    table, packed = torch.randn(12100, 2), torch.randint(10000, 12000, (64,)).to(dtype)
     found = facts(lambda x: torch.embedding(table, x.long()), packed)["cast"]
     assert (found["from"], found["to"], found["read_by"]["op"]) == (str(dtype)[6:], "int64", "aten.embedding.default")
     assert found["distinct_after"] * 4 < found["distinct_before"]
