@@ -340,6 +340,10 @@ def test_data_is_compared_with_what_it_was_before_its_first_rounding():
         times = x.bfloat16().cumsum(1)
         return times[:, 1:] - times[:, :-1]
 
+    stamps = 1_700_000_000 + torch.randint(0, 60, (64,)).cumsum(0)
+    between = lambda x: x.float()[1:] - x.float()[:-1]  # noqa: E731
+    assert facts(between, stamps)["cancellation"]["dtype"] == "float32"
+    assert "cancellation" not in facts(between, stamps - 1_700_000_000)
     for run, data in ((joined, rewards), (buffered, rewards), (elapsed, gaps)):
         found = facts(run, data)["cancellation"]
         assert (found["dtype"], found["of_data"], found["rounded_before"]) == ("bfloat16", True, True)
