@@ -399,3 +399,41 @@ def test_channels_that_a_narrow_cast_loses_count_by_what_they_add_to_the_result(
     assert found["channels"] >= 0.9
     assert found["effect"] > 0.5
     assert found["lost"] < 0.1
+
+
+SMALL_STATES = """
+import torch
+from torch import nn
+
+
+class Small(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state.setdefault("square", torch.ones_like(p, dtype=torch.bfloat16)).mul_(0.999).add_(p.grad**2, alpha=1e-3)
+            p.addcdiv_(p.grad, state["square"].float().sqrt(), value=-1e-2)
+
+
+net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = Small(net.parameters())
+for step in range(3):
+    net(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_state_of_a_hand_written_optimizer_is_named_with_its_weight(tmp_path):
+    script(tmp_path, "small.py", SMALL_STATES)
+    done = record(tmp_path, "--strict", "--deep-scan", "3", "--", "python", "small.py")
+    assert done.status == 0, done.err
+    events = precdoctor.open_run(done.run).events()
+    rows = [json.loads(d) for e, d in zip(events["event"], events["data"], strict=True) if e == "scan"]
+    found = [d for d in rows if d["kind"] == "stalled"]
+    assert {(d["target"], d["state"]) for d in found} == {("state", "square")}
+    assert {d["name"] for d in found} <= {f"{i}.{n}" for i in (0, 2) for n in ("weight", "bias")}
+    assert {tuple(d["owner"]) for d in found} <= {("Sequential#0", "0"), ("Sequential#0", "2")}

@@ -106,7 +106,9 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     dtype, share, missing = text(fact.data.get("dtype")), _share(fact), fact.number("bits_missing")
     name = text(fact.data.get("name"))
-    what = _NOUNS.get(_target(fact), "a state") + (f" (`{name}`)" if name else "")
+    state = text(fact.data.get("state"))
+    own = f" (`{state}` of `{name}`)" if state else f" (`{name}`)" if name else ""
+    what = _NOUNS.get(_target(fact), "a state") + own
     fmt = known_format(dtype)
     gained = FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0)
     left, short = max(0.0, missing - gained), fact.short.removeprefix("foreach_")
