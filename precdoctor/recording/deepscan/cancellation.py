@@ -7,6 +7,7 @@ before its first rounding on, by the memory it lies in.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,10 +15,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording.deepscan.scan_facts import Findings
 from precdoctor.recording.deepscan.scanned_op import Call, names
-from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
-_WIDE = frozenset((torch.float32, torch.float64))
+#: Formats that are rounded to, and those that are wide enough beside each of them.
+_WIDER = {
+    **dict.fromkeys(_HALF, frozenset((torch.float32, torch.float64))),
+    torch.float32: frozenset((torch.float64, torch.int64, torch.int32)),
+}
 #: Elements of rounded numbers that are followed; of one tensor that no cast has made.
 _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 16
 #: Ops that pass data on, and those that round it to half by themselves.
@@ -33,12 +38,34 @@ _RESOLVED = 2.0**-20
 _ROWS = 16
 
 
+@dataclass
+class _Source:
+    """The numbers behind a rounded tensor's memory, laid out as it is.
+
+    Attributes:
+        dtype: the coarsest format that they went through.
+        ours: a copy, which may be written to; else a tensor of the run.
+        version: of a tensor of the run.
+    """
+
+    rounded: StorageWeakRef
+    exact: Tensor
+    dtype: torch.dtype
+    ours: bool
+    version: int | None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rounded tensor lives, and its source is what it was."""
+        return not self.rounded.expired() and self.version == _version(self.exact)
+
+
 class Differences:
     """Keeps what was rounded to half, and judges the differences that it goes into."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._sources: dict[int, tuple[StorageWeakRef, Tensor]] = {}
+        self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
 
     @staticmethod
@@ -64,21 +91,28 @@ class Differences:
         if result is None or key is None or call.func.is_view or result.numel() > self._room:
             return
         exact = self._before_rounding(call, result)
-        if exact is not None and exact.stride() != result.stride():
-            exact = torch.empty_strided(
-                result.shape, result.stride(), dtype=exact.dtype, device=exact.device
-            ).copy_(exact)  # fmt: skip
-        if exact is not None:
-            self._keep(key, result, exact)
+        if exact is None:
+            return
+        if exact.stride() != result.stride():
+            exact = torch.empty_strided(result.shape, result.stride(), dtype=exact.dtype, device=exact.device).copy_(
+                exact
+            )
+        self._room -= result.numel()
+        theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
+        self._keep(key, result, exact, self._coarsest(call), ours=not theirs)
 
-    def _keep(self, key: int, x: Tensor, exact: Tensor) -> None:
-        self._room -= exact.numel()
-        self._sources[key] = StorageWeakRef(x.untyped_storage()), exact
+    def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, *, ours: bool) -> None:
+        self._sources[key] = _Source(StorageWeakRef(x.untyped_storage()), exact, dtype, ours, _version(exact))
+
+    def _coarsest(self, call: Call) -> torch.dtype:
+        """Of the formats that an op's result and the numbers behind its operands were rounded to."""
+        known = [found.dtype for x in call.operands if (found := self._sources.get(storage_key(x) or 0)) is not None]
+        return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
 
     def _before_rounding(self, call: Call, result: Tensor) -> Tensor | None:
         name, source = call.name, call.args[0] if call.args else None
         if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
-            return source.detach() if result.dtype in _HALF and source.dtype in _WIDE else None
+            return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
         if name not in _CARRIES or result.requires_grad or any(x.requires_grad for x in call.operands):
             return None
         sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
@@ -91,19 +125,20 @@ class Differences:
         target, source = call.args[0], call.args[1]
         key, known = storage_key(target), self._source(source)
         wide = known if known is not None else source
-        if key is None or target.dtype not in _HALF or wide.dtype not in _WIDE or target.requires_grad:
+        if key is None or wide.dtype not in _WIDER.get(target.dtype, ()) or target.requires_grad:
             self.written(target)
             return
-        held = self._sources.get(key)
-        image = held[1] if held is not None and not held[0].expired() else None
-        size = target.untyped_storage().nbytes() // target.element_size()
-        if image is None or image.numel() != size or image.dtype != torch.float64:
+        held, size = self._sources.get(key), target.untyped_storage().nbytes() // target.element_size()
+        whole = held is not None and held.holds and held.exact.numel() == size and held.exact.is_contiguous()
+        image = held.exact.reshape(-1) if held is not None and whole else target.detach().as_strided((size,), (1,), 0)
+        if held is None or not whole or not held.ours or image.dtype != torch.float64:
             if size > self._room:
                 self.written(target)
                 return
-            image = target.detach().as_strided((size,), (1,), 0).double()
-            self._keep(key, target, image)
+            self._room -= size
+            image = image.to(torch.float64, copy=True)
         image.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(wide.detach())
+        self._keep(key, target, image, target.dtype, ours=True)
 
     def after(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
         """An op of a forward pass, of loss code or of the script has run.
@@ -140,9 +175,9 @@ class Differences:
         operands = [call.before(x).detach().double().abs().broadcast_to(size.shape) for x in call.operands]
         largest = torch.stack(operands).amax(0)
         data = not any(x.requires_grad for x in call.operands)
-        half = result.dtype if result.dtype in _HALF else self._half_of(call)
-        eps = float(torch.finfo(half).eps)
-        known = torch.isfinite(size) & (size > _RESOLVED * largest) & torch.isfinite(seen)
+        dtype = self._coarsest(call)
+        eps, resolved = float(torch.finfo(dtype).eps), _RESOLVED if dtype in _HALF else _RESOLVED**2
+        known = torch.isfinite(size) & (size > resolved * largest) & torch.isfinite(seen)
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
         if not bool(wrong.any()):
@@ -161,31 +196,31 @@ class Differences:
             wrong, known = all_wrong, all_known
             if not data or off.norm() < _DATA * size[known].norm():
                 return
-        self._tell(call, exact, wrong, known, off, half, largest)
+        self._tell(call, exact, wrong, known, off, dtype, largest)
 
-    def _tell(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, half: torch.dtype,
+    def _tell(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, dtype: torch.dtype,
               largest: Tensor) -> None:  # fmt: skip
         seen, size = call.results[0].detach().double(), exact.abs()
         at = int(torch.where(wrong, size, -1.0).flatten().argmax())
         bits, many, of = torch.log2(largest[wrong] / size[wrong]), int(wrong.sum()), int(known.sum())
         self._findings.add(
-            "cancellation", call, many / of, dtype=str(half).removeprefix("torch."),
+            "cancellation", call, many / of, dtype=str(dtype).removeprefix("torch."),
             bits_lost=float(bits.median()), wrong=many, of=of, zeros=int((wrong & (seen == 0)).sum()),
             noise=float(off[known].norm() / size[known].norm()),
             of_data=not any(x.requires_grad for x in call.operands),
             seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), rounded_before=True,
         )  # fmt: skip
 
-    def _half_of(self, call: Call) -> torch.dtype:
-        """The format in which the operands of a wide difference were rounded: BF16 if all of them fit into it."""
-        held = [call.before(x).detach() for x in call.operands if self._source(x) is not None]
-        fits = all(bool((x.to(torch.bfloat16).to(x.dtype) == x).all()) for x in held)
-        return torch.bfloat16 if fits else torch.float16
-
     def _source(self, x: Tensor) -> Tensor | None:
         """What a tensor, or the one that it is a view of, was before it was cast."""
         key = storage_key(x)
         found = self._sources.get(key) if key is not None else None
-        if found is None or found[0].expired():
+        if found is None or not found.holds:
             return None
-        return found[1].as_strided(x.shape, x.stride(), found[1].storage_offset() + x.storage_offset())
+        exact = found.exact
+        return exact.as_strided(x.shape, x.stride(), exact.storage_offset() + x.storage_offset())
+
+
+def _version(x: Tensor) -> int | None:
+    """How often it has been written to; None in inference mode, which does not count."""
+    return None if x.is_inference() else x._version

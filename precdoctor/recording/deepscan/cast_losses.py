@@ -19,6 +19,7 @@ from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 
 #: Significant bits, the leading one included: integers up to 2 to this power are exact.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
+_INDEX_BITS = {**_BITS, torch.float32: 24}
 #: Share of elements that must have changed kind (to zero, to the largest value, to an infinity) for a closer look.
 _SUSPICIOUS = 0.1
 #: Share of a tensor's sum of magnitudes from which on its loss is noted.
@@ -45,7 +46,7 @@ class Casts:
         self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
 
     def looked_up(self, call: Call) -> None:
-        """Numbers that are read from a half-precision tensor as integers, then used as indices: which exist at all?"""
+        """Numbers that are read from a tensor of floats as integers, then used as indices: which exist at all?"""
         if call.name == "_to_copy":
             self._from_half(call)
         elif self._indices and call.plain_name in _LOOKUPS:
@@ -61,14 +62,14 @@ class Casts:
 
     def _from_half(self, call: Call) -> None:
         source, result = call.args[0], call.whole[0] if call.whole else None
-        if not isinstance(source, Tensor) or source.dtype not in _BITS or result is None:
+        if not isinstance(source, Tensor) or source.dtype not in _INDEX_BITS or result is None:
             return
         if result.dtype not in _INTEGERS or not 1 < result.numel() <= _MAX_INTEGERS:
             return
         if len(self._indices) >= _MAX_INDICES:
             return
         least, largest = int(result.min()), int(result.max())
-        if least < 0 or largest <= 2 ** _BITS[source.dtype] or (key := storage_key(result)) is None:
+        if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype] or (key := storage_key(result)) is None:
             return
         whole = torch.arange(least, largest + 1, device=result.device) if largest - least < _MAX_INTEGERS else result
         exist = int(torch.unique(whole.to(source.dtype).double()).numel())

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.scan_mode import ScanMode
@@ -32,6 +33,25 @@ from precdoctor.recording.slots.step_batch import is_capturing
 
 #: Micro-steps of one step that are scanned: with gradient accumulation they are all alike.
 _MAX_MICRO_STEPS = 2
+#: Optimizers whose states are known by name.
+_MAX_OPTIMIZERS = 16
+
+
+class _Stepped:
+    """Optimizers that have stepped in the window."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to step in an open window."""
+        if len(self._found) < _MAX_OPTIMIZERS:
+            self._found[id(optimizer)] = weakref.ref(optimizer)
+
+    def take(self) -> list[torch.optim.Optimizer]:
+        """Those that are left, once."""
+        found, self._found = self._found, {}
+        return [optimizer for ref in found.values() if (optimizer := ref()) is not None]
 
 
 class DeepScan:
@@ -42,6 +62,7 @@ class DeepScan:
         self._enter_module, self._leave_module = guarded(context)(self._entered), guarded(context)(self._left)
         self._mode: ScanMode | None = None
         self._handles: list[Any] = []
+        self._optimizers = _Stepped()
         self._forget()
 
     def install(self) -> None:
@@ -50,6 +71,9 @@ class DeepScan:
         context.when_forked.append(self._forget)
         context.when_turned_off.append(self._close)
         begins = guarded(context)(self.begin_step)
+        steps = guarded(context)(self._optimizers.note)
+        # for good: the window closes inside of the step's own hooks
+        register_optimizer_step_pre_hook(lambda optimizer, *_: steps(optimizer) if self.is_open else None)
         context.when_step_begins.append(lambda: None if self.schedule.off or self._last is None else begins())
 
     def _forget(self) -> None:
@@ -243,7 +267,7 @@ class DeepScan:
         }
         context.event("scan", id=number, data=data)
         with kernels.apart_from_user_modes():
-            rows = mode.facts(Targets(context.names))
+            rows = mode.facts(Targets(context.names, self._optimizers.take()))
         self.schedule.found(context.step, {_place(row) for row in rows})
         if mode.coverage.signature != self._known:  # logged once as long as it stays the same
             self._known = mode.coverage.signature

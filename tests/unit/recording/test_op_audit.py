@@ -340,6 +340,10 @@ def test_data_is_compared_with_what_it_was_before_its_first_rounding():
         times = x.bfloat16().cumsum(1)
         return times[:, 1:] - times[:, :-1]
 
+    stamps = 1_700_000_000 + torch.randint(0, 60, (64,)).cumsum(0)
+    between = lambda x: x.float()[1:] - x.float()[:-1]  # noqa: E731
+    assert facts(between, stamps)["cancellation"]["dtype"] == "float32"
+    assert "cancellation" not in facts(between, stamps - 1_700_000_000)
     for run, data in ((joined, rewards), (buffered, rewards), (elapsed, gaps)):
         found = facts(run, data)["cancellation"]
         assert (found["dtype"], found["of_data"], found["rounded_before"]) == ("bfloat16", True, True)
@@ -350,9 +354,22 @@ def test_data_is_compared_with_what_it_was_before_its_first_rounding():
     assert "cancellation" not in facts(twice, rewards)
 
 
+def test_a_buffer_that_is_written_to_leaves_the_source_of_its_first_values_alone():
+    source = torch.linspace(1000, 1001, 64, dtype=torch.float64)
+    before = source.clone()
+
+    def overwrite(x):
+        half = x.half()
+        half[:8] = torch.full((8,), 1000.3)
+        return half - torch.full((64,), 1000.0).half()
+
+    assert facts(overwrite, source)["cancellation"]["noise"] > 0.125
+    assert torch.equal(source, before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_indices_that_a_half_precision_table_cannot_hold_are_noted_where_they_are_used(dtype):
-    table, packed = torch.randn(12000, 2), torch.randint(10000, 12000, (64,)).to(dtype)
+    table, packed = torch.randn(12100, 2), torch.randint(10000, 12000, (64,)).to(dtype)
     found = facts(lambda x: torch.embedding(table, x.long()), packed)["cast"]
     assert (found["from"], found["to"], found["read_by"]["op"]) == (str(dtype)[6:], "int64", "aten.embedding.default")
     assert found["distinct_after"] * 4 < found["distinct_before"]
@@ -382,3 +399,41 @@ def test_channels_that_a_narrow_cast_loses_count_by_what_they_add_to_the_result(
     assert found["channels"] >= 0.9
     assert found["effect"] > 0.5
     assert found["lost"] < 0.1
+
+
+SMALL_STATES = """
+import torch
+from torch import nn
+
+
+class Small(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state.setdefault("square", torch.ones_like(p, dtype=torch.bfloat16)).mul_(0.999).add_(p.grad**2, alpha=1e-3)
+            p.addcdiv_(p.grad, state["square"].float().sqrt(), value=-1e-2)
+
+
+net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = Small(net.parameters())
+for step in range(3):
+    net(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_state_of_a_hand_written_optimizer_is_named_with_its_weight(tmp_path):
+    script(tmp_path, "small.py", SMALL_STATES)
+    done = record(tmp_path, "--strict", "--deep-scan", "3", "--", "python", "small.py")
+    assert done.status == 0, done.err
+    events = precdoctor.open_run(done.run).events()
+    rows = [json.loads(d) for e, d in zip(events["event"], events["data"], strict=True) if e == "scan"]
+    found = [d for d in rows if d["kind"] == "stalled"]
+    assert {(d["target"], d["state"]) for d in found} == {("state", "square")}
+    assert {d["name"] for d in found} <= {f"{i}.{n}" for i in (0, 2) for n in ("weight", "bias")}
+    assert {tuple(d["owner"]) for d in found} <= {("Sequential#0", "0"), ("Sequential#0", "2")}

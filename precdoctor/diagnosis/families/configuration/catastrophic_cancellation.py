@@ -36,8 +36,8 @@ the result that it feeds, `few` of the elements are enough: one channel of eight
 In loss code the difference of two tensors that were cast to half also counts, if most of its elements are off by more
 than half against the numbers before the cast, on two scanned steps or more and on half of all. In a module it counts if
 both tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
-with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards); there
-`noise` of the difference in all (L2) is enough.
+with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
+that were cast to FP32); there `noise` of the difference in all (L2) is enough.
 """,
     matters="""
 FP32 has 24 bits. With a mean 1,000 times the standard deviation 20 of them cancel, and the variance is noise, or
@@ -106,6 +106,7 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
     """The finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
+    wide, method = ("float64", "double") if _format(fact) == "float32" else ("float32", "float")
     dtype, share, noise = _format(fact), percent(wrong / max(of, 1)), fact.number("noise")
     whole = fact.data.get("of_data") is True and noise >= options["noise"]
     error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
@@ -128,10 +129,11 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
         certain=(0.9, _ROUNDED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "noise")},
         prescription=Prescription(
-            title=f"subtract in FP32 and cast the difference{fact.line}: wrong elements {wrong:,} -> 0",
-            change={"compute_dtype": {"from": dtype, "to": "float32"}, "op": fact.op},
+            title=f"subtract in {wide.upper()[0]}P{wide[5:]} and cast the difference{fact.line}: wrong elements "
+            f"{wrong:,} -> 0",
+            change={"compute_dtype": {"from": dtype, "to": wide}, "op": fact.op},
             predicted={"wrong_elements": {"from": wrong, "to": 0}},
-            snippet=f"difference = (a.float() - b.float()).to(torch.{dtype})  # before either is rounded\n",
+            snippet=f"difference = (a.{method}() - b.{method}()).to(torch.{dtype})  # before either is rounded\n",
         ),
     )
 

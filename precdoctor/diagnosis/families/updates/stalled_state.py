@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import known_format, text
@@ -106,7 +107,9 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     dtype, share, missing = text(fact.data.get("dtype")), _share(fact), fact.number("bits_missing")
     name = text(fact.data.get("name"))
-    what = _NOUNS.get(_target(fact), "a state") + (f" (`{name}`)" if name else "")
+    state = text(fact.data.get("state"))
+    own = f" (`{state}` of `{name}`)" if state else f" (`{name}`)" if name else ""
+    what = _NOUNS.get(_target(fact), "a state") + own
     fmt = known_format(dtype)
     gained = FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0)
     left, short = max(0.0, missing - gained), fact.short.removeprefix("foreach_")
@@ -135,6 +138,11 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
+def same_line(cause: Finding, effect: Finding) -> bool:
+    """Whether both are about the same line of code."""
+    return cause.location.source is not None and cause.location.source == effect.location.source
+
+
 RULE = Rule(
     code="PD509",
     name="stalled-state",
@@ -148,5 +156,6 @@ RULE = Rule(
                    "Chosen empirically: weights a tenth too large.", maximum=1.0),
     ),
     sampled_steps=False,
+    explains=when(same_line, "PD706"),
     check=check,
 )  # fmt: skip
