@@ -1,4 +1,4 @@
-"""Differences of numbers that were rounded to half before: where they cancel, that rounding is what is left.
+"""Differences of numbers that were rounded before: where they cancel, that rounding is what is left.
 
 Data and what is made of it (casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64 from
 before its first rounding on, by the memory it lies in.
@@ -24,10 +24,14 @@ _WIDER = {
     torch.float32: frozenset((torch.float64, torch.int64, torch.int32)),
 }
 #: Elements of rounded numbers that are followed; of one tensor that no cast has made.
-_MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 16
+_MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
 #: Ops that pass data on, and those that round it to half by themselves.
 _ROUNDS = names("cumsum cumprod add sub mul div")
 _CARRIES = _ROUNDS | names("_to_copy clone cat stack index index_select gather where neg abs flip roll repeat")
+#: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``, ``E[x^2] - E[x]^2``.
+_EXPANDS = names("mm bmm sum mean pow mul")
+#: Ops of loss code that round their total to half: the log-probability of a sequence.
+_REDUCES = names("sum mean")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
 _NOISE, _COLUMN = 0.5, 0.25
 #: Of data, in L2: no number format of eight bits is as coarse.
@@ -71,7 +75,7 @@ class Differences:
     @staticmethod
     def follows(name: str) -> bool:
         """Whether an op by this name passes rounded data on, or subtracts it."""
-        return name in _CARRIES or name in ("copy_", "sub_", "rsub")
+        return name in _CARRIES or name in _EXPANDS or name in ("copy_", "sub_", "rsub")
 
     def written(self, x: Tensor) -> None:
         """Something else has been written to its memory."""
@@ -113,10 +117,13 @@ class Differences:
         name, source = call.name, call.args[0] if call.args else None
         if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
             return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
-        if name not in _CARRIES or result.requires_grad or any(x.requires_grad for x in call.operands):
+        reduced = call.phase == "loss" and result.dtype in _HALF and name in _REDUCES
+        trained = result.requires_grad or any(x.requires_grad for x in call.operands)
+        if name not in _CARRIES | _EXPANDS or (trained and not reduced):
             return None
         sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
-        rounds = result.dtype in _HALF and name in _ROUNDS and result.numel() <= _MAX_MADE
+        rounding = _ROUNDS if result.dtype in _HALF else _EXPANDS if result.dtype == torch.float32 else ()
+        rounds = (reduced or name in rounding) and result.numel() <= _MAX_MADE
         exact = call.again(sources) if sources or rounds else None
         return exact[0] if exact is not None else None
 
@@ -148,7 +155,7 @@ class Differences:
         """
         if not call.results:
             return
-        if call.plain_name in ("sub", "rsub"):
+        if call.plain_name in ("sub", "rsub", "add"):
             self._subtract(call, lived)
         self.remember(call)
 

@@ -168,6 +168,8 @@ class Audit:
         else:
             exact = self._run(name + "_", x, result, tuple(call.args[1:]), call.kwargs)
         if exact is not None:
+            if name == "sub":
+                self._note_remainder(operands, result, exact)
             event = self._findings.event_of(call)
             self._chains[key] = _Chain(exact, origins, StorageWeakRef(result.untyped_storage()), (event, name))
             if result.dtype in _HALF and name != "clone":
@@ -198,6 +200,14 @@ class Audit:
         keys = {storage_key(x) for x in call.operands if x.shape == call.results[0].shape}
         stalled = {s.key for s in self._stalls}
         self._compensated |= {k for k in keys if k in stalled and k is not None}
+
+    def _note_remainder(self, operands: list[Tensor], result: Tensor, exact: Tensor) -> None:
+        """What a state is to become, less what it is, vanishes by rounding alone: its remainder is being taken."""
+        shared = [{key for _, key, _ in self._origins(x)} for x in operands]
+        if len(shared) == 2 and (of_both := shared[0] & shared[1]):
+            vanished, moves = _sample(result).reshape(-1) == 0, exact != 0
+            if int((vanished & moves).sum()) >= _STALLED * max(int(moves.sum()), 1):
+                self._compensated |= of_both
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

@@ -82,11 +82,21 @@ def compensated(x):
     rest.sub_(x - old)
 
 
+def averaged_beside_its_remainder(x):
+    """Of wide numbers that never lie in the average: the remainder is taken before it is written."""
+    rest, weight = torch.zeros(64, dtype=x.dtype), torch.full((64,), 1.01)
+    move = 1e-3 * (weight - x.float() - rest.float()) + rest.float()
+    new = (x.float() + move).to(x.dtype)
+    rest.copy_(move - (new.float() - x.float()))
+    x.copy_(new)
+
+
 HARMLESS = {
     "moves": lambda x: x.mul_(0.9),
     "nothing to do": lambda x: x.add_(torch.zeros(64, dtype=x.dtype)),
     "a branch beside its residual": lambda x: x + 1e-4,
     "compensated": compensated,
+    "compensated before": averaged_beside_its_remainder,
     "filled anew": lambda x: x.copy_(torch.ones(64)),
 }
 
@@ -119,6 +129,19 @@ def test_a_difference_of_rounded_numbers_is_their_rounding():
     found = facts(gaps, stage="loss")["cancellation"]
     assert (found["wrong"], found["of"], found["rounded_before"]) == (31, 31, True)
     assert "cancellation" not in facts(lambda: (t := times.bfloat16()) - t.detach(), stage="loss")
+
+
+def test_an_expanded_square_of_data_cancels_in_fp32():
+    x = 5e4 + torch.arange(24.0).reshape(8, 3)
+
+    def expanded(points):
+        inner, squares = points @ points.t(), points.square().sum(1, keepdim=True)
+        return squares - 2 * inner + squares.t()
+
+    found = facts(expanded, x)["cancellation"]
+    assert (found["dtype"], found["of_data"]) == ("float32", True)
+    assert "cancellation" not in facts(expanded, x - 5e4)
+    assert "cancellation" not in facts(lambda points: points - points.mean(0), x)
 
 
 def test_columns_that_were_cast_cancel_in_a_module_against_a_constant_that_is_older():
