@@ -182,6 +182,8 @@ def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
     view.keep(steps)
     frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
     frame = frame[clean_rows(view, frame)]
+    if frame.empty:
+        return {}
     tensors = groups(frame, IDENTITY)
     found = dict(zip(keys(frame.iloc[firsts(tensors)]), _summaries(frame, tensors), strict=True))
     begun = frame[frame["step"] == steps[0]]
