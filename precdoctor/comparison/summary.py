@@ -104,16 +104,16 @@ class Summary:
     @property
     def rms(self) -> float | None:
         """log2 of the root mean square, the median over the steps; None where no step has a non-zero element."""
-        held = self.squares > 0.0
-        found = np.sort(self.squares[held] / self.finite[held])
+        found = self.squares / self.finite
+        found = np.sort(found[found > 0.0])
         middle = found[(found.size - 1) // 2 : found.size // 2 + 1].tolist()
         return fmean(0.5 * math.log2(square) for square in middle) if middle else None
 
     @property
     def rms_first(self) -> float | None:
         """log2 of the root mean square on the first step it was seen on, when repeats lie closest together."""
-        known = self.squares.size and self.squares[0] > 0.0
-        return 0.5 * math.log2(self.squares[0] / self.finite[0]) if known else None
+        first = self.squares[0] / self.finite[0] if self.squares.size else 0.0
+        return 0.5 * math.log2(first) if first > 0.0 else None
 
     @property
     def numel_per_step(self) -> int:
