@@ -102,6 +102,8 @@ class Audit:
         for (target, given, named), was in zip(_items(name, args, kwargs), old, strict=True):
             if was is None or len(self._stalls) >= _MAX_STALLED:
                 continue
+            if _plain(name) == "copy" and not self._comes_from(given[0], target):
+                continue  # made anew: what it does not hold is held by the wider tensor that it is a copy of
             exact = self._run(_plain(name) + "_", was.double(), target, given, named)
             if exact is None:
                 continue
@@ -111,6 +113,11 @@ class Audit:
             event = {"root": where.root, "module": where.module, "op": op, **line_columns(where.line)}
             event["data"] = {"phase": phase, "micro_step": micro_step}
             self._stalls.append(Stall(storage_key(target) or 0, event, data))
+
+    def _comes_from(self, x: Any, target: Tensor) -> bool:
+        """Whether it was computed from the state that it is copied to."""
+        chain = self._chains.get(storage_key(x) or 0) if isinstance(x, Tensor) else None
+        return chain is not None and any(key == storage_key(target) for _, key, _ in chain.origins)
 
     def _run(self, name: str, x: Tensor, like: Tensor, args: tuple[Any, ...], kwargs: Any) -> Tensor | None:
         """The op in FP64 on samples; None where they do not fit each other."""

@@ -55,6 +55,17 @@ def test_a_state_that_stays_is_measured_whatever_writes_to_it(change):
     assert found["bits_missing"] > 3
 
 
+def test_a_narrow_copy_of_a_wide_state_is_none_that_stays():
+    average, served, weight = torch.randn(64), torch.empty(64, dtype=torch.bfloat16), torch.randn(64)
+    served.copy_(average)
+
+    def serve():
+        average.lerp_(weight, 1e-4)
+        served.copy_(average)
+
+    assert "stalled" not in facts(serve)
+
+
 @pytest.mark.parametrize("change", STALLING.values(), ids=STALLING)
 def test_a_state_that_was_made_in_the_window_is_none(change):
     assert "stalled" not in facts(lambda: change(torch.ones(64, dtype=torch.bfloat16)))
