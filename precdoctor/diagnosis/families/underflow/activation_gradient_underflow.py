@@ -91,8 +91,8 @@ a false alarm is the worse error. tests/unit/numerics/test_tail.py holds it to t
         "IEEE 754-2019, section 7.5 (underflow)",
     ),
 )
-#: Share of the non-zero elements, and of the magnitude, that a scanned op must flush. The smaller half of a Gaussian holds
-#: a fifth of its magnitude; of gradients in which a few elements carry everything, it holds far less than an eighth.
+#: Share of the non-zero elements, and of the magnitude, that a scanned op must flush. The smaller half of a Gaussian
+#: holds a fifth of its magnitude; where a few elements carry everything, it holds far less than an eighth.
 _OP_FLUSHED, _OP_LOST = 0.5, 0.125
 
 
