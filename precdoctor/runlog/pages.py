@@ -42,7 +42,10 @@ _PAGE: Final[_Wanted] = {5: _NONE, 7: _NONE}
 
 
 class Chunk(NamedTuple):
-    """A column of one row group, named by its top-level column; ``bounds`` are the smallest and largest value when they are stated and integers."""
+    """A column of one row group, named as its top-level column is.
+
+    ``bounds`` are the smallest and largest value when they are stated and integers.
+    """
 
     name: str
     values: int
@@ -219,9 +222,7 @@ def _skippable() -> dict[int, re.Pattern[bytes]]:
 _SKIPPABLE: Final = _skippable()
 
 
-def _struct(
-    data: bytes, at: int, wanted: _Wanted, depth: int = 0, number: int = 0
-) -> tuple[dict[int, Any], int]:
+def _struct(data: bytes, at: int, wanted: _Wanted, depth: int = 0, number: int = 0) -> tuple[dict[int, Any], int]:
     """``(fields by number, end)``: numbers, and what is wanted; ``number`` is that of the field before."""
     if depth > _MAX_DEPTH:
         raise ValueError("its structures are nested too deeply")

@@ -108,7 +108,7 @@ def piece_rows(
 def _queries(
     table: str, columns: tuple[str, ...], more: tuple[str, ...], steps: tuple[int, ...] | None
 ) -> tuple[Query, tuple[str, ...]]:
-    """What is asked of the row groups that may hold ``steps``, and the columns of the others: the same of all pieces."""
+    """What is asked of row groups that may hold ``steps``, and the columns of the others: the same for all pieces."""
     wide = query(table, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
     return wide, () if steps is None else query(table, columns).needed
 
