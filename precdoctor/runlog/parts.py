@@ -141,7 +141,8 @@ def _decode(
         for several in _of_like_size(sound, wanted):
             widest = max(sound[n].values / max(sound[n].rows, 1) for n in several)
             rows = max(1, min(BATCH_ROWS, int(BATCH_VALUES / max(widest, 1))))
-            threads = sum(sound[n].rows for n in several) > _FEW_ROWS  # handing over few rows takes longer than they do
+            # handing over few rows to a thread takes longer than they do
+            threads = pa.cpu_count() > 1 and sum(sound[n].rows for n in several) > _FEW_ROWS
             for batch in file.iter_batches(rows, row_groups=several, columns=columns, use_threads=threads):
                 seen += batch.num_rows
                 yield batch

@@ -240,7 +240,7 @@ class _Partial:
 
     def result(self, kept: frozenset[int] | None) -> Survey:
         """Everything that was added, which is given away by that."""
-        return Survey(
+        found = Survey(
             totals=merged(self._totals),
             steps_of={kind: np.unique(np.concatenate(found)) for kind, found in self._kinds.items()},
             bad=_added(self._bad),
@@ -248,6 +248,8 @@ class _Partial:
             rows=_one(self._rows, ROWS),
             kept=kept,
         )
+        pa.default_memory_pool().release_unused()
+        return found
 
 
 def _one(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
