@@ -116,7 +116,7 @@ def test_many_events_steps_and_rates(run):
     put_part(run, "events", [{"event": "warning"}], 1)
     put_part(run, "steps", [{"lrs": [0.1] * 1000}], 300)
     refused(run, diagnose)
-    put_part(run, "steps", [{}], 8000)
+    put_part(run, "steps", [{}], 10000)
     refused(run, diagnose)
 
 
