@@ -50,7 +50,7 @@ def lists(frame: pd.DataFrame, name: str) -> tuple[npt.NDArray[np.int64], Floats
     return entries(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
 
 
-def entries(array: pa.Array) -> tuple[npt.NDArray[np.int64], Floats]:
+def entries(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
     """The same of an Arrow array of lists. Integers stay integers, a missing one in a list is 0."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     values = pc.list_flatten(array)
