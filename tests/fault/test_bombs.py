@@ -121,7 +121,7 @@ def test_many_events_steps_and_rates(run):
 
 
 def test_as_many_rows_in_streams_that_no_line_lists(run, tmp_path):
-    run = write_run(tmp_path / "open", [], [{"step": n} for n in range(8000)], end=False)
+    run = write_run(tmp_path / "open", [], [{"step": n} for n in range(10000)], end=False)
     refused(run, diagnose)
 
 
