@@ -22,7 +22,6 @@ from precdoctor.diagnosis.offline.whatif.plan_file import Figures, PlanFile, Pla
 from precdoctor.diagnosis.registry import select_rules
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.errors import UsageError
 
 _KINDS = ("batch", "input", "output", "weight", "grad_output")
 #: An SQNR came true when it is off by at most this many decibels. Chosen empirically; no published source.
@@ -103,7 +102,7 @@ class Trial:
 
     @property
     def exit_code(self) -> int:
-        """0: the plan holds; 1: it does not; 3: it cannot be judged."""
+        """0: the plan holds; 1: it does not; 3: it cannot be judged, because doubts alone are left."""
         return 1 if self.failures else 3 if self.doubts else 0
 
 
@@ -127,12 +126,7 @@ def judge_trial(
         share: of the loss that a gap may be.
         options: of rules, as for a diagnosis.
         ended: how the run with the plan failed, where the other one did not; None where it did not.
-
-    Raises:
-        UsageError: a change of the plan was not made.
     """
-    if (why := not_applied(after)) is not None:
-        raise UsageError(why)
     ours, theirs = usable_steps(after), usable_steps(before)
     common = sorted(ours.keys() & theirs.keys())
     losses = mean_losses(before), mean_losses(after)
@@ -140,6 +134,7 @@ def judge_trial(
     casts = sorted(_casts(plan, before, after), key=lambda c: -_distance(plan, c))
     gap = loss_gap(losses[0], losses[1], share)
     gained, lost = _findings(before, after, options)
+    unlike = _starts_differ(before, after, common[0]) if common else None
     failures = [cast_in_words(c) for c in casts if c.misses]
     failures += [f"the training {ended}"] if ended else []
     failures += [f"the loss is not finite from step {bad[0]} on"] if bad else []
@@ -156,8 +151,8 @@ def judge_trial(
         gradients=tuple(_gradients(before, after, sampled_by_all([ours, theirs]))),
         gained=tuple(gained),
         lost=tuple(lost),
-        failures=tuple(failures),
-        doubts=tuple(_doubts(before, after, common, gap)),
+        failures=() if unlike is not None else tuple(failures),
+        doubts=tuple(_doubts(unlike, common, gap)),
     )
 
 
@@ -176,13 +171,13 @@ def cast_in_words(cast: CastOutcome) -> str:
     return f"`{planned.module or planned.root}` {planned.role} in {planned.cast}: {shown(done)}{told}"
 
 
-def _doubts(before: RunView, after: RunView, common: Sequence[int], gap: LossGap | None) -> Iterator[str]:
+def _doubts(unlike: str | None, common: Sequence[int], gap: LossGap | None) -> Iterator[str]:
     if not common:
         yield "the two runs have no complete step in common"
         return
-    different = _starts_differ(before, after, common[0])
-    if different:
-        yield f"the two runs do not start alike ({different}); seed the script, as with torch.manual_seed(0)"
+    if unlike is not None:
+        yield f"the two runs do not start alike ({unlike}); seed the script, as with torch.manual_seed(0)"
+        return
     if gap is None:
         yield "too few steps have a loss in both runs; try more --steps"
     elif gap.holds is None:
@@ -203,7 +198,8 @@ def _starts_differ(before: RunView, after: RunView, step: int) -> str | None:
     ours, theirs = prints(after), prints(before)
     for key in (k for kind in ("batch", "weight") for k in theirs if k[0] == kind):
         if key in ours and None not in (ours[key], theirs[key]) and ours[key] != theirs[key]:
-            return " ".join(str(part) for part in (key[2] or key[1], key[0], key[3]) if part)
+            kind, root, module, name, _ = key
+            return f"the batch of {root}" if kind == "batch" else ".".join(filter(None, (module, name)))
     return None
 
 
