@@ -104,7 +104,7 @@ def test_products_and_gradients_are_those_of_cast_operands(done):
 
 
 def test_every_change_is_accounted_for(done):
-    applied = {m: d for m, d in events(done.run, "applied")}
+    applied = dict(events(done.run, "applied"))
     assert {m for m, d in applied.items() if d["done"]} == {"lin", "sub", "rnn", "att"}
     assert applied["unused"]["why"].startswith("its forward never ran")
     assert applied["other"]["why"] == "the training has no module of this name"
