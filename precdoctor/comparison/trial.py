@@ -14,14 +14,16 @@ from precdoctor.comparison.paired_rows import paired
 from precdoctor.comparison.predictions import POINTS, RELATIVE
 from precdoctor.comparison.steps import clean_rows, mean_losses, sampled_by_all, usable_steps
 from precdoctor.diagnosis.claims.finding import Finding, Severity
+from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options
-from precdoctor.diagnosis.offline.whatif.forecast import Forecast, forecast_of
+from precdoctor.diagnosis.offline.whatif.forecast import forecast_of
 from precdoctor.diagnosis.offline.whatif.gather import Selection, gather
-from precdoctor.diagnosis.offline.whatif.operands import Operands, modules_with_operands, tied_modules
+from precdoctor.diagnosis.offline.whatif.operands import modules_with_operands, tied_modules
 from precdoctor.diagnosis.offline.whatif.plan_file import Figures, PlanFile, PlannedCast
 from precdoctor.diagnosis.registry import select_rules
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.prediction import Prediction
 
 _KINDS = ("batch", "input", "output", "weight", "grad_output")
 #: An SQNR came true when it is off by at most this many decibels. Chosen empirically; no published source.
@@ -34,30 +36,43 @@ class CastOutcome:
 
     Attributes:
         name: of the tensor, where the module has several in this role.
+        figures: what the plan says of it; None where the plan was edited, or is of another of the module's tensors.
         step: the worst step of the run as it is, which the prediction is of; None where nothing could be predicted.
-        predicted: from the log of the run as it is.
+        prediction: from the log of the run as it is.
         at_step: of the applied cast on that step; None where it was not made there.
-        overall: of the applied cast over all steps; None where none had a finite non-zero element.
+        overall: of the applied cast over all steps.
         misses: limits of the plan's target that ``overall`` breaks: ``flushed``, ``saturated``, ``sqnr``.
     """
 
     planned: PlannedCast
     name: str
+    figures: Figures | None
     step: int | None
-    predicted: Figures | None
+    prediction: Prediction | None
     at_step: Figures | None
-    overall: Figures | None
+    overall: Figures
     misses: tuple[str, ...]
 
     @property
+    def predicted(self) -> Figures | None:
+        """The likely values of the prediction."""
+        p = self.prediction
+        return None if p is None else Figures(p.flushed.estimate, p.saturated.estimate, p.sqnr_db.estimate)
+
+    @property
     def came_true(self) -> bool | None:
-        """Whether cast and prediction agree: shares as in ``compare``, the SQNR within :data:`DECIBELS`."""
-        if self.predicted is None or self.at_step is None:
+        """Whether cast and prediction agree: shares lie in its interval or as near to it as ``compare`` allows, and the
+        SQNR is off by at most :data:`DECIBELS`.
+        """
+        said, done = self.prediction, self.at_step
+        if said is None or done is None:
             return None
-        said, done = self.predicted, self.at_step
-        shares = ((said.flushed, done.flushed), (said.saturated, done.saturated))
-        near = all(abs(x - y) <= max(RELATIVE * y, POINTS) for x, y in shares)
-        return near and (said.sqnr_db == done.sqnr_db or abs(said.sqnr_db - done.sqnr_db) <= DECIBELS)
+        for interval, share in ((said.flushed, done.flushed), (said.saturated, done.saturated)):
+            spare = max(RELATIVE * share, POINTS)
+            if not interval.low - spare <= share <= interval.high + spare:
+                return False
+        likely = said.sqnr_db.estimate
+        return likely == done.sqnr_db or abs(likely - done.sqnr_db) <= DECIBELS
 
 
 @dataclass(frozen=True)
@@ -157,18 +172,20 @@ def judge_trial(
 
 
 def cast_in_words(cast: CastOutcome) -> str:
-    """```blocks.0.up` grad_output in E4M3FN none: 100 % flushed (predicted 100 %)``."""
-    planned, done, said = cast.planned, cast.overall, cast.predicted
-    assert done is not None
-    miss = cast.misses[0] if cast.misses else "sqnr"
-    attribute = "sqnr_db" if miss == "sqnr" else miss
+    """```blocks.0.up` grad_output in E4M3FN none: 100 % flushed on step 39 (predicted 100 %)``.
+
+    The worst step is named where the cast was made on it; else it is about all steps.
+    """
+    planned, said = cast.planned, cast.predicted
+    done = cast.at_step or cast.overall
+    miss = cast.misses[0]
 
     def shown(figures: Figures) -> str:
-        value = getattr(figures, attribute)
-        return f"SQNR {value:.1f} dB" if miss == "sqnr" else f"{100 * value:.3g} % {miss}"
+        return f"{figures.sqnr_db:.1f} dB" if miss == "sqnr" else percent(getattr(figures, miss))
 
-    told = "" if said is None else f" (predicted {shown(said).removesuffix(f' {miss}').removeprefix('SQNR ')})"
-    return f"`{planned.module or planned.root}` {planned.role} in {planned.cast}: {shown(done)}{told}"
+    what = f"an SQNR of {shown(done)}" if miss == "sqnr" else f"{shown(done)} {miss}"
+    known = f" on step {cast.step} (predicted {shown(said)})" if said is not None and cast.at_step else ""
+    return f"`{planned.module or planned.root}` {planned.role} in {planned.cast}: {what}{known}"
 
 
 def _doubts(unlike: str | None, common: Sequence[int], gap: LossGap | None) -> Iterator[str]:
@@ -216,31 +233,34 @@ def _casts(plan: PlanFile, before: RunView, after: RunView) -> Iterator[CastOutc
         data = event["data"]
         place = (str(event.get("root") or ""), str(event.get("module") or ""), str(data.get("role")))
         done.setdefault(place, []).append(data)
+    by_name = {(s.key.root, s.key.module, s.key.kind, s.key.name): s for s in gathered.seen}
     for planned in plan.casts:
-        seen = dict(_recorded(operands.get((planned.root, planned.module)))).get(planned.role)
-        forecast = None
-        if seen is not None:
-            forecast = forecast_of(seen, recipes.index(planned.recipe), planned.recipe, plan.target)
-        made = done.get((planned.root, planned.module, planned.role), [])
-        name = seen.key.name if seen is not None else ""
-        main = next((d for d in made if d.get("name") == name), made[0] if made else None)
-        yield from (_outcome(plan, planned, d, forecast if d is main else None) for d in made)
-
-
-def _recorded(operands: Operands | None) -> tuple[tuple[str, Any], ...]:
-    return () if operands is None else operands.recorded
-
-
-def _outcome(plan: PlanFile, planned: PlannedCast, data: Mapping[str, Any], forecast: Forecast | None) -> CastOutcome:
-    counts = _counts(data)
-    overall = _figures(counts.values())
-    prediction = forecast.prediction if forecast is not None else None
-    step = forecast.step if forecast is not None and prediction is not None else None
-    said = None
-    if prediction is not None:
-        said = Figures(prediction.flushed.estimate, prediction.saturated.estimate, prediction.sqnr_db.estimate)
-    here = _figures([counts[step]]) if step in counts else None
-    return CastOutcome(planned, str(data.get("name") or ""), step, said, here, overall, _misses(plan, planned, overall))
+        where = (planned.root, planned.module)
+        main = dict(operands[where].recorded).get(planned.role) if where in operands else None
+        for data in done.get((*where, planned.role), ()):
+            name = str(data.get("name") or "")
+            seen = by_name.get((*where, planned.role, name))
+            if main is not None and (planned.role == "input" or main.key.module != planned.module):
+                seen = main  # passed on by another module, or the weight of another one
+            forecast = None
+            if seen is not None:
+                forecast = forecast_of(seen, recipes.index(planned.recipe), planned.recipe, plan.target)
+            counts = _counts(data)
+            overall = _figures(counts.values())
+            if overall is None:
+                continue  # an output without a gradient
+            prediction = forecast.prediction if forecast is not None else None
+            step = forecast.step if forecast is not None and prediction is not None else None
+            yield CastOutcome(
+                planned=planned,
+                name=name,
+                figures=planned.figures if main is None or planned.role == "input" or main.key.name == name else None,
+                step=step,
+                prediction=prediction,
+                at_step=_figures([counts[step]]) if step in counts else None,
+                overall=overall,
+                misses=_misses(plan, planned, overall),
+            )
 
 
 def _counts(data: Mapping[str, Any]) -> dict[int, tuple[float, ...]]:
@@ -268,10 +288,8 @@ def _figures(counts: Any) -> Figures | None:
     return Figures(flushed / elements, saturated / elements, sqnr)
 
 
-def _misses(plan: PlanFile, planned: PlannedCast, done: Figures | None) -> tuple[str, ...]:
+def _misses(plan: PlanFile, planned: PlannedCast, done: Figures) -> tuple[str, ...]:
     """Limits that the applied cast breaks over all steps."""
-    if done is None:
-        return ()
     target, out = plan.target, []
     if done.flushed > target.max_flushed:
         out.append("flushed")
@@ -284,12 +302,8 @@ def _misses(plan: PlanFile, planned: PlannedCast, done: Figures | None) -> tuple
 
 def _distance(plan: PlanFile, cast: CastOutcome) -> float:
     """How far beyond the target, those that miss it on top; to sort by."""
-    done = cast.overall
-    if done is None:
-        return -math.inf
-    return (
-        1e3 * len(cast.misses) + 100.0 * done.flushed + min(max(plan.target.min_sqnr_db - done.sqnr_db, -200.0), 200.0)
-    )
+    beyond = min(max(plan.target.min_sqnr_db - cast.overall.sqnr_db, -200.0), 200.0)
+    return 1e3 * len(cast.misses) + 100.0 * cast.overall.flushed + beyond
 
 
 # -- gradients and findings -------------------------------------------------------------------------------------------

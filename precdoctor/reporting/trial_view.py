@@ -152,7 +152,7 @@ def document(trial: Trial, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, A
 def _cast(cast: CastOutcome) -> dict[str, Any]:
     planned = cast.planned
     figures: dict[str, Figures | None] = {
-        "planned": planned.figures,
+        "planned": cast.figures,
         "predicted": cast.predicted,
         "seen": cast.at_step,
         "seen_overall": cast.overall,

@@ -163,7 +163,7 @@ def test_casts_that_do_as_predicted_hold(tmp_path):
     assert trial.exit_code == 0 and verdict(trial).startswith("The plan holds for 1 module over 12 steps")
     assert {c.planned.role: c.came_true for c in trial.casts} == {"weight": True, "grad_output": True}
     [weight] = [c for c in trial.casts if c.planned.role == "weight"]
-    assert weight.planned.figures == Figures(0.0, 0.0, 31.5)
+    assert weight.figures == Figures(0.0, 0.0, 31.5)
     assert trial.gradients[0].first == trial.gradients[0].typical == 1.0
 
 
@@ -173,8 +173,8 @@ def test_an_unscaled_gradient_is_flushed_as_predicted_and_named(tmp_path):
     assert (worst.planned.role, worst.misses) == ("grad_output", ("flushed", "sqnr"))
     assert worst.predicted.flushed == worst.at_step.flushed == worst.overall.flushed == 1.0 and worst.came_true
     assert trial.exit_code == 1
-    assert "`up` grad_output in E4M3FN none: 100 % flushed (predicted 100 %)" in verdict(trial)
-    assert worst.planned.figures is None, "what the plan said was of another format"
+    assert "`up` grad_output in E4M3FN none: 100 % flushed on step 11 (predicted 100 %)" in verdict(trial)
+    assert worst.figures is None, "what the plan said was of another format"
 
 
 def test_a_cast_that_does_otherwise_is_a_missed_prediction(tmp_path):
