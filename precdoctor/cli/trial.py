@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precdoctor.cli.common import rule_options, say, settings_in_force
+from precdoctor.cli.common import destination, rule_options, say, say_command, settings_in_force
 from precdoctor.cli.record import CommandAfterOptions
 from precdoctor.cli.values import choice, parse_count, parse_percentage
 from precdoctor.errors import RunExistsError, UsageError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from precdoctor.comparison.trial import Trial
+    from precdoctor.diagnosis.engine import RuleOptions
     from precdoctor.diagnosis.offline.whatif.plan_file import PlanFile
 
 _EXAMPLES = """\b
@@ -99,7 +100,7 @@ def trial(
         raise UsageError(str(error)) from None
     if not 1 <= count <= _MOST_STEPS:
         raise UsageError(f"--steps takes 1 to {_MOST_STEPS:,} steps, got {count}")
-    tried = load(plan)
+    tried, rules = load(plan), rule_options(settings_in_force())
     words = command_line(list(command or []), module)
     place = (output or default_run_directory(words, dt.datetime.now(dt.timezone.utc))).absolute()
     if place.exists() and not force and any(place.iterdir() if place.is_dir() else [place]):
@@ -107,7 +108,8 @@ def trial(
     statuses = _run_both(words, tried, plan, place, count, force=force)
     if _INTERRUPTED in statuses:
         return _INTERRUPTED
-    return _report(tried, place, statuses, share, shape, listed)
+    found = _judged(tried, place, statuses, share, rules)
+    return _report(*found, place, shape, listed)
 
 
 def _run_both(
@@ -136,16 +138,13 @@ def _run_both(
     return original, planned
 
 
-def _report(plan: PlanFile, place: Path, statuses: tuple[int, int], share: float, shape: str, worst: int) -> int:
-    """The report on stdout and as ``trial.json`` beside the runs; the exit code."""
-    import sys
-
+def _judged(
+    plan: PlanFile, place: Path, statuses: tuple[int, int], share: float, rules: RuleOptions
+) -> tuple[Trial, dict[str, Any]]:
+    """The trial, and what its two runs say of themselves."""
     from precdoctor.comparison.trial import judge_trial
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.errors import NothingRecordedError
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.json_report import dumps
-    from precdoctor.reporting.trial_view import document, print_trial
     from precdoctor.runlog import open_run
 
     original, planned = statuses
@@ -153,11 +152,29 @@ def _report(plan: PlanFile, place: Path, statuses: tuple[int, int], share: float
         raise NothingRecordedError(f"the training ended with status {original} without the plan as well; mend it first")
     before, after = (view_of(open_run(place / name)) for name in (ORIGINAL, PLANNED))
     ended = None if planned in (0, _STOPPED) else f"ended with status {planned}"
-    found: Trial = judge_trial(plan, before, after, share, rule_options(settings_in_force()), ended)
-    report = dumps(document(found, {ORIGINAL: describe(before), PLANNED: describe(after)}))
-    (place / REPORT).write_text(report, encoding="utf-8")
+    trial = judge_trial(plan, before, after, share, rules, ended)
+    return trial, {ORIGINAL: describe(before), PLANNED: describe(after)}
+
+
+def _report(found: Trial, runs: dict[str, Any], place: Path, shape: str, worst: int) -> int:
+    """The report on stdout and as ``trial.json`` beside the runs; the exit code."""
+    import os
+    import sys
+
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.json_report import dumps
+    from precdoctor.reporting.trial_view import document, print_trial
+    from precdoctor.runlog.shell import quoted_path
+
+    report = dumps(document(found, runs))
+    shown = os.path.relpath(place)
+    shown = str(place) if shown.startswith("..") else shown
+    with destination(Path(shown) / REPORT, force=True) as stream:
+        stream.write(report)
     if shape == "json":
         sys.stdout.write(report)
     else:
-        print_trial(found, str(place), make_console(), worst=worst)
+        print_trial(found, shown, make_console(), worst=worst)
+    say("precdoctor: where the two runs part, and what moved; next, type:")
+    say_command(f"precdoctor compare {quoted_path(Path(shown) / ORIGINAL)} {quoted_path(Path(shown) / PLANNED)}")
     return found.exit_code

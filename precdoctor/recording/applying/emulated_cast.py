@@ -43,8 +43,9 @@ def cast(x: Tensor, how: NarrowCast) -> tuple[Tensor, Tensor]:
             quotient, beyond = _rounded(given * scale, how.format, saturate=not how.format.has_infinity)
             back, zero = quotient / scale, quotient == 0.0
         nonzero = given != 0.0
-        sums = (nonzero, zero & nonzero, beyond, (back - given).double().square(), given.double().square())
-        counts = torch.stack([s.sum(dtype=torch.float64) for s in sums])
+        exact = torch.float32 if x.device.type == "mps" else torch.float64  # which has no FP64
+        sums = (nonzero, zero & nonzero, beyond, (back - given).to(exact).square(), given.to(exact).square())
+        counts = torch.stack([s.sum(dtype=exact) for s in sums])
         return torch.where(finite, back, wide).to(x.dtype), counts
 
 

@@ -116,7 +116,7 @@ class ModuleFormats:
         if is_distributed():
             self._ledger.refused(change, "casts are not applied under torch.distributed")
             return None
-        casts = OperandCasts(self._context, change)
+        casts = OperandCasts(self._context, change, self._ledger)
         self._ledger.pending(change, "its forward never ran, or only inside torch.compile or torch.func")
 
         def run(module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

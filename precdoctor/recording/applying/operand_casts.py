@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.numerics.narrow_cast import NarrowCast, parse_casts
+from precdoctor.numerics.narrow_cast import parse_casts
 from precdoctor.recording.applying.emulated_cast import COUNTS, cast
+from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.model import tensor_leaves
+from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change
 
 _PLAIN = (Tensor, nn.Parameter)
 #: Steps of which the counts are held.
 _MAX_STEPS = 1024
-Counted = Callable[[Tensor], None]
 
 
 class OperandCasts:
@@ -29,8 +30,8 @@ class OperandCasts:
     step; nobody waits for it.
     """
 
-    def __init__(self, context: StepContext, change: Change) -> None:
-        self._context, self._change = context, change
+    def __init__(self, context: StepContext, change: Change, ledger: Ledger) -> None:
+        self._context, self._change, self._ledger = context, change, ledger
         self._casts = parse_casts(str(change.to))
         self._counts: dict[tuple[str, str], dict[int, Tensor]] = {}
         context.when_closing.append(self._closing)
@@ -39,39 +40,36 @@ class OperandCasts:
         """``call(*args, **kwargs)``, which is the forward of ``module``."""
         with self._cast_weights(module):
             result = call(*self._cast_inputs(args), **kwargs)
-        how = self._casts.get("grad_output")
-        if how is None or not torch.is_grad_enabled():
+        if "grad_output" not in self._casts or not torch.is_grad_enabled():
             return result
         names = {id(x): name for name, x in tensor_leaves.floating(result)}
 
         def with_cast_gradient(x: Tensor) -> Tensor:
-            if type(x) not in _PLAIN or id(x) not in names or not x.requires_grad or x.is_complex():
+            if id(x) not in names or not _is_operand(x) or not x.requires_grad:
                 return x
-            return _applied(_CastGradient, x, how, self._counter("grad_output", names[id(x)]))
+            return _through(_CastGradient, x, self._cast("grad_output", names[id(x)]))
 
         return tensor_leaves.mapped(result, with_cast_gradient)
 
     def _cast_inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Tensors among the positional arguments, each object once: attention asks whether its three are the same."""
-        how = self._casts.get("input")
-        if how is None:
+        if "input" not in self._casts:
             return args
-        made = {id(x): self._straight(x, how, "input") for x in args if _is_operand(x)}
+        made = {id(x): _through(_Straight, x, self._cast("input")) for x in args if _is_operand(x)}
         return tuple(made.get(id(x), x) for x in args)
 
     @contextmanager
     def _cast_weights(self, module: nn.Module) -> Iterator[None]:
         """The module's own matrices replaced while its forward runs; autograd keeps what the products took."""
-        how = self._casts.get("weight")
         held = {
             name: p
-            for name, p in (module._parameters.items() if how is not None else ())
+            for name, p in (module._parameters.items() if "weight" in self._casts else ())
             if isinstance(p, nn.Parameter) and _is_operand(p) and sum(n > 1 for n in p.shape) >= 2
         }
-        if how is None or not held:
+        if not held:
             yield
             return
-        made = {name: self._straight(p, how, "weight", name) for name, p in held.items()}
+        made = {name: _through(_Straight, p, self._cast("weight", name)) for name, p in held.items()}
         flat = vars(module).get("_flat_weights")  # recurrent modules of torch hand this list to their kernels
         parameters: Any = module._parameters
         try:
@@ -85,21 +83,30 @@ class OperandCasts:
             if isinstance(flat, list):
                 vars(module)["_flat_weights"] = flat
 
-    def _straight(self, x: Tensor, how: NarrowCast, role: str, name: str = "") -> Tensor:
-        return _applied(_Straight, x, how, self._counter(role, name))
+    def _cast(self, role: str, name: str = "") -> Callable[[Tensor], Tensor]:
+        """Casts one operand and adds what that did to the counts of the step in progress.
 
-    def _counter(self, role: str, name: str) -> Counted:
-        """Adds counts to those of the step in progress; evaluation, without gradients, is not counted."""
-        counted, step = self._counts.setdefault((role, name), {}), self._context.step
-        training = torch.is_grad_enabled() or self._context.in_backward
+        Evaluation, without gradients, is not counted. A tensor that cannot be cast stays as it is.
+        """
+        how, counted = self._casts[role], self._counts.setdefault((role, name), {})
+        step, training = self._context.step, torch.is_grad_enabled()
 
-        def add(counts: Tensor) -> None:
+        def apply(x: Tensor) -> Tensor:
+            try:
+                made, counts = cast(x, how)
+            except Exception as error:  # noqa: BLE001 - memory may end, or a device lack an op
+                attach.let_through(error)
+                self._ledger.refused(
+                    self._change, f"its {role} could not be cast: {type(error).__name__}: {error}"[:400]
+                )
+                return x.clone()
             if step in counted:
                 counted[step] += counts
             elif training and len(counted) < _MAX_STEPS:
                 counted[step] = counts
+            return made
 
-        return add
+        return apply
 
     def _closing(self) -> None:
         for (role, name), by_step in self._counts.items():
@@ -114,8 +121,8 @@ class OperandCasts:
             self._context.event("casts", **place, data={**data, "steps": list(by_step), **counts})
 
 
-def _applied(function: Any, x: Tensor, how: NarrowCast, counted: Counted) -> Tensor:
-    made: Tensor = function.apply(x, how, counted)
+def _through(function: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+    made: Tensor = function.apply(x, apply)
     return made
 
 
@@ -127,24 +134,22 @@ class _Straight(torch.autograd.Function):
     """The cast forwards, nothing backwards."""
 
     @staticmethod
-    def forward(_ctx: Any, x: Tensor, how: NarrowCast, counted: Counted) -> Tensor:
-        made, counts = cast(x, how)
-        counted(counts)
-        return made
+    def forward(_ctx: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+        return apply(x)
 
     @staticmethod
     def backward(_ctx: Any, gradient: Tensor) -> Any:
-        return gradient, None, None
+        return gradient, None
 
 
 class _CastGradient(torch.autograd.Function):
     """Nothing forwards, the cast backwards; a copy, because scripts change outputs in place."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: NarrowCast, counted: Counted) -> Tensor:
-        ctx.how, ctx.counted = how, counted
+    def forward(ctx: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.apply_cast = apply
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _applied(_Straight, gradient, ctx.how, ctx.counted), None, None
+        return _through(_Straight, gradient, ctx.apply_cast), None
