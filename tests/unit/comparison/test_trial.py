@@ -192,6 +192,13 @@ def test_a_loss_gap_and_a_lost_loss_are_reasons(tmp_path):
         assert ("the loss is 0.5 higher" in verdict(trial)) is (folder == "gap")
 
 
+def test_a_training_that_ends_under_the_plan_alone_is_a_reason(tmp_path):
+    views = run(tmp_path / "a"), run(tmp_path / "b", casts(448.0 / float(np.abs(GRADIENT).max())))
+    scaled = plan(tmp_path, PLAN.replace('"E5M2"', '"E4M3FN"'))
+    trial = judge_trial(scaled, *views, 0.01, {}, "ended with status 1")
+    assert trial.exit_code == 1 and verdict(trial) == "The plan does not hold: the training ended with status 1."
+
+
 def test_runs_that_start_from_other_weights_cannot_be_judged(tmp_path):
     trial = judged(tmp_path, 1.0, UNSCALED, fingerprint=2)
     assert trial.exit_code == 3
