@@ -60,7 +60,7 @@ class ScanMode(Retiring):
         stage: of the code outside of modules and backward passes: script, loss or optimizer.
         resting: ops run as they are, unseen.
         ops: number of ops examined.
-        spent_ns: host time this has taken, without the ops themselves.
+        spent_ns: what this has taken, without the ops themselves: CPU time, or host time where there is a GPU.
         failure: what ended the looking.
     """
 
@@ -74,6 +74,8 @@ class ScanMode(Retiring):
         self.ops = 0
         self._aside = 0
         self.spent_ns = 0
+        #: What a device takes shows in how long its results are waited for; on a CPU others may be waited for as well.
+        self._clock = time.perf_counter_ns if torch.cuda.is_initialized() else time.thread_time_ns
         self.failure: Exception | None = None
         self.coverage = Coverage()
         self._findings = Findings(values=values)
@@ -151,7 +153,7 @@ class ScanMode(Retiring):
         return {} if _is_elsewhere(target) else {id(target): target.detach().clone()}
 
     def _guarded(self, look: Callable[[], Any]) -> Any:
-        began = time.perf_counter_ns()
+        began = self._clock()
         try:
             if self.failure is None and not is_capturing():
                 with kernels.apart_from_user_modes():
@@ -159,7 +161,7 @@ class ScanMode(Retiring):
         except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
             self._fail(error)
         finally:
-            self.spent_ns += time.perf_counter_ns() - began
+            self.spent_ns += self._clock() - began
         return None
 
     def _look_aside(self, func: Any, args: Any, kwargs: Any, phase: str, swapped: dict[int, Tensor],
@@ -200,7 +202,7 @@ class ScanMode(Retiring):
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
         """Copies of what the op is about to write to, by ``id``; None when it is not to be examined."""
-        began = time.perf_counter_ns()
+        began = self._clock()
         self._old = []
         try:
             if func.namespace != "aten" or is_out_variant(func):
@@ -217,17 +219,17 @@ class ScanMode(Retiring):
             self._fail(error)
             return None
         finally:
-            self.spent_ns += time.perf_counter_ns() - began
+            self.spent_ns += self._clock() - began
 
     def _after(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
-        began = time.perf_counter_ns()
+        began = self._clock()
         try:
             with kernels.apart_from_user_modes():
                 self._look(func, args, kwargs, swapped, sequence, result)
         except Exception as error:  # noqa: BLE001 - the same
             self._fail(error)
         finally:
-            self.spent_ns += time.perf_counter_ns() - began
+            self.spent_ns += self._clock() - began
 
     def _fail(self, error: Exception) -> None:
         attach.let_through(error)
