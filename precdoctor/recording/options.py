@@ -59,6 +59,8 @@ class RecordOptions:
     arm_next: int = 0
     #: Healthy steps whose ops are audited one by one; 0: none; null: a few, within the budget.
     deep_scan: int | None = None
+    #: Steps of which every op is listed, with fingerprints of what it read and made.
+    ops: tuple[int, ...] = ()
     #: What is seen of ``torch.compile``: boundary (calls of compiled models) | instrument (modules inside them, too,
     #: which changes how they round).
     compiled: str = "boundary"
@@ -103,6 +105,8 @@ class RecordOptions:
             raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
         if self.deep_scan is not None and self.deep_scan < 0:
             raise UsageError(f"--deep-scan takes a number of steps, or off, got {self.deep_scan}")
+        if any(step < 0 for step in self.ops):
+            raise UsageError(f"--ops takes step numbers from 0, got {min(self.ops)}")
         if self.compiled not in ("boundary", "instrument"):
             raise UsageError(f"--compiled takes boundary or instrument, got {self.compiled!r}")
         if self.first_step < 0:

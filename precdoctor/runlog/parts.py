@@ -47,6 +47,7 @@ _MAGNITUDES: Final = (0.0, sys.float_info.max)
 #: Smallest and largest value of columns of which that is certain; null is no value.
 DOMAINS: Final[dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("step", "call", "shape", "numel", "micro_step", "first_bad_micro_step", "micro_steps"), _COUNTS),
+    **dict.fromkeys(("index", "position", "producer"), _COUNTS),
     **dict.fromkeys(("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "non_finite"), _COUNTS),
     **dict.fromkeys(("saturated", "flushed", "unchanged", "recorder_ns", "wait_ns", "device_ns"), _COUNTS),
     **dict.fromkeys(("exp_hist", "rel_hist"), _COUNTS),

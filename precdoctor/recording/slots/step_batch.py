@@ -159,6 +159,15 @@ class StepBatch:
 
 
 @dataclass
+class OpBatch:
+    """The list of ops of one step: columns of the ops table, ``rank`` left out."""
+
+    step: int
+    columns: dict[str, Any]
+    rows: int
+
+
+@dataclass
 class EventBatch:
     """Events that belong to no step's rows."""
 
