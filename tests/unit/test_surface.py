@@ -45,6 +45,7 @@ FLAGS = {
     },
     "compare": {
         "--rename", "--output-format", "-o", "--output", "--also", "--force", "--fail-on", "--engine", "-h", "--help",
+        "--ops", "--html",
     },
     "whatif": {
         "--format", "--scaling", "--scale", "--scale-rule", "--loss-scale", "--kind", "--module", "--steps", "--worst",
