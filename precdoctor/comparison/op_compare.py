@@ -147,9 +147,7 @@ def reason_of(difference: Difference) -> str:
         op, near = difference.op, difference.made_b if b is None else difference.made_a
         if difference.explained and near is not None and any(near is x for x in op.reads):
             made = op.makes[0].dtype
-            return (
-                f"Only {only} runs this op: it casts {near.dtype} to {made}, which rounds by {error:.2g} (relative L2)."
-            )
+            return f"Only {only} runs this op: it casts {near.dtype} to {made} and rounds by {error:.2g} (relative L2)."
         if difference.explained:
             return f"Only {only} runs this op; its result is within {error:.2g} of a tensor of the other run."
         return f"Only {only} runs this op, and the other run has no tensor like its result."

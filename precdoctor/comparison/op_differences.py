@@ -2,7 +2,7 @@
 
 An op that both lists have is compared with its counterpart, result by result. Of the ops that one list has alone only
 those results count that an op of both reads, and states that stay: not the inside of compiled code or of a
-decomposition. Such a result is compared with the nearest one of its shape: of the other list's own ops in the same gap,
+decomposition. Such a result is compared with the nearest one of its size: of the other list's own ops in the same gap,
 else of the whole other list. A result that the other list also has, in every bit, differs in nothing.
 """
 
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from precdoctor.comparison.op_alignment import Slot, align
-from precdoctor.comparison.op_errors import APART, distance, limit, plain_shape, roundoff
+from precdoctor.comparison.op_errors import APART, distance, limit, roundoff
 from precdoctor.comparison.op_lists import Op, OpTensor
 
 #: Results of ops of one list only that are further apart than this are no counterparts of each other.
 _NEAR: Final = 0.5
 #: Units of roundoff per square root of an op that other ops in a gap may add up to, and what the gap may amplify.
 _PER_OP, _AMPLIFIED = 8.0, 8.0
-#: Results of one shape that one is held against.
+#: Results of one size that one is held against.
 _MOST: Final = 4096
 #: Differences that one is said to follow from.
 _MOST_PARENTS: Final = 16
@@ -132,7 +132,7 @@ class _Side:
         self.ops = ops
         self.by_index = {op.index: op for op in ops}
         self.prints: set[int] = set()
-        self._by_shape: dict[tuple[int, ...], dict[int, OpTensor]] = {}
+        self._by_size: dict[int, dict[int, OpTensor]] = {}
         #: By op: of those that read its results, index and what they read.
         self._readers: dict[int, list[tuple[int, OpTensor]]] = {}
         for op in ops:
@@ -142,15 +142,15 @@ class _Side:
             for x in (*op.reads, *op.makes):
                 if x.fingerprint is not None:
                     self.prints.add(x.fingerprint)
-                    self._by_shape.setdefault(plain_shape(x), {}).setdefault(x.fingerprint, x)
+                    self._by_size.setdefault(x.numel, {}).setdefault(x.fingerprint, x)
         self.paired: set[int] = set()
         #: By fingerprint: how far it is from its counterpart; by op: the differences that its results come from.
         self.errors: dict[int, float] = {}
         self.sources: dict[int, frozenset[int]] = {}
 
     def nearest(self, x: OpTensor) -> tuple[float | None, OpTensor | None]:
-        """Of all tensors of the list that have its shape."""
-        return _nearest(x, itertools.islice(self._by_shape.get(plain_shape(x), {}).values(), _MOST))
+        """Of all tensors of the list that have as many elements; views of other shapes hold them in the same order."""
+        return _nearest(x, itertools.islice(self._by_size.get(x.numel, {}).values(), _MOST))
 
     def leaves(self, op: Op, x: OpTensor) -> bool:
         """Whether an op of both lists reads this result of one that the other list has not, or it is a state."""
@@ -188,7 +188,7 @@ def _nearest_pairs(a: Sequence[OpTensor], b: Sequence[OpTensor]) -> list[tuple[f
     apart = []
     for i, x in enumerate(a):
         for j, y in enumerate(b):
-            if plain_shape(x) == plain_shape(y) and (found := distance(x, y)) is not None and found <= _NEAR:
+            if x.numel == y.numel and (found := distance(x, y)) is not None and found <= _NEAR:
                 apart.append((found, i, j))
     pairs: list[tuple[float, int, int]] = []
     taken: tuple[set[int], set[int]] = (set(), set())
@@ -272,14 +272,19 @@ class _Comparer:
                           for side, other, ops in ((self._a, self._b, a), (self._b, self._a, b)))  # fmt: skip
         most = self._gap_limit(a, b)
         found: list[tuple[int, Difference]] = []
+        used: set[int] = set()
         for apart, i, j in _nearest_pairs([x for _, x in left_a], [y for _, y in left_b]):
             (op_a, x), (op_b, y) = left_a[i], left_b[j]
             self._note(x, y, apart)
+            if apart == 0:
+                used |= {id(x), id(y)}
+                continue
             what = Difference(op_a, op_b, x, y, apart, most, reads_others=False, parents=self._parents(op_a, op_b))
             found.append((op_a.index, what))
-        used = {id(x) for _, d in found for x in (d.made_a, d.made_b)}
+        used |= {id(x) for _, d in found for x in (d.made_a, d.made_b)}
         found += [(op.index, self._alone(op, x, most, of_a=True)) for op, x in left_a if id(x) not in used]
         found += [(op.index, self._alone(op, y, most, of_a=False)) for op, y in left_b if id(y) not in used]
+        found = [f for f in found if f[1].error != 0]
         for _, what in sorted(found, key=lambda f: (f[1].a is None, f[0])):
             self._add(what, [what.a] if what.a else [], [what.b] if what.b else [])
         for side, ops in ((self._a, a), (self._b, b)):  # what stays inside hands on where it comes from

@@ -24,10 +24,14 @@ APART = math.inf
 
 
 def distance(a: OpTensor, b: OpTensor) -> float | None:
-    """Relative L2 distance; 0 for equal bits, infinite where only one is finite; None where it cannot be told."""
+    """Relative L2 distance, element by element in logical order, whatever the shapes.
+
+    Returns:
+        0 for equal bits; infinite where only one is finite; None where it cannot be told.
+    """
     if a.fingerprint is not None and a.fingerprint == b.fingerprint:
         return 0.0
-    if plain_shape(a) != plain_shape(b) or (a.bad is None) != (b.bad is None):
+    if a.numel != b.numel or (a.bad is None) != (b.bad is None):
         return None
     if a.bad != b.bad:
         return APART
@@ -38,11 +42,6 @@ def distance(a: OpTensor, b: OpTensor) -> float | None:
     size = max(a.norm or 0.0, b.norm or 0.0)
     apart = math.dist(a.sketch, b.sketch)
     return apart / size if size > 0 else 0.0
-
-
-def plain_shape(x: OpTensor) -> tuple[int, ...]:
-    """Without dimensions of one: they change nothing about the order of elements."""
-    return tuple(n for n in x.shape if n != 1)
 
 
 def roundoff(tensors: Sequence[OpTensor]) -> float:
