@@ -268,8 +268,11 @@ class _Comparer:
     # --- ops of one list ---------------------------------------------------------------------------------------------
 
     def _gap(self, a: list[Op], b: list[Op]) -> None:
-        left_a, left_b = ([(op, x) for op in ops for x in op.makes if side.leaves(op, x) and not other.has(x)]
-                          for side, other, ops in ((self._a, self._b, a), (self._b, self._a, b)))  # fmt: skip
+        casts = self._casts(self._a, a) if not b else self._casts(self._b, b) if not a else set()
+        left_a, left_b = (
+            [(op, x) for op in ops for x in op.makes if (side.leaves(op, x) or id(x) in casts) and not other.has(x)]
+            for side, other, ops in ((self._a, self._b, a), (self._b, self._a, b))
+        )
         most = self._gap_limit(a, b)
         found: list[tuple[int, Difference]] = []
         used: set[int] = set()
@@ -291,6 +294,19 @@ class _Comparer:
             for op in ops:
                 if op.index not in side.sources:
                     side.sources[op.index] = self._sources(side, op)
+
+    def _casts(self, side: _Side, ops: Sequence[Op]) -> set[int]:
+        """Of ops that the other list has nothing in place of: results that are what was read, in another format."""
+        found = set()
+        for op in ops:
+            for x in op.makes:
+                apart, near = _nearest(x, op.reads)
+                if apart is not None and near is not None and apart <= _AMPLIFIED * roundoff([*op.reads, x]):
+                    if x.fingerprint is not None:
+                        side.errors[x.fingerprint] = apart + side.error_of(near)
+                    if apart > 0:
+                        found.add(id(x))
+        return found
 
     def _alone(self, op: Op, x: OpTensor, most: float, *, of_a: bool) -> Difference:
         """A result without a counterpart: a cast of what the op reads, or near to some tensor of the other list."""
