@@ -153,9 +153,9 @@ def reason_of(difference: Difference) -> str:
         return f"Only {only} runs this op, and the other run has no tensor like its result."
     if difference.reads_others:
         return "It reads other tensors in B than in A: the code computes in another order, or from other values."
+    told = "cannot be compared" if error is None else f"differ by {error:.2g} (relative L2)"
+    where = "within" if difference.explained else "beyond"
+    limit = f"{where} the limit {difference.limit:.2g} of its format and operands"
     if a.settings != b.settings and a.name == b.name:
-        return f"Its arguments differ: {a.settings} in A, {b.settings} in B."
-    apart = "cannot be compared" if error is None else f"differ by {error:.2g}"
-    if difference.explained:
-        return f"Its results {apart} (relative L2), within the limit {difference.limit:.2g} of its format and operands."
-    return f"Its results {apart} (relative L2), beyond the limit {difference.limit:.2g} of its format and operands."
+        return f"Its arguments are {a.settings} in A and {b.settings} in B. Its results {told}, {limit}."
+    return f"Its results {told}, {limit}."

@@ -24,6 +24,8 @@ _NEAR: Final = 0.5
 _PER_OP, _AMPLIFIED = 8.0, 8.0
 #: Results of one size that one is held against.
 _MOST: Final = 4096
+#: Pairs of results of one size in a gap that are tried; of more, as of an optimizer's weights, the order decides.
+_MOST_PAIRS: Final = 1 << 16
 #: Differences that one is said to follow from.
 _MOST_PARENTS: Final = 16
 
@@ -185,10 +187,15 @@ def _nearest(x: OpTensor, among: Iterable[OpTensor]) -> tuple[float | None, OpTe
 
 def _nearest_pairs(a: Sequence[OpTensor], b: Sequence[OpTensor]) -> list[tuple[float, int, int]]:
     """Distances and positions of those that belong together, the nearest first; each is in one pair at most."""
+    sizes: dict[int, tuple[list[int], list[int]]] = {}
+    for side, tensors in enumerate((a, b)):
+        for at, x in enumerate(tensors):
+            sizes.setdefault(x.numel, ([], []))[side].append(at)
     apart = []
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            if x.numel == y.numel and (found := distance(x, y)) is not None and found <= _NEAR:
+    for mine, theirs in sizes.values():
+        few = len(mine) * len(theirs) <= _MOST_PAIRS
+        for i, j in itertools.product(mine, theirs) if few else zip(mine, theirs, strict=False):
+            if (found := distance(a[i], b[j])) is not None and found <= _NEAR:
                 apart.append((found, i, j))
     pairs: list[tuple[float, int, int]] = []
     taken: tuple[set[int], set[int]] = (set(), set())

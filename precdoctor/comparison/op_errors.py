@@ -7,6 +7,7 @@ kept in FP32 by ``sqrt(n)`` units of FP32. What its operands differ by it may pa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -50,6 +51,7 @@ def roundoff(tensors: Sequence[OpTensor]) -> float:
     return max(found, default=_SINGLE)
 
 
+@functools.cache
 def _unit(dtype: str) -> float:
     try:
         return unit_roundoff(dtype.replace("complex128", "float64").replace("complex64", "float32"))
