@@ -39,6 +39,9 @@ _NODE, _MAX_NODES = "CompiledFunctionBackward", 4
 _VIEWS = frozenset(("_unsafe_view", "lift_fresh"))
 _EMPTY = UNINITIALISED | {"empty_permuted", "_empty_affine_quantized"}
 
+#: Ours; and collectives, whose results come later.
+_NAMESPACES = frozenset(("precdoctor", "c10d", "_c10d_functional", "_dtensor", "symm_mem"))
+
 
 @dataclass
 class _Region:
@@ -181,7 +184,7 @@ class OpMode(WindowMode):
 def _makes_something(func: Any) -> bool:
     """Whether an op leaves numbers in tensors that were not there before."""
     schema = func._schema
-    if func.is_view or op_name(func) in _VIEWS | _EMPTY or func.namespace == "precdoctor":
+    if func.is_view or op_name(func) in _VIEWS | _EMPTY or func.namespace in _NAMESPACES:
         return False
     makes = any("Tensor" in str(r.type) for r in schema.returns)
     return makes or any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
