@@ -59,6 +59,8 @@ def compare(
     beyond what its format explains, and what follows from it. Exits with 0 unless --fail-on is given, and with 3 when
     the runs have nothing in common.
     """
+    if ops and rename:
+        raise UsageError("--rename cannot be combined with --ops: ops are matched by the names that modules have")
     if ops:
         return _by_ops(opened(a, engine), opened(b, engine), output_format, output, also, html, fail_on, force=force)
     if html is not None:

@@ -11,7 +11,8 @@ import precdoctor
 from precdoctor.cli import main
 from precdoctor.comparison.op_compare import compare_ops
 from precdoctor.runlog.verify import verify
-from tests.support.processes import PYTHON, finish, record, start
+from tests.integration.observe.test_deep_scan import TWICE
+from tests.support.processes import PYTHON, finish, record, script, start
 
 SCRIPT = Path(__file__).resolve().parents[2] / "support" / "llama.py"
 TEXT = SCRIPT.read_text().splitlines()
@@ -179,6 +180,19 @@ def test_compiled_code_is_one_op_with_what_goes_in_and_out(runs):
 def test_a_fault_in_compiled_code_is_in_the_part_that_was_compiled(runs):
     origin = runs.compare("plain", "traced-eps").first.origin
     assert (origin.b.name, origin.b.module, origin.explained) == ("compiled.forward", "blocks.1", False)
+
+
+@pytest.mark.slow
+def test_ranks_are_listed_and_train_as_they_would_have(tmp_path):
+    script(tmp_path, "twice.py", TWICE)
+    launcher = (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
+    done = [
+        record(tmp_path, "--strict", "--ops", "0,1", "--", *launcher, "twice.py", run=tmp_path / name) for name in "ab"
+    ]
+    assert all(sorted(d.out.decode().split("\n"))[1:] == ["RESULT 0 True", "RESULT 1 True"] for d in done)
+    found = compare_ops(*(precdoctor.open_run(d.run) for d in done))
+    assert [(x.step, x.rank) for x in found.lists] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert found.first is None and all(x.ops_a == x.paired > 100 for x in found.lists)
 
 
 @pytest.mark.slow

@@ -162,3 +162,5 @@ def test_a_damaged_list_is_one_sentence(runs, capsys):
 def test_html_asks_for_ops(runs, capsys):
     assert main(["compare", str(runs["a"]), str(runs["equal"]), "--html", "x.html"]) == 2
     assert "--html is for --ops" in capsys.readouterr().err
+    assert main(["compare", str(runs["a"]), str(runs["equal"]), "--ops", "--rename", "a=b"]) == 2
+    assert "--rename cannot be combined with --ops" in capsys.readouterr().err
