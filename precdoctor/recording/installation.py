@@ -110,16 +110,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, window, probes)
         module_hooks = forward.module_hooks
         before, after = forward.install()
-        calls = CompiledCalls(
-            recorder,
-            scene,
-            loss_code,
-            before,
-            after,
-            manual.forward_begins,
-            instrumented=probes is not None,
-            region=op_list.region,
-        )
+        calls = CompiledCalls(recorder, scene, loss_code, before, after, manual.forward_begins, op_list.region,
+                              instrumented=probes is not None)  # fmt: skip
         calls.install(module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene, scan.suspect)

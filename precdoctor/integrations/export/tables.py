@@ -62,8 +62,8 @@ def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
 
 
 def _tables(run: Run) -> list[str]:
-    """Those of every run, and ``ops`` where it has parts."""
-    return [table for table in TABLES if table != "ops" or run.pieces(table)]
+    """Those of every run, and ``ops`` where something is in it."""
+    return [table for table in TABLES if table != "ops" or next(run.batches(table, ["step"]), None) is not None]
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:

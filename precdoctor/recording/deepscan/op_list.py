@@ -11,6 +11,7 @@ from precdoctor.recording.deepscan.op_mode import OpMode
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.step_batch import OpBatch
 
 
 class OpList:
@@ -71,4 +72,5 @@ class OpList:
             return
         data = {"ops": table.ops, "tensors": table.rows, "compiled": mode.compiled, "spent_ns": mode.spent_ns}
         context.event("ops", data={"outcome": "done", "complete": not table.full, **data})
-        context.put_ops(table.columns(), table.rows)
+        if table.rows:
+            context.current.ops = OpBatch(context.step, table.columns(), table.rows)

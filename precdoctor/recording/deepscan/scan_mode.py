@@ -151,7 +151,7 @@ class ScanMode(WindowMode):
                     self._old = self._audit.before(name, args, kwargs)
                 return {id(x): x.detach().clone() for x in written}
         except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
-            self.fail(error)
+            self._fail(error)
             return None
         finally:
             self.spent_ns += time.perf_counter_ns() - began
@@ -162,7 +162,7 @@ class ScanMode(WindowMode):
             with kernels.apart_from_user_modes():
                 self._look(func, args, kwargs, swapped, sequence, result)
         except Exception as error:  # noqa: BLE001 - the same
-            self.fail(error)
+            self._fail(error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
 

@@ -63,12 +63,12 @@ class WindowMode(Retiring):
                 with kernels.apart_from_user_modes():
                     return look()
         except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
-            self.fail(error)
+            self._fail(error)
         finally:
             self.spent_ns += time.perf_counter_ns() - began
         return None
 
-    def fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """The looking is over."""
         attach.let_through(error)
         self.failure = error

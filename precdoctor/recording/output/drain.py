@@ -110,6 +110,9 @@ class Drain:
 
     def put(self, item: Item) -> None:
         """Queue a step or events; never waits for the writer."""
+        if isinstance(item, StepBatch) and (listed := item.facts.ops) is not None:
+            item.facts.ops = None
+            self.put(listed)
         with self._lock:
             if self.failed:
                 return

@@ -30,7 +30,7 @@ from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
-from precdoctor.recording.slots.step_batch import CUDA, EventBatch, OpBatch, StepBatch, StepFacts, is_capturing
+from precdoctor.recording.slots.step_batch import CUDA, EventBatch, StepBatch, StepFacts, is_capturing
 
 if TYPE_CHECKING:
     from precdoctor.recording.output.drain import Drain
@@ -398,8 +398,3 @@ class Recorder:
             self.drain.put(EventBatch([row]))
         elif self.state == "armed":
             self.claim.keep(row)
-
-    def put_ops(self, columns: dict[str, Any], rows: int) -> None:
-        """Log the list of ops of the current step."""
-        if self.drain is not None and rows:
-            self.drain.put(OpBatch(self.step, columns, rows))

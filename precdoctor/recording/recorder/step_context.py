@@ -85,9 +85,6 @@ class StepContext(Protocol):
     def event(self, kind: str, **columns: Any) -> None:
         """Log an event of the step."""
 
-    def put_ops(self, columns: dict[str, Any], rows: int) -> None:
-        """Log the list of ops of the step: columns of the ops table without ``step`` and ``rank``."""
-
     def internal_error(self, error: Exception) -> None:
         """Log a defect of the recorder; the third turns recording off."""
 

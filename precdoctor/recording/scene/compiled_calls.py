@@ -61,9 +61,9 @@ class CompiledCalls:
         before: Callable[[nn.Module, Any], None],
         after: Callable[[nn.Module, Any, Any], None],
         forward_begins: Callable[[], None],
+        region: Callable[[Any, Any], Callable[[Any], None] | None],
         *,
         instrumented: bool,
-        region: Callable[[Any, Any], Callable[[Any], None] | None],
     ) -> None:
         self._context = context
         self._scene = scene

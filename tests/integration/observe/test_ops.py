@@ -11,6 +11,7 @@ import precdoctor
 from precdoctor.cli import main
 from precdoctor.comparison.op_compare import compare_ops
 from precdoctor.runlog.verify import verify
+from tests.integration.observe.conftest import train
 from tests.integration.observe.test_deep_scan import TWICE
 from tests.support.processes import PYTHON, finish, record, script, start
 
@@ -180,6 +181,20 @@ def test_compiled_code_is_one_op_with_what_goes_in_and_out(runs):
 def test_a_fault_in_compiled_code_is_in_the_part_that_was_compiled(runs):
     origin = runs.compare("plain", "traced-eps").first.origin
     assert (origin.b.name, origin.b.module, origin.explained) == ("compiled.forward", "blocks.1", False)
+
+
+@pytest.mark.slow
+def test_no_specimen_of_the_zoo_trains_differently_with_its_ops_listed(zoo, tmp_path):
+    options = {"strict": True, "ops": [0, 1, 2, 3]}
+    [listed] = train(tmp_path, PRECDOCTOR_OPTIONS=json.dumps(options))
+    assert {name: line["digest"] for name, line in listed.items()} == {n: x["digest"] for n, x in zoo.plain.items()}
+    outcomes = set()
+    for name in listed:
+        events = precdoctor.open_run(tmp_path / "runs" / name).events()
+        assert not set(events["event"]) & {"error", "drop"}, name
+        outcomes |= {(name, json.loads(d)["outcome"]) for d in events[events["event"] == "ops"]["data"]}
+    assert not {name for name, outcome in outcomes if outcome == "dropped"}
+    assert {name for name, outcome in outcomes if outcome == "refused"} == {"engines", "functional_loss"}
 
 
 @pytest.mark.slow
