@@ -26,6 +26,7 @@ def tile_signs() -> npt.NDArray[np.float64]:
     return _signs(0, TILE)
 
 
+@functools.lru_cache(maxsize=64)
 def repetition_signs(first: int, count: int) -> npt.NDArray[np.float64]:
     """The signs of tiles ``first`` to ``first + count``, of shape (count,)."""
     return _signs(_REPETITIONS + first, count)
