@@ -126,7 +126,7 @@ def _finding(found: ListComparison) -> Finding:
         op=op.name,
         source=source,
     )
-    title = f"the runs part at step {found.step}: {place_of(origin)}"
+    title = f"{'the runs part' if beyond else 'the first bits differ'} at step {found.step}: {place_of(origin)}"
     return Finding(
         code,
         name,

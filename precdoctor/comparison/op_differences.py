@@ -21,7 +21,9 @@ from precdoctor.comparison.op_lists import Op, OpTensor
 #: Results of ops of one list only that are further apart than this are no counterparts of each other.
 _NEAR: Final = 0.5
 #: Units of roundoff per square root of an op that other ops in a gap may add up to, and what the gap may amplify.
-_PER_OP, _AMPLIFIED = 8.0, 8.0
+_PER_OP, _AMPLIFIED = 4.0, 8.0
+#: Units of roundoff between a tensor and its cast.
+_CAST: Final = 2.0
 #: Results of one size that one is held against.
 _MOST: Final = 4096
 #: Pairs of results of one size in a gap that are tried; of more, as of an optimizer's weights, the order decides.
@@ -308,7 +310,7 @@ class _Comparer:
         for op in ops:
             for x in op.makes:
                 apart, near = _nearest(x, op.reads)
-                if apart is not None and near is not None and apart <= _AMPLIFIED * roundoff([*op.reads, x]):
+                if apart is not None and near is not None and apart <= _CAST * roundoff([near, x]):
                     if x.fingerprint is not None:
                         side.errors[x.fingerprint] = apart + side.error_of(near)
                     if apart > 0:
@@ -319,9 +321,8 @@ class _Comparer:
         """A result without a counterpart: a cast of what the op reads, or near to some tensor of the other list."""
         side, other = (self._a, self._b) if of_a else (self._b, self._a)
         parents = self._sources(side, op)
-        cast = _AMPLIFIED * roundoff([*op.reads, *op.makes])
         apart, near = _nearest(x, op.reads)
-        if apart is not None and near is not None and apart <= cast:
+        if apart is not None and near is not None and apart <= (cast := _CAST * roundoff([near, x])):
             most, known = cast, side.error_of(near)
         else:
             apart, near = other.nearest(x)
