@@ -159,8 +159,10 @@ class _Side:
     def leaves(self, op: Op, x: OpTensor) -> bool:
         """Whether an op of both lists reads this result of one that the other list has not, or it is a state."""
         readers = self._readers.get(op.index, [])
+        if op.is_compiled:
+            return True
         if not readers:
-            return op.name.partition(".")[2].partition(".")[0].endswith("_") or op.is_compiled
+            return op.name.partition(".")[2].partition(".")[0].endswith("_")
         return any(index in self.paired and _is_view_of(read, x) for index, read in readers)
 
     def error_of(self, x: OpTensor) -> float:
@@ -282,6 +284,13 @@ class _Comparer:
             [(op, x) for op in ops for x in op.makes if (side.leaves(op, x) or id(x) in casts) and not other.has(x)]
             for side, other, ops in ((self._a, self._b, a), (self._b, self._a, b))
         )
+        inside: set[int] = set()
+        for ops, others, left, other in ((a, b, left_a, self._b), (b, a, left_b, self._a)):
+            if any(op.is_compiled for op in others):  # code that was compiled in parts: any result may be that of one
+                kept = {id(x) for _, x in left}
+                more = [(op, x) for op in ops for x in op.makes if id(x) not in kept and not other.has(x)]
+                left.extend(more)
+                inside |= {id(x) for _, x in more}
         most = self._gap_limit(a, b)
         found: list[tuple[int, Difference]] = []
         used: set[int] = set()
@@ -293,7 +302,7 @@ class _Comparer:
                 continue
             what = Difference(op_a, op_b, x, y, apart, most, reads_others=False, parents=self._parents(op_a, op_b))
             found.append((op_a.index, what))
-        used |= {id(x) for _, d in found for x in (d.made_a, d.made_b)}
+        used |= inside | {id(x) for _, d in found for x in (d.made_a, d.made_b)}
         found += [(op.index, self._alone(op, x, most, of_a=True)) for op, x in left_a if id(x) not in used]
         found += [(op.index, self._alone(op, y, most, of_a=False)) for op, y in left_b if id(y) not in used]
         found = [f for f in found if f[1].error != 0]

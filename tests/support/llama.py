@@ -28,7 +28,7 @@ parser.add_argument("--fault", default="")
 parser.add_argument("--eps", type=float, default=1e-2)
 asked = parser.parse_args()
 
-VOCABULARY, WIDTH, HEADS, KV_HEADS, HIDDEN, BLOCKS, LENGTH = 64, 32, 4, 2, 64, 2, 16
+VOCABULARY, WIDTH, HEADS, KV_HEADS, HIDDEN, BLOCKS, LENGTH = 64, 32, 4, 2, 64, 3, 16
 
 
 class RMSNorm(nn.Module):

@@ -77,7 +77,8 @@ def test_equal_runs_and_other_formats_are_no_alarm(runs, capsys):
 @pytest.mark.parametrize("width", [80, 140])
 def test_no_line_is_wider_than_the_terminal(runs, width):
     for name in ("equal", "wrong", "cast"):
-        assert [line for line in shown(compared(runs, name), width).splitlines() if len(line) > width] == []
+        lines = shown(compared(runs, name), width).splitlines()[2:]  # paths are not broken: people copy them
+        assert [line for line in lines if len(line) > width] == []
 
 
 def test_json_has_the_whole_answer(runs, capsys):
