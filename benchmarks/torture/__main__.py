@@ -2,7 +2,7 @@
 
     python -m benchmarks.torture [--seed N] [--share 0.1] [SECTION ...] > benchmarks/results/torture.md
 
-Sections: kills, mutations, names, bombs, environments, threads. Exits with 1 when one of them fails.
+Sections: kills, mutations, names, commands, bombs, environments, threads. Exits with 1 when one of them fails.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.torture.commands import commands
 from benchmarks.torture.files import bombs, cores_off, kills, mutations, names
 from benchmarks.torture.processes import ENVIRONMENTS, environments, threads
 from benchmarks.torture.targets import fresh
@@ -25,6 +26,7 @@ SECTIONS: dict[str, tuple[Callable[[Path, int, int], str], int]] = {
     "kills": (kills, 200),
     "mutations": (mutations, 2000),
     "names": (names, len(NAMES)),
+    "commands": (commands, 200),
     "bombs": (bombs, 104),
     "environments": (environments, len(ENVIRONMENTS)),
     "threads": (threads, 20),

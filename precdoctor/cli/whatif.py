@@ -161,14 +161,13 @@ def whatif(
 
 
 def _write(run: Run, asked: Question, shape: str, worst: int, stream: IO[str]) -> None:
-    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.forecast import forecast
-    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.reporting import whatif_report, whatif_view
     from precdoctor.reporting.console import make_console
 
     answer = forecast(run, asked)
-    facts = describe(RunView(run))
+    facts = describe(view_of(run))
     if shape == "json":
         from precdoctor.reporting.json_report import dumps
 
@@ -189,9 +188,8 @@ def _write_states(
     worst: int,
     stream: IO[str],
 ) -> None:
-    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.states import forecast_states
-    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.reporting import states_view
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.json_report import dumps
@@ -199,7 +197,7 @@ def _write_states(
     if shape not in ("full", "json"):
         raise UsageError(f"--state has no {shape} output; choose full or json")
     answer = forecast_states(run, recipe, module=asked[0], steps=asked[1])
-    facts = describe(RunView(run))
+    facts = describe(view_of(run))
     if shape == "json":
         stream.write(dumps(states_view.document(answer, facts)))
     else:
@@ -213,15 +211,14 @@ def _write_plan(
     shape: str,
     stream: IO[str],
 ) -> None:
-    from precdoctor.diagnosis.engine import describe
+    from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.diagnosis.offline.whatif.plan import make_plan
-    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.reporting import plan_view
     from precdoctor.reporting.console import make_console
 
     module, steps, horizon = asked
     made = make_plan(run, target, module=module, steps=steps, horizon=horizon)
-    facts = describe(RunView(run))
+    facts = describe(view_of(run))
     if shape == "json":
         from precdoctor.reporting.json_report import dumps
 

@@ -79,9 +79,9 @@ class Drift:
 
     @property
     def second_moment_ratio(self) -> float | None:
-        """The median of E[x^2] of the second run over that of the first."""
+        """The median of E[x^2] of the second run over that of the first; no larger than FP64 can say."""
         middle = _median(self.rms)
-        return None if middle is None else float(2.0 ** (2.0 * middle))
+        return None if middle is None else float(2.0 ** min(2.0 * middle, 1023.0))
 
     @property
     def zero_share(self) -> float | None:

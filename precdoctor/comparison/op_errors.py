@@ -42,6 +42,8 @@ def distance(a: OpTensor, b: OpTensor) -> float | None:
         return None if a.fingerprint is None or b.fingerprint is None else APART
     size = max(a.norm or 0.0, b.norm or 0.0)
     apart = math.dist(a.sketch, b.sketch)
+    if not math.isfinite(apart + size):  # squares leave FP64
+        return None
     return apart / size if size > 0 else 0.0
 
 

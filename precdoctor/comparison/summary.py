@@ -104,16 +104,16 @@ class Summary:
     @property
     def rms(self) -> float | None:
         """log2 of the root mean square, the median over the steps; None where no step has a non-zero element."""
-        held = self.squares > 0.0
-        found = np.sort(self.squares[held] / self.finite[held])
+        found = self.squares / self.finite
+        found = np.sort(found[found > 0.0])
         middle = found[(found.size - 1) // 2 : found.size // 2 + 1].tolist()
         return fmean(0.5 * math.log2(square) for square in middle) if middle else None
 
     @property
     def rms_first(self) -> float | None:
         """log2 of the root mean square on the first step it was seen on, when repeats lie closest together."""
-        known = self.squares.size and self.squares[0] > 0.0
-        return 0.5 * math.log2(self.squares[0] / self.finite[0]) if known else None
+        first = self.squares[0] / self.finite[0] if self.squares.size else 0.0
+        return 0.5 * math.log2(first) if first > 0.0 else None
 
     @property
     def numel_per_step(self) -> int:
@@ -182,6 +182,8 @@ def summaries(view: RunView, steps: Sequence[int]) -> dict[Key, Summary]:
     view.keep(steps)
     frame = view.measured(_MEASURES, _KINDS, columns=_COLUMNS, steps=steps)
     frame = frame[clean_rows(view, frame)]
+    if frame.empty:
+        return {}
     tensors = groups(frame, IDENTITY)
     found = dict(zip(keys(frame.iloc[firsts(tensors)]), _summaries(frame, tensors), strict=True))
     begun = frame[frame["step"] == steps[0]]

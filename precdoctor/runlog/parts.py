@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -17,7 +18,7 @@ from precdoctor.runlog.filters import ATTEMPT, Query
 from precdoctor.runlog.kept import Group, Kept, Sound, stamp_of
 from precdoctor.runlog.layout import RankDirectory, read_regular
 from precdoctor.runlog.pages import RowGroup, check_pages, read_footer
-from precdoctor.runlog.schema import TABLES
+from precdoctor.runlog.schema import KINDS, OP_PHASES, PHASES, TABLES
 from precdoctor.runlog.sealing import Part, digest_of
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_type
 from precdoctor.runlog.survey import PartFile, damaged, readable
@@ -41,12 +42,14 @@ BATCH_VALUES: Final = 1 << 23
 _JOINED_BYTES: Final = 1 << 20
 _FEW_ROWS: Final = 1 << 10
 _THRIFT_LIMIT: Final = 16 << 20
-_COUNTS: Final = (0, (1 << 63) - 1)
+#: Numbers of elements, steps and nanoseconds that FP64 holds exactly.
+_COUNTS: Final = (0, 1 << 53)
 _BINS: Final = (EXP_MIN, EXP_MAX)
 _MAGNITUDES: Final = (0.0, sys.float_info.max)
 #: Smallest and largest value of columns of which that is certain; null is no value.
 DOMAINS: Final[dict[str, tuple[float, float]]] = {
-    **dict.fromkeys(("step", "call", "shape", "numel", "micro_step", "first_bad_micro_step", "micro_steps"), _COUNTS),
+    **dict.fromkeys(("step", "call", "shape", "micro_step", "first_bad_micro_step", "micro_steps"), _COUNTS),
+    "numel": (1, _COUNTS[1]),
     **dict.fromkeys(("index", "position", "producer"), _COUNTS),
     **dict.fromkeys(("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "non_finite"), _COUNTS),
     **dict.fromkeys(("saturated", "flushed", "unchanged", "recorder_ns", "wait_ns", "device_ns"), _COUNTS),
@@ -55,7 +58,10 @@ DOMAINS: Final[dict[str, tuple[float, float]]] = {
     **{f"block{size}_amax_lo": _BINS for size in (16, 32, 128)},
     "exp_lo": _BINS,
     **dict.fromkeys(("amax", "amin_nonzero", "lost_update_fraction"), _MAGNITUDES),
+    "sum_sq": (0.0, math.inf),  # of FP64 values above 1e154
 }
+#: The words a column may hold, where they are a list.
+WORDS: Final[dict[str, tuple[str, ...]]] = {"kind": KINDS, "phase": (*PHASES, *OP_PHASES)}
 #: The columns of each table that hold text.
 _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) == pa.string()] for table in TABLES}
 
@@ -300,10 +306,14 @@ def _check_lengths(name: str, column: str, array: pa.Array) -> None:
 
 
 def _check_domain(name: str, column: str, array: pa.Array) -> None:
-    """Damaged where a value is none that can be measured: a negative count, an infinite amax, a bin that is not there.
+    """Damaged where a value is none that can be measured: a negative count, an infinite amax, an unknown kind of row.
 
     A NaN amax or sum is refused as well: extremes and sums are over finite elements, and null where there are none.
     """
+    if column in WORDS:
+        strange = {*pc.unique(array).dictionary_decode().drop_null().to_pylist()}.difference(WORDS[column])
+        if strange:
+            raise damaged(name, f"column {column!r} holds {min(strange)!r}")
     low, high = DOMAINS.get(column, (None, None))
     if low is None:
         return

@@ -28,6 +28,8 @@ KINDS: Final = (
     "logits",  # what a softmax reads, on some of its rows; masked positions are zeros
 )
 PHASES: Final = ("train", "no_grad", "recompute")
+#: Of a row of ``ops``.
+OP_PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer", "script")
 EVENTS: Final = (
     *("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "drop"),
     *("sampling", "warning", "error", "ops"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.torture import files, processes, targets
+from benchmarks.torture import commands, files, processes, targets
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,7 @@ from benchmarks.torture import files, processes, targets
         (files.kills, 5),
         (files.mutations, 42),
         (files.names, 2),
+        (commands.commands, 2),
         (files.bombs, 2),
         (processes.environments, 1),
         (processes.threads, 1),

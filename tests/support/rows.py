@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from precdoctor.runlog.parts import DOMAINS
+from precdoctor.runlog.parts import DOMAINS, WORDS
 from precdoctor.runlog.schema import TABLES
 
 _AWKWARD: dict[str, list[Any]] = {
@@ -39,6 +39,8 @@ def awkward_rows(table: str) -> list[dict[str, Any]]:
 
 def _possible(column: str, value: Any) -> Any:
     """The nearest value that the column may hold."""
+    if value is not None and column in WORDS:
+        return WORDS[column][0]
     if value is None or column not in DOMAINS:
         return value
     if isinstance(value, list):

@@ -69,7 +69,7 @@ class OpTable:
         index = self.ops
         self.ops += 1
         self.full = self.full or self.ops >= MAX_OPS or self.rows + len(operands) >= MAX_TENSORS
-        return index, [] if self.full else [self._read(argument, x) for argument, x in operands]
+        return index, [] if self.full else [self._read(argument, x) for argument, x in operands if x.numel()]
 
     def end(
         self,
@@ -100,7 +100,7 @@ class OpTable:
             "settings": settings,
         }
         self._append(head, "in", reads)
-        self._append(head, "out", [self._read(None, x, made=True) for x in results])
+        self._append(head, "out", [self._read(None, x, made=True) for x in results if x.numel()])
         for x in results:
             if (key := storage_key(x)) is not None:
                 self._writers[key] = (StorageWeakRef(x.untyped_storage()), index)
