@@ -47,6 +47,8 @@ class RecordOptions:
     #: Steps whose every op is traced as the run makes them, ``[first, last)``; the run ends with the first that goes
     #: wrong. No flag sets it: ``precdoctor autopsy`` does.
     trace_steps: tuple[int, int] | None = None
+    #: End the run after this many steps; null: never. No flag of record sets it: ``precdoctor trial`` does.
+    max_steps: int | None = None
     #: Compare chosen steps with this wide reference, fp32 or fp64; null: none. No flag of record sets it and the three
     #: below: ``precdoctor shadow`` does.
     shadow: str | None = None
@@ -95,18 +97,19 @@ class RecordOptions:
             raise UsageError(
                 f"--on-nonfinite takes {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.on_nonfinite!r}"
             )
+        if self.max_steps is not None and self.max_steps < 1:
+            raise UsageError(f"--steps takes a number of steps from 1, got {self.max_steps}")
         if self.shadow not in (None, "fp32", "fp64"):
             raise UsageError(f"--reference takes fp32 or fp64, got {self.shadow!r}")
         if self.shadow_every is not None and self.shadow_every < 1:
             raise UsageError(f"--every takes a number of steps from 1, got {self.shadow_every}")
-        if any(step < 0 for step in self.shadow_at):
-            raise UsageError(f"--at takes step numbers from 0, got {min(self.shadow_at)}")
+        for flag, steps in (("--at", self.shadow_at), ("--ops", self.ops)):
+            if any(step < 0 for step in steps):
+                raise UsageError(f"{flag} takes step numbers from 0, got {min(steps)}")
         if self.arm_next < 0:
             raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
         if self.deep_scan is not None and self.deep_scan < 0:
             raise UsageError(f"--deep-scan takes a number of steps, or off, got {self.deep_scan}")
-        if any(step < 0 for step in self.ops):
-            raise UsageError(f"--ops takes step numbers from 0, got {min(self.ops)}")
         if self.compiled not in ("boundary", "instrument"):
             raise UsageError(f"--compiled takes boundary or instrument, got {self.compiled!r}")
         if self.first_step < 0:

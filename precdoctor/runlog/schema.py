@@ -31,7 +31,7 @@ PHASES: Final = ("train", "no_grad", "recompute")
 #: Of a row of ``ops``.
 OP_PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer", "script")
 EVENTS: Final = (
-    *("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "drop"),
+    *("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "casts", "drop"),
     *("sampling", "warning", "error", "ops"),
 )
 
