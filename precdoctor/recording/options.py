@@ -104,7 +104,7 @@ class RecordOptions:
         if self.shadow_every is not None and self.shadow_every < 1:
             raise UsageError(f"--every takes a number of steps from 1, got {self.shadow_every}")
         for flag, steps in (("--at", self.shadow_at), ("--ops", self.ops)):
-            if any(step < 0 for step in steps):
+            if min(steps, default=0) < 0:
                 raise UsageError(f"{flag} takes step numbers from 0, got {min(steps)}")
         if self.arm_next < 0:
             raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
