@@ -103,9 +103,7 @@ class RecordOptions:
             raise UsageError(f"--reference takes fp32 or fp64, got {self.shadow!r}")
         if self.shadow_every is not None and self.shadow_every < 1:
             raise UsageError(f"--every takes a number of steps from 1, got {self.shadow_every}")
-        for flag, steps in (("--at", self.shadow_at), ("--ops", self.ops)):
-            if min(steps, default=0) < 0:
-                raise UsageError(f"{flag} takes step numbers from 0, got {min(steps)}")
+        _check_steps(("--at", self.shadow_at), ("--ops", self.ops))
         if self.arm_next < 0:
             raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
         if self.deep_scan is not None and self.deep_scan < 0:
@@ -142,3 +140,10 @@ class RecordOptions:
             return cls(**fields)
         except (TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{OPTIONS_VARIABLE} does not hold recorder options: {error}") from error
+
+
+def _check_steps(*given: tuple[str, tuple[int, ...]]) -> None:
+    """Refuse negative step numbers; each flag with those it was given."""
+    for flag, steps in given:
+        if min(steps, default=0) < 0:
+            raise UsageError(f"{flag} takes step numbers from 0, got {min(steps)}")
