@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from precdoctor.runlog.caps import JSON_COSTS, json_cost
 
 #: A row of these tables, its text and lists left out, with what the rules make of it.
-_ROW_COSTS: Final = {"steps": 1800, "events": 2100}
+_ROW_COSTS: Final = {"steps": 1800, "events": 2100, "ops": 200}
 #: A learning rate of a parameter group.
 _RATE_COST: Final = 64
 #: A tensor, however many rows it has.
@@ -45,7 +45,7 @@ def shared_model_cost(facts: dict[str, Any], models: dict[str, Any]) -> int:
 
 
 def rows_cost(table: str, batch: pa.RecordBatch) -> int:
-    """Of the rows of a batch of ``steps`` or ``events``; 0 for ``tensors``."""
+    """Of the rows of a batch of ``steps``, ``events`` or ``ops``; 0 for ``tensors``."""
     cost = _ROW_COSTS.get(table, 0) * batch.num_rows
     if not cost:
         return 0

@@ -19,7 +19,7 @@ from precdoctor.runlog.filters import ATTEMPT, Query
 from precdoctor.runlog.kept import Group, Kept, Sound, stamp_of
 from precdoctor.runlog.layout import RankDirectory, read_regular
 from precdoctor.runlog.pages import RowGroup, check_pages, read_footer
-from precdoctor.runlog.schema import KINDS, PHASES, TABLES
+from precdoctor.runlog.schema import KINDS, OP_PHASES, PHASES, TABLES
 from precdoctor.runlog.sealing import Part, digest_of
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_type
 from precdoctor.runlog.survey import PartFile, damaged, readable
@@ -51,6 +51,7 @@ _MAGNITUDES: Final = (0.0, sys.float_info.max)
 DOMAINS: Final[dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("step", "call", "shape", "micro_step", "first_bad_micro_step", "micro_steps"), _COUNTS),
     "numel": (1, _COUNTS[1]),
+    **dict.fromkeys(("index", "position", "producer"), _COUNTS),
     **dict.fromkeys(("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "non_finite"), _COUNTS),
     **dict.fromkeys(("saturated", "flushed", "unchanged", "recorder_ns", "wait_ns", "device_ns"), _COUNTS),
     **dict.fromkeys(("exp_hist", "rel_hist"), _COUNTS),
@@ -61,7 +62,7 @@ DOMAINS: Final[dict[str, tuple[float, float]]] = {
     "sum_sq": (0.0, math.inf),  # of FP64 values above 1e154
 }
 #: The words a column may hold, where they are a list.
-WORDS: Final[dict[str, tuple[str, ...]]] = {"kind": KINDS, "phase": PHASES}
+WORDS: Final[dict[str, tuple[str, ...]]] = {"kind": KINDS, "phase": (*PHASES, *OP_PHASES)}
 #: The columns of each table that hold text.
 _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) == pa.string()] for table in TABLES}
 
