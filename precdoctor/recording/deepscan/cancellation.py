@@ -6,6 +6,7 @@ before its first rounding on, by the memory it lies in.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,8 +29,13 @@ _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
 #: Ops that pass data on, and those that round it to half by themselves.
 _ROUNDS = names("cumsum cumprod add sub mul div")
 _CARRIES = _ROUNDS | names("_to_copy clone cat stack index index_select gather where neg abs flip roll repeat")
-#: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``, ``E[x^2] - E[x]^2``.
+#: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``. Mostly what becomes of
+#: such a difference is followed by :mod:`trails`; here it counts where something is chosen by it.
 _EXPANDS = names("mm bmm sum mean pow mul")
+_CHOOSES = names("topk sort argsort argmin argmax kthvalue")
+#: Ops between a difference and the choice.
+_KEEPS = names("neg abs sqrt clamp clamp_min")
+_FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | {"copy_", "sub_", "rsub"}
 #: Ops of loss code that round their total to half: the log-probability of a sequence.
 _REDUCES = names("sum mean")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
@@ -50,6 +56,7 @@ class _Source:
         dtype: the coarsest format that they went through.
         ours: a copy, which may be written to; else a tensor of the run.
         version: of a tensor of the run.
+        expands: it was made in FP32 by one of ``_EXPANDS``.
     """
 
     rounded: StorageWeakRef
@@ -57,6 +64,7 @@ class _Source:
     dtype: torch.dtype
     ours: bool
     version: int | None
+    expands: bool = False
 
     @property
     def holds(self) -> bool:
@@ -71,11 +79,13 @@ class Differences:
         self._findings = findings
         self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
+        #: Of differences of expanded data: what is to be told where something is chosen by them.
+        self._pending: dict[int, tuple[StorageWeakRef, Callable[[], None]]] = {}
 
     @staticmethod
     def follows(name: str) -> bool:
         """Whether an op by this name passes rounded data on, or subtracts it."""
-        return name in _CARRIES or name in _EXPANDS or name in ("copy_", "sub_", "rsub")
+        return name in _FOLLOWED
 
     def written(self, x: Tensor) -> None:
         """Something else has been written to its memory."""
@@ -103,14 +113,24 @@ class Differences:
             )
         self._room -= result.numel()
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
-        self._keep(key, result, exact, self._coarsest(call), ours=not theirs)
+        expands = (call.name in _EXPANDS or bool(self._known(call))) and self._only_expands(call)
+        self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands)
 
-    def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, *, ours: bool) -> None:
-        self._sources[key] = _Source(StorageWeakRef(x.untyped_storage()), exact, dtype, ours, _version(exact))
+    def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, *, ours: bool,
+              expands: bool = False) -> None:  # fmt: skip
+        memory = StorageWeakRef(x.untyped_storage())
+        self._sources[key] = _Source(memory, exact, dtype, ours, _version(exact), expands)
+
+    def _known(self, call: Call) -> list[_Source]:
+        return [found for x in call.operands if (found := self._sources.get(storage_key(x) or 0)) is not None]
+
+    def _only_expands(self, call: Call) -> bool:
+        """Whether nothing that goes into it was rounded in another way than by FP32 arithmetic on data."""
+        return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
         """Of the formats that an op's result and the numbers behind its operands were rounded to."""
-        known = [found.dtype for x in call.operands if (found := self._sources.get(storage_key(x) or 0)) is not None]
+        known = (source.dtype for source in self._known(call))
         return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
 
     def _before_rounding(self, call: Call, result: Tensor) -> Tensor | None:
@@ -119,11 +139,11 @@ class Differences:
             return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
         reduced = call.phase == "loss" and result.dtype in _HALF and name in _REDUCES
         trained = result.requires_grad or any(x.requires_grad for x in call.operands)
-        if name not in _CARRIES | _EXPANDS or (trained and not reduced):
+        expands = name in _EXPANDS and self._only_expands(call)
+        if not (name in _CARRIES or expands or reduced) or (trained and not reduced):
             return None
         sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
-        rounding = _ROUNDS if result.dtype in _HALF else _EXPANDS if result.dtype == torch.float32 else ()
-        rounds = (reduced or name in rounding) and result.numel() <= _MAX_MADE
+        rounds = (reduced or expands or (result.dtype in _HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE
         exact = call.again(sources) if sources or rounds else None
         return exact[0] if exact is not None else None
 
@@ -157,7 +177,21 @@ class Differences:
             return
         if call.plain_name in ("sub", "rsub", "add"):
             self._subtract(call, lived)
+        elif call.name in _CHOOSES | _KEEPS:
+            self._choose(call)
         self.remember(call)
+
+    def _choose(self, call: Call) -> None:
+        """Something is chosen by a difference, or it is on the way there."""
+        for x in call.operands:
+            memory, tell = self._pending.get(storage_key(x) or 0, (None, None))
+            if memory is None or tell is None or memory.expired():
+                continue
+            if call.name in _CHOOSES:
+                self._pending.pop(storage_key(x) or 0)
+                tell()
+            elif (key := storage_key(call.results[0])) is not None:
+                self._pending[key] = StorageWeakRef(call.results[0].untyped_storage()), tell
 
     def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
         half = call.results[0].dtype in _HALF
@@ -203,7 +237,12 @@ class Differences:
             wrong, known = all_wrong, all_known
             if not data or off.norm() < _DATA * size[known].norm():
                 return
-        self._tell(call, exact, wrong, known, off, dtype, largest)
+        key = storage_key(call.results[0])
+        if not self._only_expands(call):
+            self._tell(call, exact, wrong, known, off, dtype, largest)
+        elif key is not None:
+            tell = functools.partial(self._tell, call, exact, wrong, known, off, dtype, largest)
+            self._pending[key] = StorageWeakRef(call.results[0].untyped_storage()), tell
 
     def _tell(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, dtype: torch.dtype,
               largest: Tensor) -> None:  # fmt: skip
