@@ -43,13 +43,14 @@ BATCH_VALUES: Final = 1 << 23
 _JOINED_BYTES: Final = 1 << 20
 _FEW_ROWS: Final = 1 << 10
 _THRIFT_LIMIT: Final = 16 << 20
-#: Numbers of elements, steps and nanoseconds that FP64 holds exactly.
-_COUNTS: Final = (0, 1 << 53)
+#: Numbers of elements and nanoseconds that FP64 holds exactly; of steps there may be more.
+_COUNTS, _STEPS = (0, 1 << 53), (0, (1 << 63) - 1)
 _BINS: Final = (EXP_MIN, EXP_MAX)
 _MAGNITUDES: Final = (0.0, sys.float_info.max)
 #: Smallest and largest value of columns of which that is certain; null is no value.
 DOMAINS: Final[dict[str, tuple[float, float]]] = {
-    **dict.fromkeys(("step", "call", "shape", "micro_step", "first_bad_micro_step", "micro_steps"), _COUNTS),
+    **dict.fromkeys(("step", "micro_step", "first_bad_micro_step", "micro_steps"), _STEPS),
+    **dict.fromkeys(("call", "shape"), _COUNTS),
     "numel": (1, _COUNTS[1]),
     **dict.fromkeys(("index", "position", "producer"), _COUNTS),
     **dict.fromkeys(("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "non_finite"), _COUNTS),

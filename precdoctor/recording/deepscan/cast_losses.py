@@ -31,6 +31,8 @@ _MAX_INTEGERS, _PEEK = 1 << 20, 64
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 #: Ops that take integers as indices; and integers that are watched until one of them does.
 _LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
+#: Ops that leave integers as they are, but for an offset.
+_SHIFTS = names("add sub rsub clamp clamp_min clone where masked_fill")
 #: Share of a channel's energy from which on its error takes it: what is left of it is below the noise.
 _GONE = 0.5
 #: Least number of elements of a channel, and channels.
@@ -49,6 +51,8 @@ class Casts:
         """Numbers that are read from a tensor of floats as integers, then used as indices: which exist at all?"""
         if call.name == "_to_copy":
             self._from_half(call)
+        elif self._indices and call.name in _SHIFTS:
+            self._shifted(call)
         elif self._indices and call.plain_name in _LOOKUPS:
             for x in tensors_in((call.args, call.kwargs)):
                 known = self._indices.get(key) if (key := storage_key(x)) is not None else None
@@ -58,7 +62,14 @@ class Casts:
 
     def expects(self, name: str) -> bool:
         """Whether an op by this name may use such numbers."""
-        return bool(self._indices) and name in _LOOKUPS
+        return bool(self._indices) and (name in _LOOKUPS or name in _SHIFTS)
+
+    def _shifted(self, call: Call) -> None:
+        key = storage_key(call.whole[0]) if call.whole and call.whole[0].dtype in _INTEGERS else None
+        for x in tensors_in((call.args, call.kwargs)):
+            known = self._indices.get(storage_key(x) or 0)
+            if key is not None and known is not None and not known[0].expired() and len(self._indices) < _MAX_INDICES:
+                self._indices[key] = StorageWeakRef(call.whole[0].untyped_storage()), known[1], known[2]
 
     def _from_half(self, call: Call) -> None:
         source, result = call.args[0], call.whole[0] if call.whole else None

@@ -25,14 +25,11 @@ class OpList:
 
     def forget(self) -> None:
         """Begin anew, with the options there are now."""
+        #: No step's ops are listed.
+        self.off = not self._context.options.ops
         self._mode: OpMode | None = None
         self._refused: set[str] = set()
         self._done: set[int] = set()
-
-    @property
-    def off(self) -> bool:
-        """Whether no step's ops are listed."""
-        return not self._context.options.ops
 
     def mode(self, step: int) -> WindowMode | None:
         """A new list, where the step is one of those asked for."""

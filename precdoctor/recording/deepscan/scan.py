@@ -28,6 +28,8 @@ class DeepScan:
     def forget(self) -> None:
         """Begin anew, with the options there are now."""
         self.schedule = Schedule(self._context.options)
+        #: No step will be scanned at all.
+        self.off = self.schedule.off
         self._began = time.perf_counter_ns()
         #: The last step that it began to scan.
         self._asked: int | None = None
@@ -35,11 +37,6 @@ class DeepScan:
         self._known: frozenset[Any] = frozenset()
         self._number = 0
         self._cost_ns = 0
-
-    @property
-    def off(self) -> bool:
-        """Whether no step will be scanned at all."""
-        return self.schedule.off
 
     def mode(self, step: int) -> WindowMode | None:
         """A new scan, where the step is due."""

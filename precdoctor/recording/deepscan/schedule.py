@@ -43,7 +43,8 @@ class Schedule:
         self._scans = DEFAULT_SCANS if options.deep_scan is None else options.deep_scan
         self.off = self._scans == 0
         self.done = 0
-        self._regular = 0
+        #: Regular scans so far, and steps from the first one to the next one.
+        self._regular = self._next = 0
         self.why: dict[str, Any] = {}
         #: Per reason: scans so far, and the step of the last one.
         self._claims: dict[str, tuple[int, int]] = {}
@@ -119,11 +120,12 @@ class Schedule:
             (_, evidence), self._confirm = self._confirm, None
             self._confirming += 1
             return self._scan(step, "evidence", [evidence])
-        if self._regular >= self._scans or step - self._first < offset(self._regular):
+        if self._regular >= self._scans or step - self._first < self._next:
             return False
         if not self._affords(spent_ns, elapsed_ns):
             return False
         self._regular += 1
+        self._next = offset(self._regular)
         return self._scan(step, "first" if self._regular <= _FREE else "spaced", [])
 
     def _scan(self, step: int, reason: str, found: list[Evidence]) -> bool:

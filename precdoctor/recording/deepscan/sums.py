@@ -34,7 +34,7 @@ _MAX_PRODUCT = 1 << 22
 _MAX_PER_PLACE = 2
 #: Relative errors (L2) from here on are noted, in half units of the dtype's last place.
 _NOTED_ULPS = 16.0
-#: Terms of a running total from which on its error is measured, whenever their number is a power of two.
+#: Terms of a running total from which on its error is measured, four times while their number doubles.
 _MIN_TERMS = 16
 #: Phases in which a wrong sum is followed to what it feeds, and elements of a total elsewhere.
 _FOLLOWED, _MAX_TOTAL = frozenset(("forward", "loss")), 1 << 18
@@ -159,7 +159,8 @@ class Sums:
         known.seen = _seen(result, within=within)
         if known.error is not None:
             self._effects.carry(known.error, result, known.twin)
-        if known.terms >= _MIN_TERMS and not known.terms & (known.terms - 1) and not known.compensated:
+        due = known.terms >= _MIN_TERMS and known.terms % (1 << known.terms.bit_length() - 3) == 0
+        if due and not known.compensated:
             self._judge_total(call, known, known.twin)
 
     @staticmethod

@@ -40,7 +40,7 @@ class Targets:
         found = []
         for root, _, name, parameter in self._parameters():
             grad = parameter.grad if parameter.is_leaf else None
-            if root.trained and isinstance(grad, Tensor) and storage_key(grad) is not None and not bool(grad.any()):
+            if root.trained and grad is not None and storage_key(grad) is not None and not bool(grad.any()):
                 found.append(name)
         return found
 
@@ -71,6 +71,6 @@ class Targets:
 
 
 def _add(known: dict[int, dict[str, Any]], x: Any, target: str, about: dict[str, Any]) -> None:
-    key = storage_key(x) if isinstance(x, Tensor) else None
+    key = storage_key(x) if issubclass(type(x), Tensor) else None
     if key is not None:
         known[key] = {"target": target, **about}

@@ -34,10 +34,9 @@ class Watcher(Protocol):
         without_modules: also of a script that calls no module.
     """
 
+    off: bool
     without_modules: bool
 
-    @property
-    def off(self) -> bool: ...
     def mode(self, step: int) -> WindowMode | None:
         """What is to be open on the coming step; None for nothing."""
 
@@ -88,7 +87,7 @@ class StepWindow:
         begins, steps = guarded(context)(self.begin_step), guarded(context)(self._optimizer_steps)
         # for good: the window closes inside of the step's own hooks
         register_optimizer_step_pre_hook(lambda optimizer, *_: steps(optimizer) if self.is_open else None)
-        context.when_step_begins.append(lambda: None if self.off else begins())
+        context.when_step_begins.append(begins)
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         if self._mode is not None:
@@ -99,27 +98,28 @@ class StepWindow:
         self._mode = self._watcher = None
         for watcher in self._watchers:
             watcher.forget()
+        #: Nobody will ask for a step.
+        self.off = all(watcher.off for watcher in self._watchers)
         #: The top-level module whose forward runs; and the last one that was called in training.
         self._root: nn.Module | None = None
         #: The module in front of the forward pass, or behind the backward pass, for whose call the mode is off.
         self._aside: nn.Module | None = None
         self._last: weakref.ref[nn.Module] | None = None
+        #: The step that everybody has been asked about.
+        self._asked: int | None = None
         #: Whether it is open, and on which thread's stack.
         self.is_open, self._thread = False, 0
-
-    @property
-    def off(self) -> bool:
-        """Whether nobody will ask for a step."""
-        return all(watcher.off for watcher in self._watchers)
 
     # --- opening and closing -----------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """A step begins where the one before has ended: what runs before its forward pass belongs to it."""
+        if self.off:
+            return
         context, module = self._context, self._last() if self._last is not None else None
         if module is None and context.current.step == context.options.first_step:
             return  # nothing has been trained yet
-        if self.off or in_backward() or self._thread not in (0, threading.get_ident()):
+        if in_backward() or self._thread not in (0, threading.get_ident()):
             return
         if open_modes:
             sweep()
@@ -136,7 +136,8 @@ class StepWindow:
             self._close()
         if not self.is_open:
             self._last, self._thread = weakref.ref(module), threading.get_ident()
-        if not self.is_open and self._due(module) and self._allows(module):
+        asked = self._asked == self._context.current.step and not self._context.evidence
+        if not self.is_open and not asked and self._due(module) and self._allows(module):
             self._enter("script")
         elif self.is_open and (why := unfit(module)) is not None:
             self._close()
@@ -167,6 +168,8 @@ class StepWindow:
     def _due(self, module: nn.Module | None) -> bool:
         if self._context.trace is not None or self._mode is not None:
             return False
+        if module is not None:
+            self._asked = self._context.current.step
         for watcher in self._watchers:
             if module is None and not watcher.without_modules:
                 continue

@@ -376,7 +376,9 @@ def _columns_of(found: Tally) -> list[tuple[str, Floats]]:
 
 def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
     """A column as float64; null is NaN. Exact below 2**53, which step numbers and counts of one row are."""
-    out: Floats = batch.column(name).cast(pa.float64()).fill_null(float("nan")).to_numpy(zero_copy_only=False)
+    out: Floats = (
+        batch.column(name).cast(pa.float64(), safe=False).fill_null(float("nan")).to_numpy(zero_copy_only=False)
+    )
     return out
 
 
