@@ -405,6 +405,7 @@ def test_a_buffer_that_is_written_to_leaves_the_source_of_its_first_values_alone
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_indices_that_a_half_precision_table_cannot_hold_are_noted_where_they_are_used(dtype):
     table, packed = torch.randn(12100, 2), torch.randint(10000, 12000, (64,)).to(dtype)
+    assert "cast" in facts(lambda x: torch.embedding(table, (x.long() - 1).clamp(min=0)), packed)
     found = facts(lambda x: torch.embedding(table, x.long()), packed)["cast"]
     assert (found["from"], found["to"], found["read_by"]["op"]) == (str(dtype)[6:], "int64", "aten.embedding.default")
     assert found["distinct_after"] * 4 < found["distinct_before"]
@@ -434,6 +435,31 @@ def test_channels_that_a_narrow_cast_loses_count_by_what_they_add_to_the_result(
     assert found["channels"] >= 0.9
     assert found["effect"] > 0.5
     assert found["lost"] < 0.1
+
+
+def test_samples_beside_one_with_an_outlier_count_as_much_as_that_one():
+    """The sum over the batch is the outlier's; the median row has lost everything."""
+    x, weight = torch.randn(64, 12), torch.randn(16, 12)
+    x[:3, 3] = 999_999.0
+
+    def forward(given):
+        scale = 448.0 / given.abs().amax()
+        return torch.nn.functional.linear((given * scale).to(torch.float8_e4m3fn).float() / scale, weight)
+
+    assert facts(forward, x, stage="forward")["cast"]["effect"] > 0.5
+    assert "cast" not in facts(forward, x.clamp(max=3), stage="forward")
+
+
+def test_a_total_is_held_against_fp64_between_powers_of_two():
+    def positions(mask):
+        total = torch.zeros_like(mask[0])
+        for row in mask:
+            total = total + row
+        return total
+
+    found = facts(positions, torch.ones(384, 8, dtype=torch.bfloat16))["total"]
+    assert (found["terms"], found["dtype"]) == (384, "bfloat16")
+    assert "total" not in facts(positions, torch.ones(250, 8, dtype=torch.bfloat16))
 
 
 SMALL_STATES = """
