@@ -15,7 +15,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site torture fuzz faults reliability scale gating zoo predictions prescriptions samples
+.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site torture fuzz faults reliability scale gating zoo predictions prescriptions trials samples
 
 help:
 	@awk -F':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
@@ -134,6 +134,9 @@ predictions: $(VENV)/.installed-dev  ## hold predictions against real casts in a
 
 prescriptions: $(VENV)/.installed-dev  ## diagnose, apply, verify on small faults; docs/prescriptions.md
 	$(BIN)/python -m benchmarks.prescriptions.table $(ARGS)
+
+trials: $(VENV)/.installed-dev  ## plan five models, try the plans; benchmarks/results/trial.md
+	$(BIN)/python -m benchmarks.trials.table $(ARGS)
 
 samples: $(VENV)/.installed-dev  ## record sample_runs/ and the rules' recorded samples again
 	$(BIN)/python sample_runs/regenerate.py

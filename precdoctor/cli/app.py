@@ -22,6 +22,7 @@ from precdoctor.cli import (
     report,
     shadow,
     show,
+    trial,
     watch,
     whatif,
 )
@@ -65,6 +66,7 @@ diagnose.register(app)
 gate.register(app)
 compare.register(app)
 whatif.register(app)
+trial.register(app)
 autopsy.register(app)
 shadow.register(app)
 report.register(app)

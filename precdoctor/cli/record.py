@@ -29,14 +29,17 @@ class CommandAfterOptions(TyperCommand):
     """As Python itself: what follows ``-m MODULE`` belongs to the module."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at, module = self.end_of_options(args, 0)
+        return super().parse_args(ctx, [*args[:at], "--", *args[at:]] if module else args)
+
+    def end_of_options(self, args: list[str], at: int) -> tuple[int, bool]:
+        """Where options that begin at ``at`` end, and whether the last one is ``-m``."""
         flags = {name for p in self.params if getattr(p, "is_flag", False) for name in (*p.opts, *p.secondary_opts)}
-        at = 0
         while at < len(args) and args[at].startswith("-") and args[at] != "--":
             if args[at] in ("-m", "--module"):
-                args = [*args[: at + 2], "--", *args[at + 2 :]]
-                break
+                return at + 2, True
             at += 1 if args[at] in flags or "=" in args[at] else 2
-        return super().parse_args(ctx, args)
+        return at, False
 
 
 def register(app: typer.Typer) -> None:

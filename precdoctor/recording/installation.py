@@ -77,6 +77,14 @@ def _stop_traced(recorder: Recorder) -> None:
     raise SystemExit(STOPPED_BY_US)
 
 
+def _stop_at(recorder: Recorder, steps: int) -> None:
+    """Between two steps: end the run once it has made so many."""
+    if recorder.state == "armed" and recorder.step - recorder.options.first_step >= steps:
+        recorder.close(reason="stopped", message=f"after {steps} steps, as asked")
+        attach.say(f"stopping the run after step {recorder.step - 1}, as asked")
+        raise SystemExit(STOPPED_BY_US)
+
+
 def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     attach.begin_here()
@@ -124,6 +132,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             applier.install_after()
         scan.install()
         recorder.when_step_ends.append(scan.end_step)
+        if options.max_steps is not None:
+            recorder.when_step_begins.append(functools.partial(_stop_at, recorder, options.max_steps))
         if options.trace_steps is not None:
             recorder.trace = LiveTrace(recorder, options.trace_steps, functools.partial(_stop_traced, recorder))
     except Exception:

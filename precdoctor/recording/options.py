@@ -47,6 +47,8 @@ class RecordOptions:
     #: Steps whose every op is traced as the run makes them, ``[first, last)``; the run ends with the first that goes
     #: wrong. No flag sets it: ``precdoctor autopsy`` does.
     trace_steps: tuple[int, int] | None = None
+    #: End the run after this many steps; null: never. No flag of record sets it: ``precdoctor trial`` does.
+    max_steps: int | None = None
     #: Compare chosen steps with this wide reference, fp32 or fp64; null: none. No flag of record sets it and the three
     #: below: ``precdoctor shadow`` does.
     shadow: str | None = None
@@ -93,6 +95,8 @@ class RecordOptions:
             raise UsageError(
                 f"--on-nonfinite takes {', '.join(POLICIES[:-1])} or {POLICIES[-1]}, got {self.on_nonfinite!r}"
             )
+        if self.max_steps is not None and self.max_steps < 1:
+            raise UsageError(f"--steps takes a number of steps from 1, got {self.max_steps}")
         if self.shadow not in (None, "fp32", "fp64"):
             raise UsageError(f"--reference takes fp32 or fp64, got {self.shadow!r}")
         if self.shadow_every is not None and self.shadow_every < 1:

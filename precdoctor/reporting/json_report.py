@@ -51,7 +51,7 @@ def dumps(document: dict[str, Any]) -> str:
 
 
 def schema(name: str = "diagnosis") -> dict[str, Any]:
-    """The published JSON Schema of :func:`document`; ``whatif`` and ``shadow`` are those of these commands."""
+    """The published JSON Schema of :func:`document`; ``whatif``, ``shadow`` and ``trial`` are of these commands."""
     file = resources.files("precdoctor.reporting") / "schema" / f"{name}-1.schema.json"
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded

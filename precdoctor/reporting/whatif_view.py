@@ -209,7 +209,7 @@ def bar(forecast: Forecast, answer: Answer, ascii_only: bool) -> Text:
 
 def decibels(value: float) -> str:
     """``31.2 dB``; nothing lost is ``exact``."""
-    return "exact" if value == math.inf else "lost" if value == -math.inf else f"{value:.1f} dB"
+    return "exact" if value == math.inf else "lost" if value == -math.inf else f"{round(value, 1) + 0.0:.1f} dB"
 
 
 def binades(value: float) -> str:

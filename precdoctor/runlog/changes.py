@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from precdoctor.errors import UsageError
+from precdoctor.numerics.narrow_cast import parse_casts
 
 #: A setting's value.
 Value = bool | int | float | str
@@ -59,6 +60,13 @@ def _one_of(*names: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and value in names
 
 
+def _casts(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(parse_casts(value))
+    except UsageError:
+        return False
+
+
 SETTINGS: Mapping[str, Setting] = {
     s.name: s
     for s in (
@@ -68,6 +76,13 @@ SETTINGS: Mapping[str, Setting] = {
             _one_of("float32", "bfloat16"),
             "Runs one module, or with a root alone the whole model, in this format: autocast off (or in BF16), its "
             "inputs cast, its FP16 weights widened.",
+            of_module=True,
+        ),
+        Setting(
+            "module.casts",
+            'casts by operand, such as "weight E4M3FN tensor, grad_output E5M2 tensor"',
+            _casts,
+            "Casts one module's weights, inputs and output gradients to these formats and back; straight through.",
             of_module=True,
         ),
         Setting(

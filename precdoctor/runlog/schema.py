@@ -29,7 +29,7 @@ KINDS: Final = (
 )
 PHASES: Final = ("train", "no_grad", "recompute")
 EVENTS: Final = (
-    *("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "drop"),
+    *("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "casts", "drop"),
     *("sampling", "warning", "error"),
 )
 

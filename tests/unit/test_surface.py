@@ -52,6 +52,10 @@ FLAGS = {
         "--loss-scaler", "--recipe", "--accumulator", "--state",
         "--force", "-h", "--help",
     },
+    "trial": {
+        "-m", "--module", "--steps", "--max-loss-gap", "-o", "--output", "--force", "--output-format", "--format",
+        "--worst", "-h", "--help",
+    },
     "autopsy": {"-h", "--help", "--yes", "-y", "--dry-run"},
     "report": {"--engine", "-o", "--output", "--against", "--force", "-h", "--help"},
     "watch": {"--interval", "-h", "--help"},

@@ -23,6 +23,7 @@ class Ledger:
         self._changes = tuple(changes)
         self._noted: dict[tuple[Change, str], int] = {}
         self._refused: set[tuple[Change, str]] = set()
+        self._pending: dict[Change, str] = {}
         self._unsaid: list[str] = []
         context.when_armed.append(self._armed)
         context.when_closing.append(self._closing)
@@ -40,6 +41,10 @@ class Ledger:
         self._event(change, done=True, what=what, was=was)
         before = "" if was is None else f"{_words(was)} -> "
         self._say(f"applied {change.setting} {before}{_words(change.to)} ({what})")
+
+    def pending(self, change: Change, why: str) -> None:
+        """What a change is about was found; ``why`` explains, should nothing come of it until the end."""
+        self._pending[change] = why
 
     def refused(self, change: Change, why: str) -> None:
         """A change was not made; ``why`` is a clause that goes on after "because"."""
@@ -69,7 +74,8 @@ class Ledger:
         met = {change for change, _ in (*self._noted, *self._refused)}
         for change in self._changes:
             if change not in met:
-                self.refused(change, _MISSED.get(change.setting.partition(".")[0], "nothing it is about was met"))
+                missed = _MISSED.get(change.setting.partition(".")[0], "nothing it is about was met")
+                self.refused(change, self._pending.get(change, missed))
 
 
 _MISSED = {

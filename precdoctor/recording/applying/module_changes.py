@@ -1,4 +1,6 @@
-"""Named modules run in another format: autocast off (or in BF16), inputs cast, 16-bit weights widened."""
+"""Named modules run in another format: autocast off (or in BF16), inputs cast, 16-bit weights widened; or their
+operands cast to narrow formats and back.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording.applying.ledger import Ledger
+from precdoctor.recording.applying.operand_casts import OperandCasts
 from precdoctor.recording.model.module_names import Names
 from precdoctor.recording.process.attach import is_distributed
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -18,6 +21,8 @@ from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change
 
 _HALF = (torch.float16, torch.bfloat16)
+#: Runs a module's forward: the module, its forward, positional and keyword arguments.
+Run = Callable[[nn.Module, Callable[..., Any], Any, Any], Any]
 
 
 class ModuleFormats:
@@ -34,8 +39,10 @@ class ModuleFormats:
         #: Names of its own: ranks that are not recorded also make the changes.
         self._names = Names()
         self._version = self._names.version
-        self._targets: weakref.WeakKeyDictionary[nn.Module, torch.dtype] = weakref.WeakKeyDictionary()
+        self._targets: weakref.WeakKeyDictionary[nn.Module, dict[Change, Run]] = weakref.WeakKeyDictionary()
         self._patched: set[type] = set()
+        #: Modules inside their forward: a subclass may call that of a class that is patched as well.
+        self._running: set[int] = set()
         #: Roots that are to be changed themselves.
         self._roots = {change.root for change in self._changes if not change.module}
 
@@ -81,43 +88,80 @@ class ModuleFormats:
         for module in model.modules():
             place = self._names.find(module)
             if place is not None and place.module == change.module and not place.is_wrapper:
-                if module not in self._targets:
+                if change not in self._targets.get(module, ()):
                     self._take(module, change)
                 return
 
     def _take(self, module: nn.Module, change: Change) -> None:
-        dtype = torch.float32 if change.to == "float32" else torch.bfloat16
-        narrow = [p for p in module.parameters() if p.dtype in _HALF and p.dtype is not dtype]
         if isinstance(module, torch.jit.ScriptModule):
             self._ledger.refused(change, "a scripted module cannot be changed")
             return
-        if narrow and is_distributed():
-            self._ledger.refused(change, "its 16-bit weights cannot be widened under torch.distributed")
+        run = self._casting(change) if change.setting == "module.casts" else self._converted(module, change)
+        if run is None:
             return
-        if narrow:
-            module.to(dtype)
-        self._targets[module] = dtype
+        runs = self._targets.setdefault(module, {})
+        runs[change] = run
         kind = type(module)
+        if len(runs) > 1:
+            return
         if "forward" in vars(module):  # put there by a library; it hides the class's
             own = module.forward
-            module.forward = functools.wraps(own)(lambda *args, **kwargs: run_in(dtype, own, args, kwargs))
+            module.forward = functools.wraps(own)(lambda *args, **kwargs: self._run(module, own, args, kwargs))
         elif kind not in self._patched:
             self._patched.add(kind)
             kind.forward = self._forward_of(kind.forward)
+
+    def _casting(self, change: Change) -> Run | None:
+        """Its operands cast; it counts as done once its forward runs."""
+        if is_distributed():
+            self._ledger.refused(change, "casts are not applied under torch.distributed")
+            return None
+        casts = OperandCasts(self._context, change, self._ledger)
+        self._ledger.pending(change, "its forward never ran, or only inside torch.compile or torch.func")
+
+        def run(module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or torch._C._functorch.maybe_current_level() is not None:
+                return call(*args, **kwargs)
+            self._ledger.done(change, f"{change.where}, {type(module).__name__}", None)
+            return casts.run(module, call, args, kwargs)
+
+        return run
+
+    def _converted(self, module: nn.Module, change: Change) -> Run | None:
+        """In another dtype."""
+        dtype = torch.float32 if change.to == "float32" else torch.bfloat16
+        narrow = [p for p in module.parameters() if p.dtype in _HALF and p.dtype is not dtype]
+        if narrow and is_distributed():
+            self._ledger.refused(change, "its 16-bit weights cannot be widened under torch.distributed")
+            return None
         was = str(narrow[0].dtype).removeprefix("torch.") if narrow else None
-        self._ledger.done(change, f"{change.where}, {kind.__name__}", was or change.before)
+        if narrow:
+            module.to(dtype)
+        self._ledger.done(change, f"{change.where}, {type(module).__name__}", was or change.before)
+        return lambda _module, call, args, kwargs: run_in(dtype, call, args, kwargs)
 
     def _forward_of(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        targets = self._targets
-
         @functools.wraps(original)
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            dtype = targets.get(module)
-            if dtype is None:
-                return original(module, *args, **kwargs)
-            return run_in(dtype, functools.partial(original, module), args, kwargs)
+            return self._run(module, functools.partial(original, module), args, kwargs)
 
         return forward
+
+    def _run(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        runs = self._targets.get(module)
+        if not runs or id(module) in self._running:
+            return call(*args, **kwargs)
+        for run in runs.values():
+            call = functools.partial(_called, run, module, call)
+        self._running.add(id(module))
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self._running.discard(id(module))
+
+
+def _called(run: Run, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return run(module, call, args, kwargs)
 
 
 def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

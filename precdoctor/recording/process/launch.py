@@ -37,6 +37,8 @@ _WATCHED = _FROM_TERMINAL | (
 )
 #: Python ignores these; a program started by a shell finds them as they were before.
 _DEFAULT_IN_CHILD = (signal.SIGPIPE, signal.SIGXFSZ) if os.name == "posix" else ()
+#: Lets a child write to stderr what it writes to stdout.
+_ASIDE = ((os.POSIX_SPAWN_DUP2, 2, 1),) if os.name == "posix" else ()
 _SI_USER_CODES = frozenset((0, -1, -6))  # SI_USER, SI_QUEUE, SI_TKILL: sent by a process, not by the terminal
 
 
@@ -94,6 +96,7 @@ def launch(
     applied: Mapping[str, Any] | None = None,
     online: Online | None = None,
     quiet: bool = False,
+    aside: bool = False,
 ) -> int:
     """Record a command.
 
@@ -106,6 +109,7 @@ def launch(
         applied: where ``options.apply`` came from and what was predicted of it, for run.json.
         online: what to look for while the command runs.
         quiet: the caller says what was recorded.
+        aside: the command's stdout goes to stderr, because the caller has a report for stdout.
 
     Returns:
         The child's exit status; 128 + n when signal n ended it; 66 when the recorder stopped the run.
@@ -124,7 +128,7 @@ def launch(
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
     supervisor = Supervisor(online, directory) if online is not None else None
     try:
-        status = _run_child(command, environment, supervisor.start if supervisor is not None else None)
+        status = _run_child(command, environment, supervisor.start if supervisor is not None else None, aside=aside)
     except OSError as error:
         _remove_unused(directory)
         raise UsageError(f"cannot start {command[0]!r}: {error.strerror or error}") from error
@@ -163,7 +167,11 @@ def run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) 
 
 
 def _run_child(
-    command: Sequence[str], environment: Mapping[str, str], started: Callable[[], None] | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    started: Callable[[], None] | None = None,
+    *,
+    aside: bool = False,
 ) -> int:
     """Start the command, wait for it, pass signals on; its exit status as a shell would report it.
 
@@ -177,14 +185,19 @@ def _run_child(
         OSError: it cannot be started.
     """
     if not hasattr(signal, "sigwaitinfo"):
-        return _run_child_with_handlers(command, environment, started)
+        return _run_child_with_handlers(command, environment, started, aside=aside)
     watched = {*_WATCHED, signal.SIGCHLD}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: then no exit status is kept
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     beside = bystander(_WATCHED)
     try:
         child = os.posix_spawnp(
-            command[0], list(command), environment, setsigmask=previous, setsigdef=_DEFAULT_IN_CHILD
+            command[0],
+            list(command),
+            environment,
+            file_actions=_ASIDE if aside else (),
+            setsigmask=previous,
+            setsigdef=_DEFAULT_IN_CHILD,
         )
         if started is not None:
             started()
@@ -226,7 +239,11 @@ def _send(child: int, number: int) -> None:
 
 
 def _run_child_with_handlers(
-    command: Sequence[str], environment: Mapping[str, str], started: Callable[[], None] | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    started: Callable[[], None] | None = None,
+    *,
+    aside: bool = False,
 ) -> int:
     """Without ``sigwaitinfo`` (macOS) nothing tells who sent an interrupt: it is left to the terminal."""
     children: list[int] = []
@@ -244,7 +261,10 @@ def _run_child_with_handlers(
             handler = leave_to_the_terminal if number in _FROM_TERMINAL else forward
             previous[number] = signal.signal(number, handler)
     try:
-        child = os.posix_spawnp(command[0], list(command), environment, setsigdef=_DEFAULT_IN_CHILD)
+        actions = _ASIDE if aside else ()
+        child = os.posix_spawnp(
+            command[0], list(command), environment, file_actions=actions, setsigdef=_DEFAULT_IN_CHILD
+        )
         children.append(child)
         if started is not None:
             started()

@@ -1,0 +1,180 @@
+"""Reads the file that ``whatif --plan -o`` wrote, and that a person may have edited."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from precdoctor.diagnosis.offline.whatif.plan import PRECISIONS, WIDE
+from precdoctor.diagnosis.offline.whatif.recipe import Recipe, ask
+from precdoctor.diagnosis.offline.whatif.target import Target
+from precdoctor.errors import UsageError
+from precdoctor.numerics.narrow_cast import ROLES, NarrowCast, casts_in_words
+from precdoctor.runlog.changes import Change
+from precdoctor.runlog.toml import read_toml
+
+SCHEMA_VERSION = 1
+MAX_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Likely shares of the finite non-zero elements, and the SQNR in decibels."""
+
+    flushed: float
+    saturated: float
+    sqnr_db: float
+
+
+@dataclass(frozen=True)
+class PlannedCast:
+    """One operand of a module, and what it is to be cast to.
+
+    Attributes:
+        role: one of :data:`~precdoctor.numerics.narrow_cast.ROLES`.
+        recipe: as predictions take it.
+        cast: the same as a training applies it.
+        figures: what the plan predicts; None where the recipe is not the one that was planned.
+    """
+
+    root: str
+    module: str
+    role: str
+    recipe: Recipe
+    cast: NarrowCast
+    figures: Figures | None
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """A plan as it can be applied.
+
+    Attributes:
+        run: the path of the run it was made from.
+        casts: of all modules that are not to stay wide.
+    """
+
+    run: str
+    target: Target
+    casts: tuple[PlannedCast, ...]
+
+    @property
+    def modules(self) -> tuple[tuple[str, str], ...]:
+        """Root and name of each module that is changed."""
+        return tuple(dict.fromkeys((c.root, c.module) for c in self.casts))
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """One change per module."""
+        by_module = {
+            place: {c.role: c.cast for c in self.casts if (c.root, c.module) == place} for place in self.modules
+        }
+        return tuple(
+            Change("module.casts", casts_in_words(casts), root=root, module=module)
+            for (root, module), casts in by_module.items()
+        )
+
+
+def load(file: Path) -> PlanFile:
+    """The plan in a TOML or, by its name, a JSON file.
+
+    Raises:
+        UsageError: it cannot be read, is no plan, changes no module, or holds a cast that cannot be applied.
+    """
+    try:
+        document = _json(file) if file.suffix == ".json" else read_toml(file, MAX_BYTES)
+    except OSError as error:
+        raise UsageError(
+            f"{file} cannot be read: {error.strerror}; write one with: precdoctor whatif RUN --plan -o {file}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    modules = document.get("modules")
+    if document.get("schema_version") != SCHEMA_VERSION or not isinstance(modules, list):
+        raise UsageError(f"{file} is not a plan; write one with: precdoctor whatif RUN --plan -o {file}")
+    casts = [cast for module in modules for cast in _module(module, str(file))]
+    if not casts:
+        raise UsageError(f"{file} keeps every module wide: there is nothing to try")
+    if len({(c.root, c.module, c.role) for c in casts}) < len(casts):
+        raise UsageError(f"{file} has a module twice; take one out")
+    run, plan = document.get("run"), document.get("plan")
+    target = plan.get("target") if isinstance(plan, Mapping) else None
+    return PlanFile(
+        run=str(run.get("path", "")) if isinstance(run, Mapping) else "",
+        target=Target(**_target(target, str(file))) if isinstance(target, Mapping) else Target(),
+        casts=tuple(casts),
+    )
+
+
+def _json(file: Path) -> dict[str, Any]:
+    with file.open("rb") as stream:
+        content = stream.read(MAX_BYTES + 1)
+    document = json.loads(content) if len(content) <= MAX_BYTES else None
+    return document if isinstance(document, dict) else {}
+
+
+def _target(table: Mapping[str, Any], origin: str) -> dict[str, float]:
+    found = {}
+    for key in ("max_flushed", "max_saturated", "min_sqnr_db"):
+        if key in table:
+            value = _number(table[key])
+            if value is None:
+                raise UsageError(f"{origin}: {key} of the target is a number, got {table[key]!r}")
+            found[key] = value
+    return found
+
+
+def _module(raw: Any, origin: str) -> list[PlannedCast]:
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("module"), str) or not isinstance(raw.get("root"), str):
+        raise UsageError(f"{origin}: each of the modules is a table with root and module")
+    place = f"{origin}: {raw['module'] or raw['root']}"
+    if raw.get("precision") == WIDE:
+        return []
+    operands = raw.get("operands", raw)  # JSON has them in a table of their own
+    found = [_cast(raw, role, operands[role], f"{place} {role}") for role in ROLES if role in operands]
+    if not found:
+        raise UsageError(f'{place} has no operand to cast; write precision = "wide", or {", ".join(ROLES)} tables')
+    return found
+
+
+def _cast(module: Mapping[str, Any], role: str, raw: Any, origin: str) -> PlannedCast:
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("format"), str):
+        raise UsageError(f"{origin}: an operand is a table with format and scaling")
+    scaling, scale = raw.get("scaling"), _number(raw.get("scale"))
+    try:
+        fixed = scaling == "fixed" or (scaling is None and scale is not None)
+        recipe = ask(
+            raw["format"],
+            scaling=None if fixed or scaling is None else str(scaling),
+            scale=(scale or 0.0) if fixed else None,
+            rule=raw.get("scale_rule"),
+        )
+        applied = NarrowCast.of(recipe.name, _scaling(recipe))
+    except (UsageError, ValueError) as error:
+        raise UsageError(f"{origin}: {error}") from None
+    planned = PRECISIONS.get(str(module.get("precision")), {}).get(role)
+    figures = [_estimate(raw.get(name)) for name in ("flushed", "saturated", "sqnr_db")]
+    known = Figures(*figures) if planned == recipe and None not in figures else None  # type: ignore[arg-type]
+    return PlannedCast(module["root"], module["module"], role, recipe, applied, known)
+
+
+def _scaling(recipe: Recipe) -> str:
+    if recipe.rule is not None:
+        return recipe.rule.value
+    return repr(recipe.scale) if recipe.scaling == "fixed" else recipe.scaling
+
+
+def _estimate(raw: Any) -> float | None:
+    return _number(raw.get("estimate")) if isinstance(raw, Mapping) else None
+
+
+def _number(raw: Any) -> float | None:
+    """A number; files have "Infinity" as text."""
+    if isinstance(raw, str) and raw in ("Infinity", "-Infinity"):
+        return float(raw)
+    known = isinstance(raw, (int, float)) and not isinstance(raw, bool) and not math.isnan(raw)
+    return float(raw) if known else None

@@ -1,0 +1,93 @@
+"""One cast in words: a format and how a tensor is scaled into it, as a plan names it and ``--apply`` makes it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from precdoctor.errors import UsageError
+from precdoctor.numerics.blocks import BlockFormat, ScaleRule
+from precdoctor.numerics.formats import Format, Kind
+from precdoctor.numerics.names import find_format
+
+#: Operands of a matrix product that a cast can be named for.
+ROLES = ("weight", "input", "grad_output")
+_NONE, _TENSOR = "none", "tensor"
+
+
+@dataclass(frozen=True)
+class NarrowCast:
+    """A format, and what multiplies a tensor before it is cast.
+
+    Attributes:
+        format: of at most 32 bits.
+        scaling: ``none``; ``tensor``, which brings the tensor's own amax to the format's maximum; a positive number;
+            for a block format the rule of its scales, ``floor``, ``up`` or ``amax``.
+    """
+
+    format: Format | BlockFormat
+    scaling: str
+
+    def __str__(self) -> str:
+        return f"{self.format.name} {self.scaling}"
+
+    @property
+    def element(self) -> Format:
+        """The format of the elements."""
+        return self.format.element if isinstance(self.format, BlockFormat) else self.format
+
+    @property
+    def scale(self) -> float | None:
+        """The multiplier that is the same for all tensors; None where each tensor or block has its own."""
+        if isinstance(self.format, BlockFormat) or self.scaling == _TENSOR:
+            return None
+        return 1.0 if self.scaling == _NONE else float(self.scaling)
+
+    @classmethod
+    def of(cls, name: str, scaling: str) -> NarrowCast:
+        """The cast to the format called ``name``.
+
+        Raises:
+            UsageError: no such format or scaling, or one that cannot be made on a tensor by itself.
+        """
+        fmt = find_format(name)
+        element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+        if element.kind is not Kind.FLOAT or element.bits > 32 or not element.stored:
+            raise UsageError(f"{fmt.name} cannot be applied; casts go to floating-point formats of at most 32 bits")
+        if isinstance(fmt, BlockFormat):
+            if fmt.block[0] != 1:
+                raise UsageError(f"{fmt.name} cannot be applied; blocks of one row can")
+            known: tuple[str, ...] = tuple(rule.value for rule in ScaleRule)
+        else:
+            known = (_NONE, _TENSOR)
+        if scaling not in known and (isinstance(fmt, BlockFormat) or not _is_scale(scaling)):
+            number = "" if isinstance(fmt, BlockFormat) else " or a positive number"
+            raise UsageError(f"{fmt.name} is scaled by {', '.join(known)}{number}, not by {scaling!r}")
+        return cls(fmt, scaling)
+
+
+def parse_casts(text: str) -> dict[str, NarrowCast]:
+    """``weight E4M3FN tensor, grad_output E5M2 tensor`` as casts by role; the inverse of :func:`casts_in_words`.
+
+    Raises:
+        UsageError: a role that is none of :data:`ROLES` or comes twice, or a cast that cannot be made.
+    """
+    found: dict[str, NarrowCast] = {}
+    for part in text.split(","):
+        words = part.split()
+        if len(words) != 3 or words[0] not in ROLES or words[0] in found:
+            raise UsageError(f"casts are written as in 'weight E4M3FN tensor, grad_output E5M2 tensor', got {text!r}")
+        found[words[0]] = NarrowCast.of(words[1], words[2])
+    return found
+
+
+def casts_in_words(casts: dict[str, NarrowCast]) -> str:
+    """Casts by role as one line."""
+    return ", ".join(f"{role} {cast}" for role, cast in casts.items())
+
+
+def _is_scale(text: str) -> bool:
+    try:
+        return 0.0 < float(text) < math.inf
+    except ValueError:
+        return False
