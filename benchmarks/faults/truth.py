@@ -17,7 +17,19 @@ SUBJECTS = ("nonfinite", "underflow", "loss_scaling", "fp8", "updates", "growth"
 #: The sets that the scripts were written in; README.md has their provenance.
 NAN_SETS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh")
 #: Sets of faults that leave the loss finite. They are asked other questions.
-QUIET_SETS = ("quiet", "extension", "quiet2", "quiet3", "quiet4", "quiet5", "quiet6", "quiet7", "silent", "silent2")
+QUIET_SETS = (
+    "quiet",
+    "extension",
+    "quiet2",
+    "quiet3",
+    "quiet4",
+    "quiet5",
+    "quiet6",
+    "quiet7",
+    "silent",
+    "silent2",
+    "silent3",
+)
 SETS = NAN_SETS + QUIET_SETS
 
 #: Causes of non-finite values, and the phases they arise in.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,15 @@ from precdoctor.cli.common import EngineOption, opened, settings_in_force
 from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
 from precdoctor.errors import UsageError
 
+if TYPE_CHECKING:
+    from precdoctor.runlog import Run
+
 _EXAMPLES = """\b
 Examples:
   precdoctor compare runs/main runs/pull-request
   precdoctor compare runs/before runs/after --output-format markdown
-  precdoctor compare runs/old runs/new --rename model.blocks=transformer.h"""
+  precdoctor compare runs/old runs/new --rename model.blocks=transformer.h
+  precdoctor compare runs/eager runs/compiled --ops --html ops.html"""
 
 
 def register(app: typer.Typer) -> None:
@@ -29,6 +33,12 @@ def compare(
     rename: Annotated[
         list[str] | None,
         typer.Option(help="Modules named OLD... in A are NEW... in B; may be repeated.", metavar="OLD=NEW"),
+    ] = None,
+    ops: Annotated[
+        bool, typer.Option("--ops", help="Compare op by op, on the steps that both runs recorded with --ops.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="With --ops: also write one HTML page to this file.", metavar="FILE")
     ] = None,
     output_format: Annotated[str | None, typer.Option(help=FORMAT_HELP, metavar="FORMAT")] = None,
     output: Annotated[
@@ -45,9 +55,16 @@ def compare(
     """Report where two runs part, what moved, and what got worse.
 
     Bits first: the first tensor in execution order that differs. Then how far the exponents of every tensor moved, the
-    gap of the losses, and the regressions that gate checks. Exits with 0 unless --fail-on is given, and with 3
-    when the runs have nothing in common.
+    gap of the losses, and the regressions that gate checks. With --ops instead: the first op whose result differs
+    beyond what its format explains, and what follows from it. Exits with 0 unless --fail-on is given, and with 3 when
+    the runs have nothing in common.
     """
+    if ops and rename:
+        raise UsageError("--rename cannot be combined with --ops: ops are matched by the names that modules have")
+    if ops:
+        return _by_ops(opened(a, engine), opened(b, engine), output_format, output, also, html, fail_on, force=force)
+    if html is not None:
+        raise UsageError("--html is for --ops; add it, or write a page with: precdoctor report RUN --against OTHER")
     from precdoctor.comparison.compare import compare as judge
     from precdoctor.diagnosis.ranking.verdict import exit_code
     from precdoctor.reporting.outputs import Report
@@ -60,6 +77,35 @@ def compare(
         opened(a, engine), opened(b, engine), renames=[_renaming(text) for text in rename or ()], options=regressions
     )
     report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, comparison=found)
+    deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)
+    return report.exit_code
+
+
+def _by_ops(
+    a: Run,
+    b: Run,
+    output_format: str | None,
+    output: Path | None,
+    also: list[str] | None,
+    html: Path | None,
+    fail_on: str | None,
+    *,
+    force: bool,
+) -> int:
+    from precdoctor.cli.report import write
+    from precdoctor.comparison.op_compare import compare_ops
+    from precdoctor.diagnosis.ranking.verdict import exit_code
+    from precdoctor.reporting.outputs import Report
+
+    settings = settings_in_force()
+    level = settings.get("compare", "fail-on", fail_on)
+    shape = settings.get("compare", "output-format", output_format) or "full"
+    found = compare_ops(a, b)
+    if html is not None:
+        from precdoctor.reporting.html.op_page import render
+
+        write(render(found), html, force=force)
+    report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, ops=found)
     deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)
     return report.exit_code
 

@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, values.Parser]] = {
         "autopsy": values.parse_switch,
         "arm-next": values.parse_count,
         "deep-scan": values.parse_scans,
+        "ops": values.parse_step_list,
         "compiled": values.choice("boundary", "instrument"),
         "scene-memory": values.parse_size,
         "max-disk": values.parse_size,

@@ -115,6 +115,12 @@ def record(
             metavar="N|off",
         ),
     ] = None,
+    ops: Annotated[
+        str | None,
+        typer.Option(
+            help="List every op of these steps with fingerprints of its tensors, for compare --ops.", metavar="STEPS"
+        ),
+    ] = None,
     compiled: Annotated[
         str | None,
         typer.Option(
@@ -191,6 +197,7 @@ def record(
         "on-nonfinite": on_nonfinite,
         "arm-next": arm_next,
         "deep-scan": deep_scan,
+        "ops": ops,
         "compiled": compiled,
         "scene-memory": scene_memory,
         "max-disk": max_disk,

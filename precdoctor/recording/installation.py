@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from precdoctor.recording.deepscan.op_list import OpList
 from precdoctor.recording.deepscan.scan import DeepScan
+from precdoctor.recording.deepscan.window import StepWindow
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.fp8.library_quantisers import LibraryQuantisers
 from precdoctor.recording.microscope.guard import Guard
@@ -111,18 +113,18 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts, logits = Casts(recorder), Logits(recorder)
-        scan = DeepScan(recorder)
-        forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, scan, probes)
+        scan, op_list = DeepScan(recorder), OpList(recorder)
+        window = StepWindow(recorder, (op_list, scan))
+        forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, window, probes)
         module_hooks = forward.module_hooks
         before, after = forward.install()
-        calls = CompiledCalls(
-            recorder, scene, loss_code, before, after, manual.forward_begins, instrumented=probes is not None
-        )
+        calls = CompiledCalls(recorder, scene, loss_code, before, after, manual.forward_begins, op_list.region,
+                              instrumented=probes is not None)  # fmt: skip
         calls.install(module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene, scan.suspect)
         kept = KeptGradients(recorder)
-        BackwardHooks(recorder, manual, thrown, kept, loss_code, casts, guard, scan, module_hooks, logits).install()
+        BackwardHooks(recorder, manual, thrown, kept, loss_code, casts, guard, window, module_hooks, logits).install()
         TakenGradients(recorder, scene, loss_code).install()
         LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
@@ -130,8 +132,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()
-        scan.install()
-        recorder.when_step_ends.append(scan.end_step)
+        window.install()
+        recorder.when_step_ends.append(window.end_step)
         if options.max_steps is not None:
             recorder.when_step_begins.append(functools.partial(_stop_at, recorder, options.max_steps))
         if options.trace_steps is not None:

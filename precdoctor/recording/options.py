@@ -61,6 +61,8 @@ class RecordOptions:
     arm_next: int = 0
     #: Healthy steps whose ops are audited one by one; 0: none; null: a few, within the budget.
     deep_scan: int | None = None
+    #: Steps of which every op is listed, with fingerprints of what it read and made.
+    ops: tuple[int, ...] = ()
     #: What is seen of ``torch.compile``: boundary (calls of compiled models) | instrument (modules inside them, too,
     #: which changes how they round).
     compiled: str = "boundary"
@@ -101,8 +103,7 @@ class RecordOptions:
             raise UsageError(f"--reference takes fp32 or fp64, got {self.shadow!r}")
         if self.shadow_every is not None and self.shadow_every < 1:
             raise UsageError(f"--every takes a number of steps from 1, got {self.shadow_every}")
-        if any(step < 0 for step in self.shadow_at):
-            raise UsageError(f"--at takes step numbers from 0, got {min(self.shadow_at)}")
+        _check_steps(("--at", self.shadow_at), ("--ops", self.ops))
         if self.arm_next < 0:
             raise UsageError(f"--arm-next takes a number of steps from 0, got {self.arm_next}")
         if self.deep_scan is not None and self.deep_scan < 0:
@@ -139,3 +140,10 @@ class RecordOptions:
             return cls(**fields)
         except (TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{OPTIONS_VARIABLE} does not hold recorder options: {error}") from error
+
+
+def _check_steps(*given: tuple[str, tuple[int, ...]]) -> None:
+    """Refuse negative step numbers; each flag with those it was given."""
+    for flag, steps in given:
+        if min(steps, default=0) < 0:
+            raise UsageError(f"{flag} takes step numbers from 0, got {min(steps)}")

@@ -12,6 +12,7 @@ from precdoctor.diagnosis.ranking.verdict import ExitCode, at_or_above, untrustw
 if TYPE_CHECKING:
     from precdoctor.comparison.compare import Comparison
     from precdoctor.comparison.gate import GateReport
+    from precdoctor.comparison.op_compare import OpComparison
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Report:
         fail_on: the level that fails a build; None when nothing does.
         gate: the checks one by one, where this is a gate's report.
         comparison: of two runs, where this is what `compare` found.
+        ops: the same op by op.
         verbose: the screen lists every rule, whatever it saw.
     """
 
@@ -32,6 +34,7 @@ class Report:
     fail_on: str | None
     gate: GateReport | None = None
     comparison: Comparison | None = None
+    ops: OpComparison | None = None
     verbose: bool = False
 
     @property
@@ -76,6 +79,10 @@ def _terminal(*, concise: bool) -> Writer:
         console = make_console(stream)
         if report.gate is not None:
             print_gate(report.gate, console, concise=concise)
+        elif report.ops is not None:
+            from precdoctor.reporting.op_view import print_ops
+
+            print_ops(report.ops, console, concise=concise)
         elif report.comparison is not None:
             from precdoctor.reporting.compare_view import print_compare
 
@@ -96,6 +103,10 @@ def _json(report: Report, stream: IO[str]) -> None:
         from precdoctor.reporting.compare_view import compare_section
 
         found["compare"] = compare_section(report.comparison)
+    if report.ops is not None:
+        from precdoctor.reporting.op_view import ops_section
+
+        found["compare_ops"] = ops_section(report.ops)
     stream.write(dumps(found))
 
 

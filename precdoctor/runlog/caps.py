@@ -17,7 +17,7 @@ MAX_DIRECTORIES: Final = 1 << 14
 #: Parts of all processes together; a process that trains for a month leaves some ten thousand.
 MAX_PARTS: Final = 1 << 18
 #: Rows of a table that parts.jsonl lists, all processes together.
-MAX_ROWS: Final = {"tensors": 1 << 28, "steps": 1 << 26, "events": 1 << 20}
+MAX_ROWS: Final = {"tensors": 1 << 28, "steps": 1 << 26, "events": 1 << 20, "ops": 1 << 22}
 #: Bytes of memory that may hold what is kept of a run as a whole: documents, steps, events, names of tensors.
 MAX_MEMORY: Final = 900_000_000
 #: Most bytes that Python takes for what a character of JSON announces: an object, a list, a key, a further value.

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from precdoctor.runlog.caps import JSON_COSTS, json_cost
 
 #: A row of these tables, its text and lists left out, with what the rules make of it.
-_ROW_COSTS: Final = {"steps": 2400, "events": 2100}
+_ROW_COSTS: Final = {"steps": 1800, "events": 2100, "ops": 200}
 #: A learning rate of a parameter group.
 _RATE_COST: Final = 64
 #: A tensor, however many rows it has.
@@ -29,20 +29,23 @@ def shared_model_cost(facts: dict[str, Any], models: dict[str, Any]) -> int:
 
     Args:
         facts: rank.json; its ``roots`` are replaced by those that ``models`` holds.
-        models: the trees of modules so far.
+        models: the trees of modules so far by checksum, and by ``""`` the one met last.
     """
     roots = facts.get("roots")
     if not roots:
         return document_cost(facts)
-    text = json.dumps(roots)
-    key = hashlib.sha256(text.encode()).hexdigest()
-    cost = 0 if key in models else json_cost(text.encode())
-    facts["roots"] = models.setdefault(key, roots)
+    cost = 0
+    if models.get("") != roots:
+        text = json.dumps(roots).encode()
+        key = hashlib.sha256(text).hexdigest()
+        cost = 0 if key in models else json_cost(text)
+        models[""] = models.setdefault(key, roots)
+    facts["roots"] = models[""]
     return cost + document_cost({name: value for name, value in facts.items() if name != "roots"})
 
 
 def rows_cost(table: str, batch: pa.RecordBatch) -> int:
-    """Of the rows of a batch of ``steps`` or ``events``; 0 for ``tensors``."""
+    """Of the rows of a batch of ``steps``, ``events`` or ``ops``; 0 for ``tensors``."""
     cost = _ROW_COSTS.get(table, 0) * batch.num_rows
     if not cost:
         return 0

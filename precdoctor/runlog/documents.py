@@ -141,10 +141,14 @@ def check(value: object, shape: Shape, place: str = "") -> None:
     else:
         for key, inner in shape.items():
             name = key.rstrip("!")
-            where = f"{place}.{name}".lstrip(".")
-            if name != key and value.get(name) is None:
-                raise ValueError(f"{where} is missing")
-            check(value.get(name), inner, where)
+            found = value.get(name)
+            if found is None and name == key:
+                continue
+            if not _is_plainly(found, inner):  # a place is named only where that is needed
+                where = f"{place}.{name}".lstrip(".")
+                if found is None:
+                    raise ValueError(f"{where} is missing")
+                check(found, inner, where)
 
 
 def _check_each(value: object, shape: Each, place: str) -> None:
@@ -156,12 +160,19 @@ def _check_each(value: object, shape: Each, place: str) -> None:
         raise ValueError(f"{place} has {len(value)} entries")
     if isinstance(value, dict):
         for key, inner in value.items():
-            check(inner, shape.shape, f"{place}.{key[:80]}")
+            if not _is_plainly(inner, shape.shape):
+                check(inner, shape.shape, f"{place}.{key[:80]}")
     else:
         for number, inner in enumerate(value):
             if inner is None and not shape.nulls:
                 raise ValueError(f"{place}[{number}] is null")
-            check(inner, shape.shape, f"{place}[{number}]")
+            if not _is_plainly(inner, shape.shape):
+                check(inner, shape.shape, f"{place}[{number}]")
+
+
+def _is_plainly(value: object, shape: Shape) -> bool:
+    """Whether it is of a shape that is a word."""
+    return isinstance(shape, str) and _PLAIN[shape](value)
 
 
 def _is_number(value: object) -> bool:

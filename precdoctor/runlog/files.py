@@ -32,7 +32,7 @@ END_FILE: Final = "end.json"
 AUTOPSY_DIR = "autopsy"
 #: ``rank-00003`` or, for the second process that claimed rank 3, ``rank-00003.1``.
 RANK_DIR: Final = re.compile(r"rank-(\d{5})(?:\.(\d{1,4}))?")
-SEALED_PART: Final = re.compile(r"(tensors|steps|events)-(\d{6})\.parquet")
-OPEN_PART: Final = re.compile(r"(tensors|steps|events)-(\d{6})\.arrows\.open")
+SEALED_PART: Final = re.compile(r"(tensors|steps|events|ops)-(\d{6})\.parquet")
+OPEN_PART: Final = re.compile(r"(tensors|steps|events|ops)-(\d{6})\.arrows\.open")
 #: Being written; what a dead writer leaves of it is nobody's.
 TEMPORARY: Final = re.compile(r"\..+\.tmp")

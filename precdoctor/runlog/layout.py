@@ -302,7 +302,7 @@ def read_regular(path: Path, limit: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > limit:
             raise CorruptRunError(f"{path} has {size} bytes; precdoctor writes at most {limit} into such a file")
-        return file.read(limit)
+        return file.read(size)  # a larger number would have Python make room for as many bytes
 
 
 def read_json(path: Path) -> dict[str, Any]:

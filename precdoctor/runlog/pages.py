@@ -9,10 +9,10 @@ parquet.thrift of the Parquet format; fields are known here by their numbers the
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
 
 #: Largest page when unpacked. The writer means 1 MiB, but with very long strings a page can be a whole row group.
 MAX_PAGE_BYTES: Final = 64 << 20
@@ -33,29 +33,33 @@ _DICTIONARY_PAGE: Final = 2
 _ENCODINGS: Final = frozenset({0, 2, 3, 4, 8, 9})
 _MAX_DEPTH: Final = 12
 
+#: Fields to keep of a struct besides its numbers, each with those of the structs in it; others are passed over.
+_Wanted: TypeAlias = Mapping[int, "_Wanted"]
+_NONE: Final[_Wanted] = {}
+_ELEMENT: Final[_Wanted] = {4: _NONE}
+_FOOTER: Final[_Wanted] = {2: _NONE, 4: {1: {3: {3: _NONE, 12: {5: _NONE, 6: _NONE}}}}}
+_PAGE: Final[_Wanted] = {5: _NONE, 7: _NONE}
 
-@dataclass(frozen=True)
-class Chunk:
-    """One column of one row group; ``bounds`` are the smallest and largest value when they are stated and integers."""
 
-    path: tuple[str, ...]
+class Chunk(NamedTuple):
+    """A column of one row group, named as its top-level column is.
+
+    ``bounds`` are the smallest and largest value when they are stated and integers.
+    """
+
+    name: str
     values: int
     start: int
     end: int
     bounds: tuple[int, int] | None
 
 
-@dataclass(frozen=True)
-class RowGroup:
-    """Some rows of a part, column by column."""
+class RowGroup(NamedTuple):
+    """Some rows of a part, column by column; ``values`` counts those inside lists."""
 
     rows: int
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def values(self) -> int:
-        """Values of all columns, those inside lists included."""
-        return sum(chunk.values for chunk in self.chunks)
+    values: int
+    chunks: list[Chunk]
 
 
 def read_footer(content: bytes) -> list[RowGroup]:
@@ -71,8 +75,10 @@ def read_footer(content: bytes) -> list[RowGroup]:
     if at < 4 or length > MAX_FOOTER_BYTES:
         raise ValueError("its footer lies outside the file, or is larger than any")
     try:
-        footer, end = _struct(content, at, 0)
-        leaves = _leaves(footer[2])
+        leaves, end = _schema(content, at)
+        footer, end = _struct(content, end, _FOOTER, number=2)
+        if 2 in footer:
+            raise ValueError("it states its schema twice")
         groups = [_row_group(group, leaves, at) for group in footer[4]]
         rows = int(footer[3])
     except (IndexError, KeyError, TypeError, AttributeError, UnicodeDecodeError, struct.error) as error:
@@ -90,19 +96,19 @@ def check_pages(content: bytes, group: RowGroup, columns: Iterable[str]) -> None
     """
     names = set(columns)
     for chunk in group.chunks:
-        if chunk.path[0] in names:
+        if chunk.name in names:
             try:
                 _check_chunk(content, chunk)
             except (IndexError, KeyError, TypeError) as error:
-                raise ValueError(f"a page header of column {chunk.path[0]!r} cannot be read") from error
+                raise ValueError(f"a page header of column {chunk.name!r} cannot be read") from error
 
 
 def _check_chunk(content: bytes, chunk: Chunk) -> None:
-    name = chunk.path[0]
+    name = chunk.name
     at = chunk.start
     values = unpacked = 0
     while at < chunk.end:
-        header, at = _struct(content, at, 0)
+        header, at = _struct(content, at, _PAGE)
         size, packed = header[2], header[3]
         unpacked += size
         if not 0 <= size <= MAX_PAGE_BYTES or packed < 0 or unpacked > MAX_CHUNK_BYTES:
@@ -121,19 +127,39 @@ def _check_chunk(content: bytes, chunk: Chunk) -> None:
 # --- the footer ------------------------------------------------------------------------------------------------------
 
 
-def _leaves(elements: list[dict[int, Any]]) -> list[tuple[str, ...]]:
+#: The starts of footers up to the end of the schema, with its columns: all processes of a run write the same few.
+_schemas: Final[list[tuple[bytes, list[tuple[bytes, ...]]]]] = []
+_MOST_SCHEMAS: Final = 16
+
+
+def _schema(data: bytes, at: int) -> tuple[list[tuple[bytes, ...]], int]:
+    """``(columns that hold values, end)`` of the version and the schema, with which a footer starts."""
+    for start, leaves in _schemas:
+        if data.startswith(start, at):
+            return leaves, at + len(start)
+    end = _varint(data, at + 1)[1]
+    if data[at] != 0x15 or data[end] != 0x19:
+        raise ValueError("its footer does not start with a version and a schema")
+    elements, end = _value(data, end + 1, 9, _ELEMENT, 0)
+    leaves = _leaves(elements)
+    if len(_schemas) < _MOST_SCHEMAS:
+        _schemas.append((data[at:end], leaves))
+    return leaves, end
+
+
+def _leaves(elements: list[dict[int, Any]]) -> list[tuple[bytes, ...]]:
     """The paths of the columns that hold values, from the schema as the footer lists it: depth first, root first."""
-    leaves: list[tuple[str, ...]] = []
+    leaves: list[tuple[bytes, ...]] = []
     at = 1
 
-    def walk(children: int, path: tuple[str, ...]) -> None:
+    def walk(children: int, path: tuple[bytes, ...]) -> None:
         nonlocal at
         if len(path) > _MAX_DEPTH:
             raise ValueError("its schema is nested too deeply")
         for _ in range(children):
             element = elements[at]
             at += 1
-            here = (*path, element[4].decode())
+            here = (*path, element[4])
             if 5 in element:
                 walk(element[5], here)
             else:
@@ -145,40 +171,62 @@ def _leaves(elements: list[dict[int, Any]]) -> list[tuple[str, ...]]:
     return leaves
 
 
-def _row_group(group: dict[int, Any], leaves: list[tuple[str, ...]], limit: int) -> RowGroup:
-    chunks = tuple(_chunk(column[3], limit) for column in group[1])
-    if [chunk.path for chunk in chunks] != leaves or group[3] < 0:
+def _row_group(group: dict[int, Any], leaves: list[tuple[bytes, ...]], limit: int) -> RowGroup:
+    chunks = [_chunk(column[3], limit) for column in group[1]]
+    if [tuple(column[3][3]) for column in group[1]] != leaves or group[3] < 0:
         raise ValueError("its row groups do not fit its schema")
-    found = RowGroup(int(group[3]), chunks)
-    if found.values > MAX_GROUP_VALUES:
-        raise ValueError(f"a row group claims {found.values} values")
-    return found
+    values = sum(chunk.values for chunk in chunks)
+    if values > MAX_GROUP_VALUES:
+        raise ValueError(f"a row group claims {values} values")
+    return RowGroup(group[3], values, chunks)
 
 
 def _chunk(fields: dict[int, Any], limit: int) -> Chunk:
-    path = tuple(name.decode() for name in fields[3])
-    start = min(fields[9], fields.get(11, fields[9]))
+    name = fields[3][0].decode()
+    values, start = fields[5], fields[9]
+    if 11 in fields and fields[11] < start:
+        start = fields[11]
     end = start + fields[7]
     if not 4 <= start <= end <= limit:
-        raise ValueError(f"column {path[0]!r} lies outside the file")
-    if not 0 <= fields[5] <= MAX_CHUNK_VALUES:
-        raise ValueError(f"column {path[0]!r} claims {fields[5]} values")
-    stated = fields.get(12, {})
-    low, high = stated.get(6, b""), stated.get(5, b"")
-    known = len(low) == len(high) == 8 and fields[1] == 2 and stated.get(3) == 0  # INT64 without nulls
-    bounds = (int.from_bytes(low, "little", signed=True), int.from_bytes(high, "little", signed=True))
-    return Chunk(path, fields[5], start, end, bounds if known else None)
+        raise ValueError(f"column {name!r} lies outside the file")
+    if not 0 <= values <= MAX_CHUNK_VALUES:
+        raise ValueError(f"column {name!r} claims {values} values")
+    bounds = None
+    if 12 in fields:
+        stated = fields[12]
+        low, high = stated.get(6, b""), stated.get(5, b"")
+        if len(low) == len(high) == 8 and fields[1] == 2 and stated.get(3) == 0:  # INT64 without nulls
+            bounds = (int.from_bytes(low, "little", signed=True), int.from_bytes(high, "little", signed=True))
+    return Chunk(name, values, start, end, bounds)
 
 
 # --- Thrift's compact protocol ---------------------------------------------------------------------------------------
 
 
-def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """``(fields by number, end)``."""
+def _skippable() -> dict[int, re.Pattern[bytes]]:
+    """By type: lists and structs of numbers, and lists of such structs, as most of a footer are."""
+    number = rb"[\x80-\xff]{0,9}[\x00-\x7f]"
+
+    def starts(*kinds: int) -> bytes:
+        return b"[" + b"".join(b"\\x%x%x" % (high, kind) for high in range(1, 16) for kind in kinds) + b"]"
+
+    def several(item: bytes, *kinds: int) -> bytes:
+        heads = (b"".join(b"\\x%x%x" % (count, kind) for kind in kinds) for count in range(15))
+        return b"|".join(b"[%b](?:%b){%d}" % (head, item, count) for count, head in enumerate(heads))
+
+    numbers = several(number, 5, 6)
+    fields = b"(?:%b%b|%b(?:%b))*\0" % (starts(5, 6), number, starts(9), numbers)
+    return {9: re.compile(b"%b|%b" % (numbers, several(fields, 12)), re.DOTALL), 12: re.compile(fields, re.DOTALL)}
+
+
+_SKIPPABLE: Final = _skippable()
+
+
+def _struct(data: bytes, at: int, wanted: _Wanted, depth: int = 0, number: int = 0) -> tuple[dict[int, Any], int]:
+    """``(fields by number, end)``: numbers, and what is wanted; ``number`` is that of the field before."""
     if depth > _MAX_DEPTH:
         raise ValueError("its structures are nested too deeply")
     fields: dict[int, Any] = {}
-    number = 0
     while head := data[at]:
         at += 1
         if head > 15:
@@ -187,19 +235,28 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
             number, at = _zigzag(data, at)
         kind = head & 15
         if kind in {5, 6}:  # most fields
-            fields[number], at = _zigzag(data, at)
+            value = data[at]
+            if value < 128:
+                at += 1
+            else:
+                value, at = _varint(data, at)
+            fields[number] = (value >> 1) ^ -(value & 1)
         elif kind in {1, 2}:  # a boolean field is its own type
             fields[number] = kind == 1
+        elif number in wanted:
+            fields[number], at = _value(data, at, kind, wanted[number], depth)
+        elif kind in _SKIPPABLE and (known := _SKIPPABLE[kind].match(data, at)):
+            at = known.end()
         else:
-            fields[number], at = _value(data, at, kind, depth)
+            at = _value(data, at, kind, _NONE, depth)[1]
     return fields, at + 1
 
 
-def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
+def _value(data: bytes, at: int, kind: int, wanted: _Wanted, depth: int) -> tuple[Any, int]:
     if kind in {4, 5, 6}:
         return _zigzag(data, at)
     if kind == 12:
-        return _struct(data, at, depth + 1)
+        return _struct(data, at, wanted, depth + 1)
     if kind == 8:
         length, at = _varint(data, at)
         if at + length > len(data):
@@ -217,16 +274,13 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
             count, at = _varint(data, at)
         items = []
         for _ in range(count):  # ends at the latest where the data does: every item takes a byte
-            item, at = _value(data, at, kind, depth + 1)
+            item, at = _value(data, at, kind, wanted, depth + 1)
             items.append(item)
         return items, at
     raise ValueError(f"it holds a field of type {kind}")
 
 
 def _zigzag(data: bytes, at: int) -> tuple[int, int]:
-    value = data[at]
-    if value < 128:
-        return (value >> 1) ^ -(value & 1), at + 1
     value, at = _varint(data, at)
     return (value >> 1) ^ -(value & 1), at
 

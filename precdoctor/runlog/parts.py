@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from precdoctor.runlog.filters import ATTEMPT, Query
 from precdoctor.runlog.kept import Group, Kept, Sound, stamp_of
 from precdoctor.runlog.layout import RankDirectory, read_regular
 from precdoctor.runlog.pages import RowGroup, check_pages, read_footer
-from precdoctor.runlog.schema import KINDS, PHASES, TABLES
+from precdoctor.runlog.schema import KINDS, OP_PHASES, PHASES, TABLES
 from precdoctor.runlog.sealing import Part, digest_of
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_type
 from precdoctor.runlog.survey import PartFile, damaged, readable
@@ -42,14 +43,16 @@ BATCH_VALUES: Final = 1 << 23
 _JOINED_BYTES: Final = 1 << 20
 _FEW_ROWS: Final = 1 << 10
 _THRIFT_LIMIT: Final = 16 << 20
-#: Numbers of elements, steps and nanoseconds that FP64 holds exactly.
-_COUNTS: Final = (0, 1 << 53)
+#: Numbers of elements and nanoseconds that FP64 holds exactly; of steps there may be more.
+_COUNTS, _STEPS = (0, 1 << 53), (0, (1 << 63) - 1)
 _BINS: Final = (EXP_MIN, EXP_MAX)
 _MAGNITUDES: Final = (0.0, sys.float_info.max)
 #: Smallest and largest value of columns of which that is certain; null is no value.
 DOMAINS: Final[dict[str, tuple[float, float]]] = {
-    **dict.fromkeys(("step", "call", "shape", "micro_step", "first_bad_micro_step", "micro_steps"), _COUNTS),
+    **dict.fromkeys(("step", "micro_step", "first_bad_micro_step", "micro_steps"), _STEPS),
+    **dict.fromkeys(("call", "shape"), _COUNTS),
     "numel": (1, _COUNTS[1]),
+    **dict.fromkeys(("index", "position", "producer"), _COUNTS),
     **dict.fromkeys(("nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "non_finite"), _COUNTS),
     **dict.fromkeys(("saturated", "flushed", "unchanged", "recorder_ns", "wait_ns", "device_ns"), _COUNTS),
     **dict.fromkeys(("exp_hist", "rel_hist"), _COUNTS),
@@ -60,7 +63,7 @@ DOMAINS: Final[dict[str, tuple[float, float]]] = {
     "sum_sq": (0.0, math.inf),  # of FP64 values above 1e154
 }
 #: The words a column may hold, where they are a list.
-WORDS: Final[dict[str, tuple[str, ...]]] = {"kind": KINDS, "phase": PHASES}
+WORDS: Final[dict[str, tuple[str, ...]]] = {"kind": KINDS, "phase": (*PHASES, *OP_PHASES)}
 #: The columns of each table that hold text.
 _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) == pa.string()] for table in TABLES}
 
@@ -127,9 +130,8 @@ def _sound(part: PartFile, listed: Part, content: bytes, table: str) -> Sound:
 
 
 def _summary(group: RowGroup) -> Group:
-    return Group(
-        group.rows, group.values, next((chunk.bounds for chunk in group.chunks if chunk.path == ("step",)), None)
-    )
+    steps = next((chunk.bounds for chunk in group.chunks if chunk.name == "step"), None)
+    return Group(group.rows, group.values, steps)
 
 
 def _matching(sound: Sound, query: Query) -> list[int]:
@@ -147,7 +149,8 @@ def _decode(
         for several in _of_like_size(sound, wanted):
             widest = max(sound[n].values / max(sound[n].rows, 1) for n in several)
             rows = max(1, min(BATCH_ROWS, int(BATCH_VALUES / max(widest, 1))))
-            threads = sum(sound[n].rows for n in several) > _FEW_ROWS  # handing over few rows takes longer than they do
+            # handing over few rows to a thread takes longer than they do
+            threads = pa.cpu_count() > 1 and sum(sound[n].rows for n in several) > _FEW_ROWS
             for batch in file.iter_batches(rows, row_groups=several, columns=columns, use_threads=threads):
                 seen += batch.num_rows
                 yield batch
@@ -242,8 +245,15 @@ def _opened(content: bytes, texts: list[str]) -> pq.ParquetFile:
     )
 
 
+#: By table: the names asked for last, in a part of which schema, and those of them that it has.
+_present: Final[dict[str, tuple[Sequence[str], pa.Schema, list[str]]]] = {}
+
+
 def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[str]) -> list[str]:
     """Those of the named columns that this part has, each of the one type it may have."""
+    known = _present.get(table)
+    if known is not None and known[0] == names and known[1].equals(schema):
+        return known[2]
     present = []
     for column in names:
         field = TABLES[table].field(column)
@@ -256,26 +266,33 @@ def _columns_present(name: str, schema: pa.Schema, table: str, names: Sequence[s
             present.append(column)
         elif not field.nullable:
             raise damaged(name, f"it has no column {column!r}")
+    _present[table] = names, schema, present
     return present
+
+
+@lru_cache(maxsize=32)
+def _schema_of(table: str, names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([TABLES[table].field(column) for column in names])
 
 
 def _checked(name: str, batch: pa.RecordBatch, table: str, names: Sequence[str], rank: RankDirectory) -> pa.RecordBatch:
     """The named columns of a decoded batch, each checked and brought to its type; absent ones are null."""
     batch.validate(full=True)
-    arrays, fields_ = [], []
-    for column in names:
-        field = TABLES[table].field(column)
-        place = batch.schema.get_field_index(column)
-        array = pa.nulls(batch.num_rows, field.type) if place < 0 else _as_type(batch.column(place), field.type)
+    schema = _schema_of(table, tuple(names))
+    have = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = {}
+    for field in schema:
+        column = field.name
+        array = columns[column] = (
+            _as_type(have[column], field.type) if column in have else pa.nulls(batch.num_rows, field.type)
+        )
         if not field.nullable and array.null_count:
             raise damaged(name, f"column {column!r} holds nulls")
-        _check_lengths(name, column, array)
-        _check_domain(name, column, array)
-        arrays.append(array)
-        fields_.append(field)
-        if column == "rank" and not pc.all(pc.equal(array, rank.rank), min_count=0).as_py():
-            raise damaged(name, f"it holds rows of another rank than {rank.rank}")
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields_))
+    if "rank" in columns and not pc.all(pc.equal(columns["rank"], rank.rank), min_count=0).as_py():
+        raise damaged(name, f"it holds rows of another rank than {rank.rank}")
+    _check_lengths(name, columns)
+    _check_domains(name, columns)
+    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
 
 def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -290,35 +307,51 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return array if array.type == kind else array.cast(kind)
 
 
-def _check_lengths(name: str, column: str, array: pa.Array) -> None:
-    if pa.types.is_list(array.type):
-        limit = MAX_RATES if column == "lrs" else MAX_LIST
-        longest = pc.max(pc.list_value_length(array)).as_py()
-    else:
-        text = array.dictionary if pa.types.is_dictionary(array.type) else array
-        if not pa.types.is_string(text.type):
-            return
-        longest = pc.max(pc.binary_length(text)).as_py()
-        limit = MAX_NAME_BYTES if pa.types.is_dictionary(array.type) else MAX_STRING_BYTES
-    if (longest or 0) > limit:
-        raise damaged(name, f"column {column!r} holds a value of length {longest}")
+def _check_lengths(name: str, columns: dict[str, pa.Array]) -> None:
+    """Damaged where a list or a text is longer than any; columns with one limit are checked together."""
+    together: dict[int, list[tuple[str, pa.Array]]] = {}
+    for column, array in columns.items():
+        if pa.types.is_list(array.type):
+            limit, lengths = MAX_RATES if column == "lrs" else MAX_LIST, pc.list_value_length(array)
+        elif pa.types.is_dictionary(array.type):
+            limit, lengths = MAX_NAME_BYTES, pc.binary_length(array.dictionary)
+        elif pa.types.is_string(array.type):
+            limit, lengths = MAX_STRING_BYTES, pc.binary_length(array)
+        else:
+            continue
+        together.setdefault(limit, []).append((column, lengths))
+    for limit, several in together.items():
+        _hold(name, several, 0, limit, "a value of length ")
 
 
-def _check_domain(name: str, column: str, array: pa.Array) -> None:
+def _check_domains(name: str, columns: dict[str, pa.Array]) -> None:
     """Damaged where a value is none that can be measured: a negative count, an infinite amax, an unknown kind of row.
 
     A NaN amax or sum is refused as well: extremes and sums are over finite elements, and null where there are none.
     """
-    if column in WORDS:
-        strange = {*pc.unique(array).dictionary_decode().drop_null().to_pylist()}.difference(WORDS[column])
-        if strange:
-            raise damaged(name, f"column {column!r} holds {min(strange)!r}")
-    low, high = DOMAINS.get(column, (None, None))
-    if low is None:
+    together: dict[tuple[pa.DataType, tuple[float, float]], list[tuple[str, pa.Array]]] = {}
+    for column, array in columns.items():
+        if column in WORDS and set(array.dictionary.to_pylist()).difference(WORDS[column]):
+            strange = {*pc.unique(array).dictionary_decode().drop_null().to_pylist()}.difference(WORDS[column])
+            if strange:
+                raise damaged(name, f"column {column!r} holds {min(strange)!r}")
+        if column in DOMAINS:
+            values = array.flatten() if pa.types.is_list(array.type) else array
+            together.setdefault((values.type, DOMAINS[column]), []).append((column, values))
+    for (kind, (low, high)), several in together.items():
+        if pa.types.is_floating(kind):
+            for column, values in several:
+                if pc.any(pc.is_nan(values)).as_py():
+                    raise damaged(name, f"column {column!r} holds NaN")
+        _hold(name, several, low, high)
+
+
+def _hold(name: str, columns: list[tuple[str, pa.Array]], low: float, high: float, what: str = "") -> None:
+    """Damaged where a value of one of these columns, which are of one type, lies outside; all are looked at at once."""
+    found = pc.min_max(pa.chunked_array([values for _, values in columns])).as_py()
+    if found["min"] is None or (low <= found["min"] and found["max"] <= high):
         return
-    values = array.flatten() if pa.types.is_list(array.type) else array
-    if pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
-        raise damaged(name, f"column {column!r} holds NaN")
-    found = pc.min_max(values).as_py()
-    if found["min"] is not None and not (low <= found["min"] and found["max"] <= high):
-        raise damaged(name, f"column {column!r} holds {found['min']:g} to {found['max']:g}")
+    if len(columns) > 1:
+        for column in columns:
+            _hold(name, [column], low, high, what)
+    raise damaged(name, f"column {columns[0][0]!r} holds {what or format(found['min'], 'g') + ' to '}{found['max']:g}")

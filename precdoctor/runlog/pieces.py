@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -95,13 +96,21 @@ def piece_rows(
         UsageError: an unknown column.
         RunUnreadableError: a part is damaged or cannot be read.
     """
-    wide = query(piece.table, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
-    rest = () if steps is None else query(piece.table, columns).needed
+    wide, rest = _queries(piece.table, tuple(columns), tuple(more), None if steps is None else tuple(steps))
     for batch in joined(rank_rows(piece.directory, wide, kept or Kept(), rest, piece.parts)):
         if piece.since is not None:
             batch = batch.filter(pc.greater_equal(batch.column("step"), piece.since))  # noqa: PLW2901
         if batch.num_rows:
             yield batch
+
+
+@lru_cache(maxsize=8)
+def _queries(
+    table: str, columns: tuple[str, ...], more: tuple[str, ...], steps: tuple[int, ...] | None
+) -> tuple[Query, tuple[str, ...]]:
+    """What is asked of row groups that may hold ``steps``, and the columns of the others: the same for all pieces."""
+    wide = query(table, [*columns, *more], None if steps is None else [("step", "in", list(steps))])
+    return wide, () if steps is None else query(table, columns).needed
 
 
 def rank_rows(

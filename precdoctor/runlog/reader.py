@@ -184,6 +184,10 @@ class Run:
         """Incidents, op traces, warnings, drops; as :meth:`tensors`. ``data`` is JSON text."""
         return self._frame("events", columns, filters)
 
+    def ops(self, columns: Sequence[str] | None = None, filters: Filters | None = None) -> pd.DataFrame:
+        """One row per tensor that an op read or made, on the steps of ``record --ops``; as :meth:`tensors`."""
+        return self._frame("ops", columns, filters)
+
     def dataset(
         self, name: str, columns: Sequence[str] | None = None, filters: Filters | None = None
     ) -> pa.RecordBatchReader:

@@ -28,9 +28,11 @@ KINDS: Final = (
     "logits",  # what a softmax reads, on some of its rows; masked positions are zeros
 )
 PHASES: Final = ("train", "no_grad", "recompute")
+#: Of a row of ``ops``.
+OP_PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer", "script")
 EVENTS: Final = (
     *("nonfinite", "incident", "op", "scan", "scaler", "clip", "applied", "casts", "drop"),
-    *("sampling", "warning", "error"),
+    *("sampling", "warning", "error", "ops"),
 )
 
 _counts = pa.list_(pa.int64())
@@ -144,4 +146,39 @@ EVENT_LOG: Final = pa.schema(
     ]
 )
 
-TABLES: Final[dict[str, pa.Schema]] = {"tensors": TENSORS, "steps": STEPS, "events": EVENT_LOG}
+#: One row per tensor that an op read or made, on the steps of ``record --ops``; key ``(step, rank, index, side,
+#: position)``. An op that computes nothing (a view, uninitialised memory) has none.
+OPS: Final = pa.schema(
+    [
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("rank", pa.int32(), nullable=False),
+        pa.field("micro_step", pa.int32()),
+        pa.field("index", pa.int64(), nullable=False),  # of the op in its step, in the order of their beginning, from 0
+        pa.field("op", _name, nullable=False),  # "aten.mul.Tensor"; "compiled.forward" and "compiled.backward"
+        pa.field("phase", _name, nullable=False),  # forward, loss, backward, recompute, optimizer or script
+        pa.field("root", _name, nullable=False),
+        pa.field("module", _name, nullable=False),  # whose forward it ran in; of the backward pass, its forward op's
+        pa.field("file", _name),
+        pa.field("line", pa.int32()),
+        pa.field("code", _name),
+        pa.field("settings", _name),  # JSON object: arguments that are no tensors
+        pa.field("side", _name, nullable=False),  # "in" or "out"
+        pa.field("position", pa.int32(), nullable=False),  # among the op's tensors of that side
+        pa.field("argument", _name),  # its name in the op's schema; null for results
+        pa.field("name", _name),  # of a parameter or buffer
+        pa.field("producer", pa.int64()),  # of what is read: index of the op that wrote it last; null: none of the step
+        pa.field("dtype", _name, nullable=False),
+        pa.field("shape", pa.list_(pa.int64())),
+        pa.field("numel", pa.int64(), nullable=False),
+        pa.field("fingerprint", pa.uint64()),  # null where there is no dense memory
+        pa.field("nan", pa.int64()),
+        pa.field("pos_inf", pa.int64()),
+        pa.field("neg_inf", pa.int64()),
+        pa.field("amax", pa.float64()),
+        pa.field("sum", pa.float64()),
+        pa.field("sum_sq", pa.float64()),
+        pa.field("sketch", pa.list_(pa.float64())),  # eight sums with fixed signs; see numerics.sketch
+    ]
+)
+
+TABLES: Final[dict[str, pa.Schema]] = {"tensors": TENSORS, "steps": STEPS, "events": EVENT_LOG, "ops": OPS}

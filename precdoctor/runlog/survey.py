@@ -34,7 +34,7 @@ class PartFile:
     @property
     def name(self) -> str:
         """As messages give it: ``rank-00000/tensors-000001.parquet``."""
-        return f"{self.path.parent.name}/{self.path.name}"
+        return "/".join(self.path.parts[-2:])
 
     def as_sealed(self) -> PartFile:
         """The part that an open stream becomes."""

@@ -27,8 +27,9 @@ from precdoctor.runlog.stream import StreamEncoder, stored_schema, witness_of
 
 #: Readers refuse longer strings; nothing that describes a training step comes near.
 MAX_STRING_BYTES: Final = 1 << 20
-#: Tensor rows may fill this share of the budget; the rest is kept for steps and events.
+#: Rows of tensors and ops may fill this share of the budget; the rest is kept for steps and events.
 _TENSOR_SHARE: Final = 0.95
+_LARGE: Final = ("tensors", "ops")
 #: A sealed part takes about an eighth of its stream: from this share of the budget on, streams are sealed for room (the
 #: rest holds the part beside its stream), where they take at least the second share of it.
 _SEAL_FOR_ROOM, _WORTH_SEALING = 0.85, 0.125
@@ -101,7 +102,7 @@ class RankWriter:
         """Append ``rows`` rows and hand them to the operating system: a SIGKILL after this returns loses none of them.
 
         Args:
-            table: ``tensors``, ``steps`` or ``events``.
+            table: ``tensors``, ``steps``, ``events`` or ``ops``.
             columns: by name, each of length ``rows``; nullable ones may be left out and become null. In NumPy and
                 float columns NaN stays NaN; null is None.
             rows: how many; 0 does nothing.
@@ -118,14 +119,14 @@ class RankWriter:
             return
         if self._max_bytes is not None:
             self._make_room(self._max_bytes)
-            limit = self._max_bytes * _TENSOR_SHARE - self._growth if table == "tensors" else self._max_bytes
+            limit = self._max_bytes * _TENSOR_SHARE - self._growth if table in _LARGE else self._max_bytes
             if self.bytes_used >= limit:
                 raise DiskBudgetReached(f"{self.directory} has reached its limit of {self._max_bytes} bytes")
         before = self.bytes_used
         some = 1 if rows == 1 else max(1, rows * _SLICE_BYTES // max(1, batch.nbytes))
         for at in range(0, rows, some):
             self._write(table, batch if some >= rows else batch.slice(at, some))
-        if table == "tensors":
+        if table in _LARGE:
             self._growth = max(self._growth, self.bytes_used - before)
 
     def _make_room(self, budget: int) -> None:

@@ -116,12 +116,12 @@ def test_many_events_steps_and_rates(run):
     put_part(run, "events", [{"event": "warning"}], 1)
     put_part(run, "steps", [{"lrs": [0.1] * 1000}], 300)
     refused(run, diagnose)
-    put_part(run, "steps", [{}], 8000)
+    put_part(run, "steps", [{}], 10000)
     refused(run, diagnose)
 
 
 def test_as_many_rows_in_streams_that_no_line_lists(run, tmp_path):
-    run = write_run(tmp_path / "open", [], [{"step": n} for n in range(8000)], end=False)
+    run = write_run(tmp_path / "open", [], [{"step": n} for n in range(10000)], end=False)
     refused(run, diagnose)
 
 

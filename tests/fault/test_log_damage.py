@@ -194,7 +194,7 @@ def test_a_missing_part_is_not_passed_over(sealed, tmp_path):
     assert rows_of(run, "events") == awkward_rows("events")
     report = verify(run)
     assert not report.ok
-    assert [p.status for p in report.ranks[0].parts] == ["ok", "ok", "missing"]
+    assert [p.status for p in report.ranks[0].parts] == ["ok", "ok", "ok", "missing"]
     assert "tensors-000001.parquet is listed and missing" in open_run(run).ranks[0].problems
 
 
@@ -214,7 +214,7 @@ def test_a_part_nobody_listed_is_not_trusted(sealed, tmp_path):
     (run / "rank-00000/parts.jsonl").unlink()
     with pytest.raises(CorruptRunError, match="does not list it"):
         rows_of(run)
-    assert [part.status for part in verify(run).ranks[0].parts] == ["unlisted"] * 3
+    assert [part.status for part in verify(run).ranks[0].parts] == ["unlisted"] * 4
     assert "events-000001.parquet is not listed" in open_run(run).ranks[0].problems
 
 

@@ -34,6 +34,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "steps": {"step": 0, "optimizer": "SGD#0", "complete": True, "sampled": True},
     "events": {"time_ns": 0, "event": "warning"},
+    "ops": {
+        "step": 0,
+        "index": 0,
+        "op": "aten.mul.Tensor",
+        "phase": "forward",
+        "root": "Net#0",
+        "module": "",
+        "side": "out",
+        "position": 0,
+        "dtype": "float32",
+        "numel": 1,
+    },
 }
 
 
@@ -45,6 +57,7 @@ def write_run(
     steps: Sequence[Row] = (),
     events: Sequence[Row] = (),
     *,
+    ops: Sequence[Row] = (),
     facts: Mapping[str, Any] | None = None,
     info: Mapping[str, Any] | None = None,
     ranks: int = 1,
@@ -59,7 +72,7 @@ def write_run(
     end.json; a mapping becomes the content of end.json. ``batch_rows`` rows go into each append.
     """
     create_run(path, {"command": ["python", "train.py"], **(info or {})})
-    rows = {"tensors": tensors, "steps": steps, "events": events}
+    rows = {"tensors": tensors, "steps": steps, "events": events, "ops": ops}
     for rank in range(ranks):
         writer = RankWriter(create_rank_directory(path, rank), **writer_options)
         writer.write_facts(facts or {})

@@ -24,7 +24,7 @@ FLAGS = {
     "": {"--version", "--any-size", "--install-completion", "--show-completion", "-h", "--help"},
     "record": {
         "-m", "--module", "-o", "--output", "--force", "--budget", "--every", "--steps", "--include", "--exclude",
-        "--ranks", "--first-step", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next", "--deep-scan",
+        "--ranks", "--first-step", "--on-nonfinite", "--autopsy", "--no-autopsy", "--arm-next", "--deep-scan", "--ops",
         "--compiled", "--halt-on",
         "--on-finding", "--reference", "--apply", "--scene-memory", "--max-disk", "--redact-names", "--no-redact-names",
         "--shared", "--no-shared",
@@ -45,6 +45,7 @@ FLAGS = {
     },
     "compare": {
         "--rename", "--output-format", "-o", "--output", "--also", "--force", "--fail-on", "--engine", "-h", "--help",
+        "--ops", "--html",
     },
     "whatif": {
         "--format", "--scaling", "--scale", "--scale-rule", "--loss-scale", "--kind", "--module", "--steps", "--worst",

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import pyarrow as pa
+
 from precdoctor.errors import UsageError
 from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.pieces import Piece, checked_engine
@@ -71,7 +73,9 @@ def _executor(engine: str | None, tasks: int, rows: int) -> Iterator[Executor | 
     if workers < 2 or (not argument and rows < WORTH_IT):
         yield None
         return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawned = multiprocessing.get_context("spawn")
+    # Arrow would start a thread per core in each of them
+    with ProcessPoolExecutor(workers, spawned, initializer=pa.set_cpu_count, initargs=(1,)) as pool:
         yield pool
 
 

@@ -47,10 +47,16 @@ def column(frame: pd.DataFrame, name: str) -> Floats:
 def lists(frame: pd.DataFrame, name: str) -> tuple[npt.NDArray[np.int64], Floats]:
     """A column of lists: lengths, shape ``(rows,)``, and all entries, one list after the other; null is empty."""
     array = pa.array(frame[name])
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
+    return entries(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
+
+
+def entries(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+    """The same of an Arrow array of lists. Integers stay integers, a missing one in a list is 0."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return lengths, pc.list_flatten(array).to_numpy(zero_copy_only=False)
+    values = pc.list_flatten(array)
+    if pa.types.is_integer(values.type):
+        values = values.fill_null(0)
+    return lengths, values.to_numpy(zero_copy_only=False)
 
 
 def share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Floats:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, Status
-from precdoctor.diagnosis.claims.rule import Checked, Rule, RuleOption
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.rows import integer, text
@@ -28,6 +28,7 @@ _EVIDENCE = {
     "learning-rate": "learning rate",
     "grad-norm": "gradient norm",
     "discarded": "two discarded steps in a row",
+    "fact": "what one scan alone had found",
 }
 #: Option of all rules on scan facts: an error counts by its share of the result that it feeds.
 EFFECT = RuleOption(
@@ -112,6 +113,14 @@ class Fact:
     def line(self) -> str:
         """`` at train.py:42``; empty if the line is unknown."""
         return f" at {self.source.file}:{self.source.line}" if self.source is not None else ""
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Root and module of the op; of the parameter that it writes to, or to whose state, outside of modules."""
+        owner = self.data.get("owner")
+        if not self.root and isinstance(owner, list) and len(owner) == 2:
+            return text(owner[0]), text(owner[1])
+        return self.root, self.module
 
     def number(self, name: str) -> float:
         """A number of ``data``; NaN if there is none."""
@@ -238,6 +247,16 @@ def has_effect(fact: Fact, limit: float) -> bool:
     return not fact.number("effect") < limit
 
 
+def wrong_results(options: Options) -> Callable[[Fact], float]:
+    """The weight of hidden overflows and underflows: their wrong share, from ``wrong_share`` and ``effect`` on."""
+
+    def weight(fact: Fact) -> float:
+        share = wrong_share(fact)
+        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
+
+    return weight
+
+
 def effect_words(fact: Fact, limit: float) -> str:
     """The effect of an error, as a sentence; empty if it was not measured."""
     op, source = fact.where("fed")
@@ -314,10 +333,11 @@ def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
 def locate(view: RunView, group: Group) -> Location:
     """The location of a group: that of its worst fact."""
     fact = group.worst
+    root, module = fact.owner
     return Location(
-        root=fact.root or None,
-        module=fact.module if fact.root else None,
-        module_class=view.module_classes.get((fact.root, fact.module)),
+        root=root or None,
+        module=module if root else None,
+        module_class=view.module_classes.get((root, module)),
         phase=_PHASES.get(fact.phase, Phase.FORWARD),
         rank=fact.rank,
         step=min(group.steps),

@@ -55,9 +55,9 @@ BATCHES = pa.schema([ROWS.field(name) for name in _BATCH_COLUMNS])
 #: Pieces of fewer rows are read together, up to as many rows in all.
 _SMALL, _TOGETHER = 1 << 16, 1 << 18
 #: How often a kept row is in memory while rows are joined.
-_COPIES = 3
+_COPIES = 2
 #: Partial tables are merged when there are this many rows of them.
-_PENDING = 1 << 17
+_PENDING = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -85,20 +85,15 @@ class Survey:
         return steps is None or self.kept is None or self.kept.issuperset(steps)
 
 
-def merged_surveys(surveys: Sequence[Survey]) -> Survey:
-    """The survey of all rows that ``surveys`` are of, in the log's order; associative."""
-    if len(surveys) == 1:
-        return surveys[0]
-    kept = [s.kept for s in surveys]
-    kinds = {kind for s in surveys for kind in s.steps_of}
-    return Survey(
-        totals=merged([s.totals for s in surveys]),
-        steps_of={k: np.unique(np.concatenate([s.steps_of[k] for s in surveys if k in s.steps_of])) for k in kinds},
-        bad=_added([s.bad for s in surveys]),
-        batches=_peaks(pa.concat_tables([BATCHES.empty_table(), *(s.batches for s in surveys)])),
-        rows=_one([s.rows for s in surveys], ROWS),
-        kept=None if None in kept else frozenset[int]().union(*filter(None, kept)),
-    )
+def merged_surveys(surveys: Iterable[Survey], budget: Budget) -> Survey:
+    """The survey of all rows that ``surveys`` are of, in the log's order; associative. Each is let go once it is in."""
+    partial = _Partial(budget)
+    kept: frozenset[int] | None = frozenset()
+    for survey in surveys:
+        partial.add(survey)
+        kept = None if kept is None or survey.kept is None else kept | survey.kept
+        del survey
+    return partial.result(kept)
 
 
 @dataclass(frozen=True)
@@ -154,11 +149,26 @@ def read_pieces(task: Task, kept: Kept | None = None) -> Read:
     """
     steps = task.steps if task.keeps else ()
     more = [name for name in COLUMNS if name not in READ]
-    collector = _Collector(steps, Budget(task.pieces[0].directory.path.parent))
+    chosen = None if steps is None else np.asarray(steps, np.int64)
     unread: list[tuple[Piece, RunUnreadableError]] = []
-    for batch in joined(_rows(task, more, steps, kept, unread)):
-        collector.take(batch)
-    return Read(collector.result(), tuple(unread))
+    surveys = (_survey_of(batch, chosen) for batch in joined(_rows(task, more, steps, kept, unread)))
+    found = merged_surveys(surveys, Budget(task.pieces[0].directory.path.parent))
+    return Read(replace(found, kept=None if steps is None else frozenset(steps)), tuple(unread))
+
+
+def _survey_of(batch: pa.RecordBatch, steps: Ints | None) -> Survey:
+    """The survey of one batch, with its rows of these steps."""
+    rows = batch
+    if steps is not None:
+        if not steps.size or "exp_hist" not in batch.schema.names:
+            rows = pa.RecordBatch.from_pylist([], ROWS)
+        else:
+            step = batch.column("step").to_numpy()
+            at = np.minimum(np.searchsorted(steps, step), steps.size - 1)
+            rows = batch.filter(pa.array(steps[at] == step))
+    return Survey(
+        totals(batch), _steps_of(batch), _bad(batch), _peaks(_delivered(batch)), rows.select(ROWS.names), None
+    )
 
 
 def _rows(
@@ -200,57 +210,58 @@ def chosen_steps(sampled: Sequence[int], bad: Sequence[int], rows: int) -> list[
     return sorted({*sampled[:_FIRST], *spread, *sampled[-newest:], *bad[:_BAD], *bad[-_FIRST:], *led})
 
 
-class _Collector:
-    """The running state of :func:`survey`."""
+class _Partial:
+    """A survey in parts, which are put together when there are many and at the end."""
 
-    def __init__(self, steps: Sequence[int] | None, budget: Budget) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._size = 0
-        self._steps = None if steps is None else np.asarray(steps, np.int64)
         self._totals: list[pa.Table] = []
+        self._most = _PENDING
         self._bad: list[pa.Table] = []
         self._kinds: dict[str, list[Ints]] = {}
         self._rows: list[pa.RecordBatch] = []
         self._batches: list[pa.Table] = []
 
-    def take(self, batch: pa.RecordBatch) -> None:
-        """Add the rows of one batch."""
-        self._totals.append(totals(batch))
-        if sum(t.num_rows for t in self._totals) > _PENDING and len(self._totals) > 1:
+    def add(self, part: Survey) -> None:
+        """Take in what comes next in the log's order."""
+        self._totals.append(part.totals)
+        if len(self._totals) > 1 and sum(t.num_rows for t in self._totals) > self._most:
             self._totals = [merged(self._totals)]
+            self._most = max(_PENDING, 2 * self._totals[0].num_rows)
             self._budget.keep("names", TENSOR_COST * self._totals[0].num_rows)
-        for kind, found in _steps_of(batch).items():
+        for kind, found in part.steps_of.items():
             self._kinds.setdefault(kind, []).append(found)
-        self._bad.append(_bad(batch))
-        self._batches.append(_peaks(_delivered(batch)))
-        kept = batch
-        if self._steps is not None:
-            if not self._steps.size or "exp_hist" not in batch.schema.names:
-                return
-            step = batch.column("step").to_numpy()
-            at = np.minimum(np.searchsorted(self._steps, step), self._steps.size - 1)
-            kept = batch.filter(pa.array(self._steps[at] == step))
-        if kept.num_rows:
-            self._rows.append(kept.select(ROWS.names))
-            self._size += kept.nbytes
-            self._budget.keep("rows", _COPIES * self._size)
+        for tables, table in ((self._bad, part.bad), (self._batches, part.batches), (self._rows, part.rows)):
+            if table.num_rows:  # an empty one would keep dictionaries alive
+                tables.append(table)
+        self._size += part.rows.nbytes
+        self._budget.keep("rows", _COPIES * self._size)
 
-    def result(self) -> Survey:
-        """Everything that was seen."""
-        return Survey(
-            totals=merged([merged(self._totals)]),
+    def result(self, kept: frozenset[int] | None) -> Survey:
+        """Everything that was added, which is given away by that."""
+        found = Survey(
+            totals=merged(self._totals),
             steps_of={kind: np.unique(np.concatenate(found)) for kind, found in self._kinds.items()},
             bad=_added(self._bad),
             batches=_peaks(pa.concat_tables([BATCHES.empty_table(), *self._batches])),
             rows=_one(self._rows, ROWS),
-            kept=None if self._steps is None else frozenset(self._steps.tolist()),
+            kept=kept,
         )
+        pa.default_memory_pool().release_unused()
+        return found
 
 
-def _one(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    table = pa.Table.from_batches(batches, schema).unify_dictionaries().combine_chunks()
-    found = table.to_batches()
-    return found[0] if found else pa.RecordBatch.from_pylist([], schema)
+def _one(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """All batches as one. The list is emptied: rows are the most of a survey, and so are there once and a column."""
+    if not batches:
+        return pa.RecordBatch.from_pylist([], schema)
+    if len(batches) == 1:
+        return batches.pop()
+    columns = [[b.column(name) for b in batches] for name in reversed(schema.names)]
+    batches.clear()
+    arrays = [pa.chunked_array(columns.pop(), f.type).unify_dictionaries().combine_chunks() for f in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _steps_of(batch: pa.RecordBatch) -> dict[str, Ints]:

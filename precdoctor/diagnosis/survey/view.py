@@ -22,12 +22,13 @@ from precdoctor.diagnosis.survey.measures import MEASURES
 from precdoctor.diagnosis.survey.processes import Process, process_step
 from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow
 from precdoctor.diagnosis.survey.run_facts import RunFacts, table_columns
-from precdoctor.diagnosis.survey.survey import ROWS, Survey, chosen_steps, merged_surveys, read_pieces, tasks_of
+from precdoctor.diagnosis.survey.survey import ROWS, Survey, Task, chosen_steps, merged_surveys, read_pieces, tasks_of
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
 from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import query
 
 if TYPE_CHECKING:
+    from precdoctor.runlog.pieces import Piece
     from precdoctor.runlog.reader import Run
 
 __all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView", "process_step"]
@@ -132,15 +133,17 @@ class RunView(RunFacts):
         if known is not None:
             return known
         tasks = tasks_of(zip(pieces, mine, strict=True), steps)
-        found = list(run_all("reading tensors", read_pieces, tasks, self._run, pieces))
-        for piece, error in (u for read in found for u in read.unread):
-            self._cannot_read(piece, error)
-        whole = merged_surveys([read.survey for read in found])
+        whole = merged_surveys(self._surveys(tasks, pieces), self._run.budget)
         self._run.budget.keep("names", TENSOR_COST * whole.totals.num_rows)
-        self._run.budget.keep("rows", 2 * whole.rows.nbytes)
         if key is not None and not self.unread:
             stored.store(key, whole)
         return whole
+
+    def _surveys(self, tasks: Sequence[Task], pieces: Sequence[Piece]) -> Iterator[Survey]:
+        for read in run_all("reading tensors", read_pieces, tasks, self._run, pieces):
+            for piece, error in read.unread:
+                self._cannot_read(piece, error)
+            yield read.survey
 
     @cached_property
     def bad(self) -> list[dict[str, Any]]:

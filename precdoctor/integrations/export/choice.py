@@ -25,7 +25,7 @@ class Choice:
     modules: tuple[str, ...] = ()
 
     def batches(self, run: Run, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a table; steps and events whole, of tensors the chosen ones. ``columns`` must name ``module``."""
+        """The rows of a table: of tensors the chosen ones, of the others all. ``columns`` must name ``module``."""
         filters = [("kind", "in", list(self.kinds))] if table == "tensors" and self.kinds else None
         for batch in run.batches(table, columns, filters):
             chosen = self._of_modules(batch) if table == "tensors" and self.modules else batch

@@ -23,14 +23,15 @@ _FORMULA = r"^([=+\-@\t\r])"
 
 
 def to_parquet(run: Run, folder: Path, choice: Choice) -> list[Path]:
-    """``tensors.parquet``, ``steps.parquet`` and ``events.parquet``; all ranks, names as plain strings.
+    """``tensors.parquet``, ``steps.parquet`` and ``events.parquet``, of a run with op lists also ``ops.parquet``; all
+    ranks, names as plain strings.
 
     Raises:
         RunUnreadableError: a part of the log is damaged.
         OSError: the folder cannot be written.
     """
     files = []
-    for table in TABLES:
+    for table in _tables(run):
         schema = _plain(table_schema(table))
         path = folder / f"{table}.parquet"
         with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -49,7 +50,7 @@ def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
         OSError: the folder cannot be written.
     """
     files = []
-    for table in TABLES:
+    for table in _tables(run):
         schema = _plain(table_schema(table))
         flat = pa.schema([pa.field(f.name, pa.string() if pa.types.is_list(f.type) else f.type) for f in schema])
         path = folder / f"{table}.csv"
@@ -58,6 +59,11 @@ def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
                 writer.write_batch(_flat(batch, flat))
         files.append(path)
     return files
+
+
+def _tables(run: Run) -> list[str]:
+    """Those of every run, and ``ops`` where something is in it."""
+    return [table for table in TABLES if table != "ops" or next(run.batches(table, ["step"]), None) is not None]
 
 
 def _plain(schema: pa.Schema) -> pa.Schema:

@@ -1,62 +1,210 @@
-"""Differences of numbers that were cast to half before: where they cancel, what is left is the rounding of the cast."""
+"""Differences of numbers that were rounded before: where they cancel, that rounding is what is left.
+
+Data and what is made of it (casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64 from
+before its first rounding on, by the memory it lies in.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording.deepscan.scan_facts import Findings
-from precdoctor.recording.deepscan.scanned_op import Call
-from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
-#: Elements of casts whose sources are kept for a difference later.
-_MAX_SOURCES = 1 << 22
+#: Formats that are rounded to, and those that are wide enough beside each of them.
+_WIDER = {
+    **dict.fromkeys(_HALF, frozenset((torch.float32, torch.float64))),
+    torch.float32: frozenset((torch.float64, torch.int64, torch.int32)),
+}
+#: Elements of rounded numbers that are followed; of one tensor that no cast has made.
+_MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
+#: Ops that pass data on, and those that round it to half by themselves.
+_ROUNDS = names("cumsum cumprod add sub mul div")
+_CARRIES = _ROUNDS | names("_to_copy clone cat stack index index_select gather where neg abs flip roll repeat")
+#: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``. Mostly what becomes of
+#: such a difference is followed by :mod:`trails`; here it counts where something is chosen by it.
+_EXPANDS = names("mm bmm sum mean pow mul")
+_CHOOSES = names("topk sort argsort argmin argmax kthvalue")
+#: Ops between a difference and the choice.
+_KEEPS = names("neg abs sqrt clamp clamp_min")
+_FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | {"copy_", "sub_", "rsub"}
+#: Ops of loss code that round their total to half: the log-probability of a sequence.
+_REDUCES = names("sum mean")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
 _NOISE, _COLUMN = 0.5, 0.25
+#: Of data, in L2: no number format of eight bits is as coarse.
+_DATA = 0.125
+#: Differences below this share of their operands are rounding of FP32: two copies of a model give the same.
+_RESOLVED = 2.0**-20
 #: Rows from which on the columns of a matrix are judged one by one: features of different kinds.
 _ROWS = 16
 
 
+@dataclass
+class _Source:
+    """The numbers behind a rounded tensor's memory, laid out as it is.
+
+    Attributes:
+        dtype: the coarsest format that they went through.
+        ours: a copy, which may be written to; else a tensor of the run.
+        version: of a tensor of the run.
+        expands: it was made in FP32 by one of ``_EXPANDS``.
+    """
+
+    rounded: StorageWeakRef
+    exact: Tensor
+    dtype: torch.dtype
+    ours: bool
+    version: int | None
+    expands: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether the rounded tensor lives, and its source is what it was."""
+        return not self.rounded.expired() and self.version == _version(self.exact)
+
+
 class Differences:
-    """Keeps what was cast to half, and judges the differences that it goes into."""
+    """Keeps what was rounded to half, and judges the differences that it goes into."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._sources: dict[int, tuple[StorageWeakRef, Tensor]] = {}
+        self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
+        #: Of differences of expanded data: what is to be told where something is chosen by them.
+        self._pending: dict[int, tuple[StorageWeakRef, Callable[[], None]]] = {}
 
-    def cast(self, call: Call) -> None:
-        """Remember the source of a cast to half, of data as well."""
-        result = call.results[0] if call.results else None
-        if call.name != "_to_copy" or result is None or result.dtype not in _HALF:
+    @staticmethod
+    def follows(name: str) -> bool:
+        """Whether an op by this name passes rounded data on, or subtracts it."""
+        return name in _FOLLOWED
+
+    def written(self, x: Tensor) -> None:
+        """Something else has been written to its memory."""
+        if (key := storage_key(x)) is not None:
+            self._sources.pop(key, None)
+
+    def remember(self, call: Call) -> None:
+        """Keep the values of a result before it was rounded."""
+        if call.name.endswith("_"):
+            if call.name == "copy_":
+                self._copy(call)
+            elif isinstance(call.args[0], Tensor):
+                self.written(call.args[0])
             return
-        source, key = call.args[0], storage_key(result)
-        narrows = source.dtype in (torch.float32, torch.float64)
-        if narrows and key is not None and source.numel() <= self._room and source.stride() == result.stride():
-            self._room -= source.numel()
-            self._sources[key] = StorageWeakRef(result.untyped_storage()), source.detach()
+        result = call.results[0] if call.results else None
+        key = storage_key(result) if result is not None else None
+        if result is None or key is None or call.func.is_view or result.numel() > self._room:
+            return
+        exact = self._before_rounding(call, result)
+        if exact is None:
+            return
+        if exact.stride() != result.stride():
+            exact = torch.empty_strided(result.shape, result.stride(), dtype=exact.dtype, device=exact.device).copy_(
+                exact
+            )
+        self._room -= result.numel()
+        theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
+        expands = (call.name in _EXPANDS or bool(self._known(call))) and self._only_expands(call)
+        self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands)
+
+    def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, *, ours: bool,
+              expands: bool = False) -> None:  # fmt: skip
+        memory = StorageWeakRef(x.untyped_storage())
+        self._sources[key] = _Source(memory, exact, dtype, ours, _version(exact), expands)
+
+    def _known(self, call: Call) -> list[_Source]:
+        return [found for x in call.operands if (found := self._sources.get(storage_key(x) or 0)) is not None]
+
+    def _only_expands(self, call: Call) -> bool:
+        """Whether nothing that goes into it was rounded in another way than by FP32 arithmetic on data."""
+        return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known(call))
+
+    def _coarsest(self, call: Call) -> torch.dtype:
+        """Of the formats that an op's result and the numbers behind its operands were rounded to."""
+        known = (source.dtype for source in self._known(call))
+        return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
+
+    def _before_rounding(self, call: Call, result: Tensor) -> Tensor | None:
+        name, source = call.name, call.args[0] if call.args else None
+        if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
+            return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
+        reduced = call.phase == "loss" and result.dtype in _HALF and name in _REDUCES
+        trained = result.requires_grad or any(x.requires_grad for x in call.operands)
+        expands = name in _EXPANDS and self._only_expands(call)
+        if not (name in _CARRIES or expands or reduced) or (trained and not reduced):
+            return None
+        sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
+        rounds = (reduced or expands or (result.dtype in _HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE
+        exact = call.again(sources) if sources or rounds else None
+        return exact[0] if exact is not None else None
+
+    def _copy(self, call: Call) -> None:
+        """``buffer[i] = x``: all that lies in the memory of a buffer, with what has been copied into it."""
+        target, source = call.args[0], call.args[1]
+        key, known = storage_key(target), self._source(source)
+        wide = known if known is not None else source
+        if key is None or wide.dtype not in _WIDER.get(target.dtype, ()) or target.requires_grad:
+            self.written(target)
+            return
+        held, size = self._sources.get(key), target.untyped_storage().nbytes() // target.element_size()
+        whole = held is not None and held.holds and held.exact.numel() == size and held.exact.is_contiguous()
+        image = held.exact.reshape(-1) if held is not None and whole else target.detach().as_strided((size,), (1,), 0)
+        if held is None or not whole or not held.ours or image.dtype != torch.float64:
+            if size > self._room:
+                self.written(target)
+                return
+            self._room -= size
+            image = image.to(torch.float64, copy=True)
+        image.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(wide.detach())
+        self._keep(key, target, image, target.dtype, ours=True)
 
     def after(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
-        """An op of a forward pass or of loss code has run.
+        """An op of a forward pass, of loss code or of the script has run.
 
         Loss code may subtract casts of whatever was computed. In a module both must be data or constants: casts of what
         no op of the window has made, or tensors that are older than it (``lived``).
         """
-        if not call.results or call.results[0].dtype not in _HALF:
+        if not call.results:
             return
-        self.cast(call)
-        if call.name not in ("sub", "sub_", "rsub"):
-            return
+        if call.plain_name in ("sub", "rsub", "add"):
+            self._subtract(call, lived)
+        elif call.name in _CHOOSES | _KEEPS:
+            self._choose(call)
+        self.remember(call)
+
+    def _choose(self, call: Call) -> None:
+        """Something is chosen by a difference, or it is on the way there."""
+        for x in call.operands:
+            memory, tell = self._pending.get(storage_key(x) or 0, (None, None))
+            if memory is None or tell is None or memory.expired():
+                continue
+            if call.name in _CHOOSES:
+                self._pending.pop(storage_key(x) or 0)
+                tell()
+            elif (key := storage_key(call.results[0])) is not None:
+                self._pending[key] = StorageWeakRef(call.results[0].untyped_storage()), tell
+
+    def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
+        half = call.results[0].dtype in _HALF
         inside, sources = call.phase != "loss" and bool(call.where.module), {}
         for x in call.operands:
             source = self._source(x)
             if source is not None and not (inside and source.requires_grad):
                 sources[id(x)] = source
-            elif x.dtype in _HALF and x.numel() > 1 and not (inside and lived(x) and not x.requires_grad):
+            elif (
+                x.numel() > 1
+                and (x.dtype in _HALF or not half)
+                and not (half and inside and lived(x) and not x.requires_grad)
+            ):
                 return
         wide = call.again({k: v.double() for k, v in sources.items()}) if sources else None
         if wide is not None:
@@ -67,10 +215,15 @@ class Differences:
         seen, size = result.detach().double(), exact.abs()
         operands = [call.before(x).detach().double().abs().broadcast_to(size.shape) for x in call.operands]
         largest = torch.stack(operands).amax(0)
-        eps = float(torch.finfo(result.dtype).eps)
-        known = torch.isfinite(size) & (size > 0) & torch.isfinite(seen)
+        data = not any(x.requires_grad for x in call.operands)
+        dtype = self._coarsest(call)
+        eps, resolved = float(torch.finfo(dtype).eps), _RESOLVED if dtype in _HALF else _RESOLVED**2
+        known = torch.isfinite(size) & (size > resolved * largest) & torch.isfinite(seen)
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
+        if not bool(wrong.any()):
+            return
+        all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
             rows = [x.reshape(-1, size.shape[-1]) for x in (wrong, known, off, torch.where(known, size, 0.0))]
             noisy = rows[2].norm(dim=0) >= _COLUMN * rows[3].norm(dim=0)
@@ -81,12 +234,26 @@ class Differences:
                 wrong, known = wrong & column, known & column
         many, of = int(wrong.sum()), int(known.sum())
         if many * 2 < of or not many or off[known].norm() < _COLUMN * size[known].norm():
-            return
+            wrong, known = all_wrong, all_known
+            if not data or off.norm() < _DATA * size[known].norm():
+                return
+        key = storage_key(call.results[0])
+        if not self._only_expands(call):
+            self._tell(call, exact, wrong, known, off, dtype, largest)
+        elif key is not None:
+            tell = functools.partial(self._tell, call, exact, wrong, known, off, dtype, largest)
+            self._pending[key] = StorageWeakRef(call.results[0].untyped_storage()), tell
+
+    def _tell(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, dtype: torch.dtype,
+              largest: Tensor) -> None:  # fmt: skip
+        seen, size = call.results[0].detach().double(), exact.abs()
         at = int(torch.where(wrong, size, -1.0).flatten().argmax())
-        bits = torch.log2(largest[wrong] / size[wrong])
+        bits, many, of = torch.log2(largest[wrong] / size[wrong]), int(wrong.sum()), int(known.sum())
         self._findings.add(
-            "cancellation", call, many / of, dtype=str(result.dtype).removeprefix("torch."),
+            "cancellation", call, many / of, dtype=str(dtype).removeprefix("torch."),
             bits_lost=float(bits.median()), wrong=many, of=of, zeros=int((wrong & (seen == 0)).sum()),
+            noise=float(off[known].norm() / size[known].norm()),
+            of_data=not any(x.requires_grad for x in call.operands),
             seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), rounded_before=True,
         )  # fmt: skip
 
@@ -94,6 +261,12 @@ class Differences:
         """What a tensor, or the one that it is a view of, was before it was cast."""
         key = storage_key(x)
         found = self._sources.get(key) if key is not None else None
-        if found is None or found[0].expired():
+        if found is None or not found.holds:
             return None
-        return found[1].as_strided(x.shape, x.stride(), found[1].storage_offset() + x.storage_offset())
+        exact = found.exact
+        return exact.as_strided(x.shape, x.stride(), exact.storage_offset() + x.storage_offset())
+
+
+def _version(x: Tensor) -> int | None:
+    """How often it has been written to; None in inference mode, which does not count."""
+    return None if x.is_inference() else x._version

@@ -7,16 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Findings
-from precdoctor.recording.deepscan.scanned_op import Call
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 
 #: Significant bits, the leading one included: integers up to 2 to this power are exact.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
+_INDEX_BITS = {**_BITS, torch.float32: 24}
 #: Share of elements that must have changed kind (to zero, to the largest value, to an infinity) for a closer look.
 _SUSPICIOUS = 0.1
 #: Share of a tensor's sum of magnitudes from which on its loss is noted.
@@ -26,16 +29,74 @@ _TAIL = 0.01
 #: Tensors of integers of at most so many elements; and of these so many first ones tell whether it is one.
 _MAX_INTEGERS, _PEEK = 1 << 20, 64
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
+#: Ops that take integers as indices; and integers that are watched until one of them does.
+_LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
+#: Ops that leave integers as they are, but for an offset.
+_SHIFTS = names("add sub rsub clamp clamp_min clone where masked_fill")
+#: Share of a channel's energy from which on its error takes it: what is left of it is below the noise.
+_GONE = 0.5
+#: Least number of elements of a channel, and channels.
+_PER_CHANNEL, _CHANNELS = 8, 4
 
 
 class Casts:
-    """Looks at every narrowing cast of a forward pass."""
+    """Looks at every narrowing cast of a forward pass, and of the code around it."""
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
+        #: Integers that were half-precision floats before, by their memory.
+        self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
+
+    def looked_up(self, call: Call) -> None:
+        """Numbers that are read from a tensor of floats as integers, then used as indices: which exist at all?"""
+        if call.name == "_to_copy":
+            self._from_half(call)
+        elif self._indices and call.name in _SHIFTS:
+            self._shifted(call)
+        elif self._indices and call.plain_name in _LOOKUPS:
+            for x in tensors_in((call.args, call.kwargs)):
+                known = self._indices.get(key) if (key := storage_key(x)) is not None else None
+                if known is not None and not known[0].expired():
+                    del self._indices[key]  # type: ignore[arg-type] # found by it
+                    self._findings.add_event("cast", known[1], 1.0, **known[2], read_by=said(call))
+
+    def expects(self, name: str) -> bool:
+        """Whether an op by this name may use such numbers."""
+        return bool(self._indices) and (name in _LOOKUPS or name in _SHIFTS)
+
+    def _shifted(self, call: Call) -> None:
+        key = storage_key(call.whole[0]) if call.whole and call.whole[0].dtype in _INTEGERS else None
+        for x in tensors_in((call.args, call.kwargs)):
+            known = self._indices.get(storage_key(x) or 0)
+            if key is not None and known is not None and not known[0].expired() and len(self._indices) < _MAX_INDICES:
+                self._indices[key] = StorageWeakRef(call.whole[0].untyped_storage()), known[1], known[2]
+
+    def _from_half(self, call: Call) -> None:
+        source, result = call.args[0], call.whole[0] if call.whole else None
+        if not isinstance(source, Tensor) or source.dtype not in _INDEX_BITS or result is None:
+            return
+        if result.dtype not in _INTEGERS or not 1 < result.numel() <= _MAX_INTEGERS:
+            return
+        if len(self._indices) >= _MAX_INDICES:
+            return
+        least, largest = int(result.min()), int(result.max())
+        if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype] or (key := storage_key(result)) is None:
+            return
+        whole = torch.arange(least, largest + 1, device=result.device) if largest - least < _MAX_INTEGERS else result
+        exist = int(torch.unique(whole.to(source.dtype).double()).numel())
+        data = {
+            "from": _spelled(source.dtype),
+            "to": _spelled(result.dtype),
+            "numel": result.numel(),
+            "distinct_before": int(whole.numel()),
+            "distinct_after": exist,
+            "largest": float(largest),
+            "least": float(least),
+        }
+        self._indices[key] = StorageWeakRef(result.untyped_storage()), self._findings.event_of(call), data
 
     def after(self, call: Call) -> None:
-        """An op of a forward pass has run."""
+        """An op of a forward pass, or of the code around it, has run."""
         if call.name == "arange" and call.results and call.results[0].dtype in _BITS:
             self._integers(call, None, call.results[0])
             return
@@ -60,7 +121,8 @@ class Casts:
         if before is None or after is None or before.numel == before.zero:
             return
         flushed = after.zero - before.zero
-        clipped = after.bad - before.bad + (after.at_max - before.at_max if result.element_size() == 1 else 0)
+        narrow = result.element_size() == 1
+        clipped = after.bad - before.bad + (after.at_max - before.at_max if narrow else 0)
         if max(flushed, clipped) < _SUSPICIOUS * (before.numel - before.zero) or source.numel() > call.limit:
             return
         x, y = source.detach().double(), result.detach().double()
@@ -68,13 +130,21 @@ class Casts:
         lost = torch.where(torch.isfinite(y), (x - y).abs(), x.abs())[kept].sum()
         whole = x[kept].abs().sum()
         share = float(lost / whole) if float(whole) > 0 else 0.0
-        if share < _NOTED:
+        channels = _channels_gone(x, y) if narrow else 0.0
+        if share < _NOTED and not channels:
             return
         counted = {"nonzero": before.numel - before.zero, "flushed": flushed, "clipped": clipped, "lost": share}
+        if share < _NOTED:  # one loud channel holds the magnitude: only what became of the others counts
+            kept &= (y == 0) & (x != 0)
+        if narrow:
+            counted["channels"] = channels
         sizes = {"amax": before.amax, "amin_nonzero": before.amin_nonzero, "bulk": _bulk(source)}
         measured = {**_kinds(source, result), "numel": result.numel(), **counted, **sizes}
-        event = self._findings.event_of(call)
-        self._effects.begin("cast", event, share, result, torch.where(kept, x, y), **measured)
+        event, weight = self._findings.event_of(call), max(share, channels)
+        if call.phase in ("forward", "loss"):
+            self._effects.begin("cast", event, weight, result, torch.where(kept, x, y), **measured)
+        else:
+            self._findings.add_event("cast", event, weight, **measured)
 
     def _integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:
         if not 1 < result.numel() <= _MAX_INTEGERS:
@@ -88,6 +158,19 @@ class Casts:
             told = {"distinct_before": before, "distinct_after": after, "largest": largest}
             kinds = _kinds(source, result)
             self._findings.add("cast", call, 1 - after / before, **kinds, numel=result.numel(), **told)
+
+
+def _channels_gone(x: Tensor, y: Tensor) -> float:
+    """Share of the channels that a cast takes half of the energy of; along the dimension in which it is the largest."""
+    shares = [0.0]
+    for dim in {1} if x.dim() == 4 else {0, x.dim() - 1} if x.dim() > 1 else ():
+        others = [d for d in range(x.dim()) if d != dim]
+        energy = x.square().sum(others)
+        if x.shape[dim] < _CHANNELS or x.numel() < _PER_CHANNEL * x.shape[dim] or not bool(energy.isfinite().all()):
+            continue
+        gone = (x - y).square().sum(others) >= _GONE * energy
+        shares.append(float((gone & (energy > 0)).sum()) / max(int((energy > 0).sum()), 1))
+    return max(shares)
 
 
 def _bulk(x: Tensor) -> float:

@@ -25,6 +25,8 @@ _MAX_ERRORS, _MAX_HOPS, _MAX_SHADOWS = 64, 64, 64
 _DILUTED = 0.5
 #: Effects below this are no fact: an eighth of a unit in the last place of BF16, which every op is good to at most.
 _NOTED = 2.0**-12
+#: Least number of elements of a row, and of rows, for rows to be looked at one by one.
+_PER_ROW, _ROWS = 8, 8
 #: Ops that add, and which of their arguments is only added: what they dilute is bounded without running them again.
 _ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
 _ADDITIONS = names("add sub")
@@ -163,9 +165,9 @@ class Effects:
             return False
         if any(at is not None and x is not call.args[at] for x, _, _ in given):
             return False
-        size = float(torch.linalg.vector_norm(result.detach(), 1, dtype=torch.float32)) / max(result.numel(), 1)
-        off = [float((right - call.before(x).detach().double()).abs().mean()) for x, right, _ in given]
-        effects = [o / size if size > 0 else 1.0 for o in off]
+        size = result.detach().double().abs()
+        off = ((right - call.before(x).detach().double()).abs() for x, right, _ in given)
+        effects = [_share(o.broadcast_to(size.shape), size) for o in off]
         if not max(effects) < _NOTED:
             return False
         self._shadows.drop(result)
@@ -200,7 +202,7 @@ class Effects:
 
 
 def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """How wrong a result is: sum of |right - seen| over sum of |right|, over the elements that differ; at most 1.
+    """How wrong a result is: |right - seen| beside |right| as :func:`_share` has it, over the elements that differ.
 
     The second number leaves out what the format of the result cannot hold as a normal number in any case.
 
@@ -212,9 +214,23 @@ def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, flo
     size = right.abs()
     off = torch.where(torch.isfinite(seen), (right - seen).abs(), size)
     differ = torch.isfinite(right) & (off > 0)
-    whole = float(torch.where(differ, size, 0.0).sum())
-    if not whole:
+    size = torch.where(differ, size, 0.0)
+    if not float(size.sum()):
         return (1.0, 0.0) if bool(differ.any()) else (0.0, 0.0)
     held = differ & (size >= torch.finfo(dtype).tiny)
-    lost, of_it = (float(torch.where(kept, off, 0.0).sum()) for kept in (differ, held))
-    return min(1.0, lost / whole), min(1.0, of_it / whole)
+    lost, of_it = (_share(torch.where(kept, off, 0.0), size) for kept in (differ, held))
+    return lost, of_it
+
+
+def _share(off: Tensor, size: Tensor) -> float:
+    """Sum of ``off`` over sum of ``size``, or the same of the median row where that is more; at most 1.
+
+    One row that is a thousand times as large as the others holds the sum; what most samples or tokens get is in theirs.
+    """
+    whole = float(size.sum())
+    share = float(off.sum()) / whole if whole > 0 else 1.0
+    if size.dim() > 1 and size.shape[-1] >= _PER_ROW and size.numel() >= _ROWS * size.shape[-1]:
+        rows = size.sum(-1).flatten()
+        if int((there := rows > 0).sum()) * 2 > rows.numel():
+            share = max(share, float((off.sum(-1).flatten()[there] / rows[there]).median()))
+    return min(1.0, share)

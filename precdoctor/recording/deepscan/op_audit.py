@@ -102,6 +102,8 @@ class Audit:
         for (target, given, named), was in zip(_items(name, args, kwargs), old, strict=True):
             if was is None or len(self._stalls) >= _MAX_STALLED:
                 continue
+            if _plain(name) == "copy" and not self._comes_from(given[0], target):
+                continue  # made anew: what it does not hold is held by the wider tensor that it is a copy of
             exact = self._run(_plain(name) + "_", was.double(), target, given, named)
             if exact is None:
                 continue
@@ -111,6 +113,11 @@ class Audit:
             event = {"root": where.root, "module": where.module, "op": op, **line_columns(where.line)}
             event["data"] = {"phase": phase, "micro_step": micro_step}
             self._stalls.append(Stall(storage_key(target) or 0, event, data))
+
+    def _comes_from(self, x: Any, target: Tensor) -> bool:
+        """Whether it was computed from the state that it is copied to."""
+        chain = self._chains.get(storage_key(x) or 0) if isinstance(x, Tensor) else None
+        return chain is not None and any(key == storage_key(target) for _, key, _ in chain.origins)
 
     def _run(self, name: str, x: Tensor, like: Tensor, args: tuple[Any, ...], kwargs: Any) -> Tensor | None:
         """The op in FP64 on samples; None where they do not fit each other."""
@@ -168,6 +175,8 @@ class Audit:
         else:
             exact = self._run(name + "_", x, result, tuple(call.args[1:]), call.kwargs)
         if exact is not None:
+            if name == "sub":
+                self._note_remainder(operands, result, exact)
             event = self._findings.event_of(call)
             self._chains[key] = _Chain(exact, origins, StorageWeakRef(result.untyped_storage()), (event, name))
             if result.dtype in _HALF and name != "clone":
@@ -198,6 +207,14 @@ class Audit:
         keys = {storage_key(x) for x in call.operands if x.shape == call.results[0].shape}
         stalled = {s.key for s in self._stalls}
         self._compensated |= {k for k in keys if k in stalled and k is not None}
+
+    def _note_remainder(self, operands: list[Tensor], result: Tensor, exact: Tensor) -> None:
+        """What a state is to become, less what it is, vanishes by rounding alone: its remainder is being taken."""
+        shared = [{key for _, key, _ in self._origins(x)} for x in operands]
+        if len(shared) == 2 and (of_both := shared[0] & shared[1]):
+            vanished, moves = _sample(result).reshape(-1) == 0, exact != 0
+            if int((vanished & moves).sum()) >= _STALLED * max(int(moves.sum()), 1):
+                self._compensated |= of_both
 
     # --- gradients ---------------------------------------------------------------------------------------------------
 

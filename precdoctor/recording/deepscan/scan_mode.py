@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import weakref
 from typing import Any
 
 import torch
@@ -20,8 +19,9 @@ from precdoctor.recording.deepscan.shadows import Room
 from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
+from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import Retiring, left_to_others
+from precdoctor.recording.ops.dispatch_modes import left_to_others
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
@@ -32,48 +32,39 @@ from precdoctor.recording.ops.dispatched_ops import (
     written_by,
 )
 from precdoctor.recording.ops.source_lines import innermost_user_line
-from precdoctor.recording.process import attach
-from precdoctor.recording.slots.step_batch import is_capturing
 
 #: Ops looked at per scan: rollouts and long recurrences make millions. Of code around the model, ops that go by.
 MAX_OPS, _MAX_ASIDE = 20_000, 50_000
-#: Host time of one scan: evaluation and data code may lie inside of it.
+#: Time of one scan: evaluation and data code may lie inside of it.
 _MAX_NS = 60 * 10**9
-#: Stages in which results count as those of a forward pass; in the others only states are examined.
+_HALF = frozenset((torch.float16, torch.bfloat16))
+#: Stages in which results count as those of a forward pass; in the others states, sums, casts and differences do.
 _FORWARD, _STAGES_ASIDE = frozenset(("forward", "loss")), frozenset(("script", "optimizer"))
+#: Optimizers whose states are known by name.
+_MAX_OPTIMIZERS = 16
 #: Weights named whose gradients are zero.
 _MAX_NAMES = 8
 #: Bytes of an element of a shadow.
 _FP64 = 8
 
 
-class ScanMode(Retiring):
-    """Looks at ops while it is entered; whatever goes wrong in here ends the looking, never the op.
+class ScanMode(WindowMode):
+    """Examines ops while it is entered.
 
     Args:
         memory: bytes that one op's FP64 operands, and all shadows together, may take.
         values: whether single operand values may be kept.
 
     Attributes:
-        modules: root and FQN of the modules whose forward runs, outermost first.
-        stage: of the code outside of modules and backward passes: script, loss or optimizer.
-        resting: ops run as they are, unseen.
         ops: number of ops examined.
-        spent_ns: host time this has taken, without the ops themselves.
-        failure: what ended the looking.
     """
 
-    watches = True
+    most_micro_steps: int = 2
 
     def __init__(self, memory: int, *, values: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # as torch has it
-        self.modules: list[tuple[str, str]] = []
-        self.stage, self.resting = "forward", False
-        self.micro_step = 0
+        super().__init__()
         self.ops = 0
         self._aside = 0
-        self.spent_ns = 0
-        self.failure: Exception | None = None
         self.coverage = Coverage()
         self._findings = Findings(values=values)
         self._limit = memory // _FP64
@@ -82,15 +73,19 @@ class ScanMode(Retiring):
         self.trails = Trails(self._findings, self._effects, room)
         self._audit, self._differences = Audit(self._findings), Differences(self._findings)
         self._casts, self._sums = Casts(self._findings, self._effects), Sums(self._findings, self._effects)
-        #: By the sequence number of its autograd node: where a forward op stood.
-        self._made: dict[int, Where] = {}
         #: Samples of states as they were before the op that is running.
         self._old: list[Tensor | None] = []
+        self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Compiled code runs compiled, unseen."""
-        return True
+    def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Its states can be named."""
+        if len(self._stepped) < _MAX_OPTIMIZERS:
+            self._stepped[id(optimizer)] = weakref.ref(optimizer)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that have stepped, and are left."""
+        return [optimizer for ref in self._stepped.values() if (optimizer := ref()) is not None]
 
     @property
     def complete(self) -> bool:
@@ -113,10 +108,9 @@ class ScanMode(Retiring):
         kwargs = kwargs or {}
         if any(tensor_leaves.computes_itself(t) for t in types):
             return left_to_others(func, types, args, kwargs)
-        over = self.over or self.resting or self.failure is not None or not self.complete
-        if over or torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
+        if self.cannot_look or not self.complete:
             return func(*args, **kwargs)
-        phase = self._phase()
+        phase = self.phase()
         if phase not in _STAGES_ASIDE:
             swapped = self._before(func, args, kwargs)
             sequence = sequence_number()
@@ -127,49 +121,67 @@ class ScanMode(Retiring):
         return self._beside(func, args, kwargs, phase)
 
     def _beside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
-        """Examine what an op of the script or an optimizer does to states."""
+        """Examine what an op of the script or an optimizer does to states, sums and data."""
         self._aside += 1
-        old = self._guarded(lambda: self._audit.before(op_name(func), args, kwargs))
+        swapped = self.guarded(lambda: self._before_aside(func, args, kwargs))
         result = func(*args, **kwargs)
-        self._guarded(lambda: self._look_aside(func, args, kwargs, phase, old or [], result))
+        if swapped is not None:
+            self.guarded(lambda: self._look_aside(func, args, kwargs, phase, swapped, result))
         return result
 
-    def _guarded(self, look: Callable[[], Any]) -> Any:
-        began = time.perf_counter_ns()
-        try:
-            if self.failure is None and not is_capturing():
-                with kernels.apart_from_user_modes():
-                    return look()
-        except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
-            self._fail(error)
-        finally:
-            self.spent_ns += time.perf_counter_ns() - began
-        return None
-
-    def _look_aside(self, func: Any, args: Any, kwargs: Any, phase: str, old: list[Any], result: Any) -> None:
+    def _before_aside(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
+        """Samples of states that it writes to, and copies of 16-bit sums; None when it is not to be examined."""
+        self._old = []
         if func.namespace != "aten" or is_out_variant(func) or func.is_view:
-            return
+            return None
         name = op_name(func)
         if not name.endswith("_"):
+            return {}
+        self._old = self._audit.before(name, args, kwargs)
+        target = args[0] if args and isinstance(args[0], Tensor) else None
+        if target is None or target.dtype not in _HALF or not self._sums.sums(name) or target.numel() > self._limit:
+            return {}
+        return {} if _is_elsewhere(target) else {id(target): target.detach().clone()}
+
+    def _look_aside(self, func: Any, args: Any, kwargs: Any, phase: str, swapped: dict[int, Tensor],
+                    result: Any) -> None:  # fmt: skip
+        name, whole = op_name(func), list(tensors_in(result))
+        results = [x for x in whole if x.is_floating_point()]
+        within = name.endswith("_")
+        if not within:
             self._audit.born(result)
-            results = [x for x in tensors_in(result) if x.is_floating_point()]
-            follows = self._audit.follows(name) or phase == "optimizer"
-            if follows and results and not any(map(_is_elsewhere, results)):
-                where = Where("", "", innermost_user_line(past_own=True))
-                call = Call(func, args, kwargs, name, phase, where, self.micro_step, {}, results, self._limit)
-                self._differences.cast(call)
-                self._audit.chained(call)
-                if phase == "optimizer" and name not in UNINITIALISED:
-                    self.trails.after(call)
-        elif any(x is not None for x in old):
-            where = Where("", "", innermost_user_line(past_own=True))
-            self._audit.updated(name, str(func), phase, args, kwargs, old, where, self.micro_step)
+        if any(map(_is_elsewhere, results)):
+            return
+        sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
+        stays = any(x is not None for x in self._old)
+        follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
+        follows |= phase == "optimizer" or self._casts.expects(name)
+        if not (whole or stays) or not follows or name in UNINITIALISED:
+            if within and args and isinstance(args[0], Tensor):
+                self._differences.written(args[0])
+            return
+        where = Where("", "", innermost_user_line(past_own=True))
+        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
+        if stays:
+            self._audit.updated(name, str(func), phase, args, kwargs, self._old, where, self.micro_step)
+        if phase == "script":
+            self._differences.after(call, self._audit.lived)
+        else:
+            self._differences.remember(call)
+        if results and not within:
+            self._audit.chained(call)
+            if phase == "optimizer":
+                self.trails.after(call)
+        self._casts.looked_up(call)
+        self._casts.after(call)
+        if sums:
+            self._sums.after(call)
 
     # --- around an op ------------------------------------------------------------------------------------------------
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
         """Copies of what the op is about to write to, by ``id``; None when it is not to be examined."""
-        began = time.perf_counter_ns()
+        began = self.clock()
         self._old = []
         try:
             if func.namespace != "aten" or is_out_variant(func):
@@ -186,36 +198,33 @@ class ScanMode(Retiring):
             self._fail(error)
             return None
         finally:
-            self.spent_ns += time.perf_counter_ns() - began
+            self.spent_ns += self.clock() - began
 
     def _after(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
-        began = time.perf_counter_ns()
+        began = self.clock()
         try:
             with kernels.apart_from_user_modes():
                 self._look(func, args, kwargs, swapped, sequence, result)
         except Exception as error:  # noqa: BLE001 - the same
             self._fail(error)
         finally:
-            self.spent_ns += time.perf_counter_ns() - began
-
-    def _fail(self, error: Exception) -> None:
-        attach.let_through(error)
-        self.failure = error
+            self.spent_ns += self.clock() - began
 
     def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
-        name, phase = op_name(func), self._phase()
-        results = [x for x in tensors_in(result) if x.is_floating_point()]
+        name, phase, whole = op_name(func), self.phase(), list(tensors_in(result))
+        results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
             self._audit.born(result)
         if name in UNINITIALISED or any(map(_is_elsewhere, results)):
             return
-        where = self._where(phase, sequence)
+        where = self.where(phase, sequence)
         if phase == "recompute":
             return  # seen when it was computed first
-        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit)
+        call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
         if phase in _FORWARD:
             self._effects.after(call)
             self.trails.after(call)
+            self._casts.looked_up(call)
             self._casts.after(call)
             self._differences.after(call, self._audit.lived)
             self._audit.chained(call)
@@ -230,25 +239,6 @@ class ScanMode(Retiring):
                 return  # coverage is of modules
             counts = call.counts(results[0]) if results else None
             self.coverage.note(call, _dtypes(call.operands), _dtypes(results), counts)
-
-    # --- where -------------------------------------------------------------------------------------------------------
-
-    def _phase(self) -> str:
-        node: Any = torch._C._current_autograd_node()
-        if node is None and torch._C._current_graph_task_id() == -1:
-            return "forward" if self.modules else self.stage
-        return "recompute" if self.modules else "backward"
-
-    def _where(self, phase: str, sequence: int) -> Where:
-        root, module = self.modules[-1] if self.modules else ("", "")
-        line = innermost_user_line(past_own=True)
-        if phase != "backward":
-            where = Where(root, module, line)
-            self._made.setdefault(sequence - 1, where)
-            return where
-        node: Any = torch._C._current_autograd_node()
-        made = self._made.get(node._sequence_nr()) if node is not None else None
-        return Where("", "", line) if made is None else Where(made.root, made.module, line or made.line)
 
 
 def _is_elsewhere(x: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +91,8 @@ class Call:
     swapped: Mapping[int, Tensor]
     results: list[Tensor]
     limit: int
+    #: All of its results, those of other kinds as well.
+    whole: Sequence[Tensor] = ()
     _counts: dict[int, Counts | None] = field(default_factory=dict)
     _exact: list[Tensor] | None = None
     _tried: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Hashable
 from typing import Any, Final
 
 from precdoctor.recording.options import RecordOptions
@@ -21,6 +23,8 @@ _FACTOR: Final = 8
 _MAX_REPEATED, _COOL_DOWN = 4, 64
 #: Tensors of the same reason of which each may claim one of those; and scans of discarded steps in a row.
 _MAX_PLACES, _MAX_DISCARDED = 64, 2
+#: Scans that confirm what one scan alone has seen, whatever the budget, and how many steps after it.
+_MAX_CONFIRMING, _CONFIRM_AFTER = 2, 7
 #: Steps whose evidence waits to be looked into.
 _MAX_WAITING: Final = 8
 
@@ -39,7 +43,8 @@ class Schedule:
         self._scans = DEFAULT_SCANS if options.deep_scan is None else options.deep_scan
         self.off = self._scans == 0
         self.done = 0
-        self._regular = 0
+        #: Regular scans so far, and steps from the first one to the next one.
+        self._regular = self._next = 0
         self.why: dict[str, Any] = {}
         #: Per reason: scans so far, and the step of the last one.
         self._claims: dict[str, tuple[int, int]] = {}
@@ -48,6 +53,24 @@ class Schedule:
         self._waiting: list[Evidence] = []
         self._scanned: set[int] = set()
         self._first: int | None = None
+        #: Scans that have seen the facts of one place, and the scan that is to be confirmed from a step on.
+        self._facts: Counter[Hashable] = Counter()
+        self._confirm: tuple[int, Evidence] | None = None
+        self._confirming = 0
+
+    def found(self, step: int, places: Collection[Hashable]) -> None:
+        """A scan is over: what only this one has seen so far is to be confirmed by another one.
+
+        Args:
+            step: that it has scanned.
+            places: kinds and places of the facts that it has found.
+        """
+        self._facts.update(places)
+        new = any(self._facts[place] == 1 for place in places)
+        if new and self._confirming < _MAX_CONFIRMING:
+            self._confirm = step + _CONFIRM_AFTER, Evidence("fact", step)
+        elif not any(n == 1 for n in self._facts.values()):
+            self._confirm = None
 
     def arm(self, evidence: Evidence) -> None:
         """Have the next step scanned if the evidence has a claim: its reason is new, or has cooled down."""
@@ -93,11 +116,16 @@ class Schedule:
             self._first = step
         if self._waiting and (found := self._claim(step, affords=self._affords(spent_ns, elapsed_ns))):
             return self._scan(step, "evidence", found)
-        if self._regular >= self._scans or step - self._first < offset(self._regular):
+        if self._confirm is not None and step >= self._confirm[0]:
+            (_, evidence), self._confirm = self._confirm, None
+            self._confirming += 1
+            return self._scan(step, "evidence", [evidence])
+        if self._regular >= self._scans or step - self._first < self._next:
             return False
         if not self._affords(spent_ns, elapsed_ns):
             return False
         self._regular += 1
+        self._next = offset(self._regular)
         return self._scan(step, "first" if self._regular <= _FREE else "spaced", [])
 
     def _scan(self, step: int, reason: str, found: list[Evidence]) -> bool:

@@ -3,6 +3,8 @@
 What an op is called and what dtype it returns say little: kernels widen inside. So a reduction is run again in FP64 on
 the operands it had, and the error it made is what counts. A running total that is added to on one line has an FP64 twin
 that is added to beside it. Moments are small and keep their FP64 values, until it shows what their difference is for.
+Outside of modules and losses (gradients summed by hand, counts, averages) reductions and totals are measured in the
+same way, without their effect.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ _MAX_PRODUCT = 1 << 22
 _MAX_PER_PLACE = 2
 #: Relative errors (L2) from here on are noted, in half units of the dtype's last place.
 _NOTED_ULPS = 16.0
-#: Terms of a running total from which on its error is measured, whenever their number is a power of two.
+#: Terms of a running total from which on its error is measured, four times while their number doubles.
 _MIN_TERMS = 16
+#: Phases in which a wrong sum is followed to what it feeds, and elements of a total elsewhere.
+_FOLLOWED, _MAX_TOTAL = frozenset(("forward", "loss")), 1 << 18
 _MOMENTS = frozenset(("sum", "mean"))
 _SQUARES = frozenset(("mul", "pow", "square"))
 _DIFFERENCES = frozenset(("sub", "add", "rsub"))
@@ -49,10 +53,14 @@ class _Total:
     """A running total on one line."""
 
     last: weakref.ref[Tensor]
+    #: Of a total that is added to in place: its values after the last term. Others may write to it in between.
+    seen: Tensor | None = None
     twin: Tensor | None = None
     terms: int = 1
     #: Once it is off by more than its format takes.
     error: Error | None = None
+    #: It was subtracted from something: what it did not take up may be kept (Kahan).
+    compensated: bool = False
 
 
 @dataclass
@@ -63,9 +71,9 @@ class _Moment:
     value: Tensor
     #: mean | mean-of-products | product | difference
     kind: str
-    #: Of a difference: the op, and the bits it lost (median over elements).
+    #: Of a difference: the op, and the bits that each element lost.
     event: Event | None = None
-    bits: float = 0.0
+    bits: Tensor | None = None
 
 
 class Sums:
@@ -87,8 +95,15 @@ class Sums:
                 self._reduction(call)
             elif call.plain_name == "add":
                 self._total(call)
-        if call.phase != "backward":
+            elif call.plain_name in ("sub", "rsub"):
+                self._note_compensation(call)
+        if call.phase in _FOLLOWED:
             self._follow_moments(call)
+
+    @staticmethod
+    def sums(name: str) -> bool:
+        """Whether an op by this name may be a sum, or says that one is compensated."""
+        return name.rstrip("_") in _REDUCTIONS or name.rstrip("_") in ("add", "sub", "rsub")
 
     # --- one op ------------------------------------------------------------------------------------------------------
 
@@ -115,7 +130,7 @@ class Sums:
         off = float((result.detach().double() - _rounded(exact[0], result)).norm() / magnitudes[0].norm())
         terms = max((x.numel() for x in call.operands), default=0) / max(result.numel(), 1)
         data = {"dtype": _spelled(result), "error": error, "error_of_magnitudes": off, "terms": terms}
-        if call.phase != "backward":
+        if call.phase in _FOLLOWED:
             self._effects.begin("reduction", self._findings.event_of(call), error, result, exact[0], **data)
         else:
             self._findings.add("reduction", call, error, **data)
@@ -124,34 +139,54 @@ class Sums:
 
     def _total(self, call: Call) -> None:
         """``total = total + x`` on one line: the operand is what this line made the last time."""
-        result, place = call.results[0], (call.where, call.op, call.phase)
+        result, within = call.results[0], call.name == "add_"
+        if call.phase not in _FOLLOWED and result.numel() > _MAX_TOTAL:
+            return
+        place = (call.where, call.op, call.phase, id(result) if within else None)
         known = self._totals.get(place)
         last = known.last() if known is not None else None
-        if known is None or last is None or not any(x is last for x in call.operands):
-            self._totals[place] = _Total(weakref.ref(result))
+        if known is None or last is None or not self._goes_on(call, known, last):
+            if len(self._totals) < _MAX_SHADOWS or place in self._totals:
+                self._totals[place] = _Total(weakref.ref(result), _seen(result, within=within))
             return
         if known.twin is None:
             known.twin = call.before(last).detach().double()
-        again = call.again({id(last): known.twin})
+        again = call.again({id(last): known.twin.clone() if within else known.twin})
         if again is None:
             del self._totals[place]
             return
         known.twin, known.last, known.terms = again[0], weakref.ref(result), known.terms + 1
+        known.seen = _seen(result, within=within)
         if known.error is not None:
             self._effects.carry(known.error, result, known.twin)
-        if known.terms < _MIN_TERMS or known.terms & (known.terms - 1):
-            return
-        error = _relative_error(result, known.twin)
+        due = known.terms >= _MIN_TERMS and known.terms % (1 << known.terms.bit_length() - 3) == 0
+        if due and not known.compensated:
+            self._judge_total(call, known, known.twin)
+
+    @staticmethod
+    def _goes_on(call: Call, known: _Total, last: Tensor) -> bool:
+        if not any(x is last for x in call.operands):
+            return False
+        return known.seen is None or torch.equal(call.before(last), known.seen)
+
+    def _judge_total(self, call: Call, known: _Total, twin: Tensor) -> None:
+        result = call.results[0]
+        error = _relative_error(result, twin)
         if error is None or error < _NOTED_ULPS * _half_ulp(result.dtype):
             return
         data = {"dtype": _spelled(result), "error": error, "terms": known.terms}
-        if call.phase == "backward":
+        if call.phase not in _FOLLOWED:
             self._findings.add("total", call, error, **data)
         elif known.error is None:
             event = self._findings.event_of(call)
-            known.error = self._effects.begin("total", event, error, result, known.twin, **data)
+            known.error = self._effects.begin("total", event, error, result, twin, **data)
         elif error > known.error.weight:
             known.error.weight, known.error.data = error, data
+
+    def _note_compensation(self, call: Call) -> None:
+        """What a total did not take up is subtracted out, to be added later."""
+        for known in self._totals.values():
+            known.compensated |= any(x is known.last() for x in call.operands)
 
     # --- differences of moments --------------------------------------------------------------------------------------
 
@@ -192,22 +227,23 @@ class Sums:
 
     def _kind(
         self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
-    ) -> tuple[str, Event | None, float]:
+    ) -> tuple[str, Event | None, Tensor | None]:
         kinds = {m.kind for m in given.values()}
         if difference is not None:
             return "difference", difference.event, difference.bits
         if call.plain_name in _SQUARES and kinds == {"mean"}:
-            return "product", None, 0.0
+            return "product", None, None
         if call.plain_name in _DIFFERENCES and kinds >= {"mean-of-products", "product"}:
             size = torch.stack([m.value.abs().broadcast_to(value.shape) for m in given.values()]).amax(0)
-            known = (value != 0) & (size > 0)
-            lost = torch.log2(size[known] / value[known].abs())
-            lost = lost[lost < _KNOWN_BITS]
-            if 2 * lost.numel() > value.numel():
-                return "difference", self._findings.event_of(call, closely=True), float(lost.median())
-        return next(iter(kinds)), None, 0.0
+            lost = torch.log2(size / value.abs())
+            lost = torch.where((value != 0) & (size > 0) & (lost < _KNOWN_BITS), lost, torch.nan)
+            if 2 * int(lost.isfinite().sum()) > value.numel():
+                return "difference", self._findings.event_of(call, closely=True), lost
+        return next(iter(kinds)), None, None
 
-    def _keep(self, x: Tensor, value: Tensor, kind: str, event: Event | None = None, bits: float = 0.0) -> None:
+    def _keep(
+        self, x: Tensor, value: Tensor, kind: str, event: Event | None = None, bits: Tensor | None = None
+    ) -> None:
         if len(self._moments) >= _MAX_SHADOWS:
             gone = [k for k, m in self._moments.items() if m.ref() is None]
             for key in gone or list(self._moments):
@@ -223,8 +259,12 @@ class Sums:
         off = (seen - value).abs() / value.abs()
         wrong = known & ~(off <= 0.25)  # NaN is wrong, too
         many, of = int(wrong.sum()), int(known.sum())
-        if difference.event is None or not many:
+        bits = difference.bits
+        if difference.event is None or bits is None or not many:
             return
+        lost = bits.reshape(wrong.shape)[wrong] if bits.numel() == wrong.numel() else bits
+        if not bool(lost.isfinite().any()):
+            lost = bits
         worst = int(torch.where(wrong, off.nan_to_num(torch.inf), -1.0).flatten().argmax())
         self._effects.begin(
             "cancellation",
@@ -233,13 +273,17 @@ class Sums:
             result,
             torch.where(wrong, value, seen),
             dtype=_spelled(result),
-            bits_lost=difference.bits,
+            bits_lost=float(lost.nanmedian()),
             wrong=many,
             of=of,
             seen=float(seen.flatten()[worst]),
             exact=float(value.flatten()[worst]),
             used_by=said(call),
         )
+
+
+def _seen(total: Tensor, *, within: bool) -> Tensor | None:
+    return total.detach().clone() if within else None
 
 
 def _multiplications(call: Call) -> int:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Names
+from precdoctor.recording.model.optimizer_contents import state_of
 from precdoctor.recording.ops.dispatched_ops import storage_key
 
 
 class Targets:
-    """Weights, gradients and buffers of the models that the recorder knows, by storage; read once, when first asked."""
+    """Weights and gradients of the models that the recorder knows, and states of optimizers, by storage; read once.
 
-    def __init__(self, names: Names | None = None) -> None:
-        self._names = names
+    Args:
+        names: of the models.
+        optimizers: that have stepped in the window.
+    """
+
+    def __init__(self, names: Names | None = None, optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
+        self._names, self._optimizers = names, list(optimizers)
         self._known: dict[int, dict[str, Any]] | None = None
 
     def of(self, key: int) -> dict[str, Any]:
-        """``target`` (weight, average, gradient, buffer, state) and, where it has one, its ``name``."""
+        """``target`` (weight, average, gradient, state) and, where known, ``name`` and ``owner`` of the parameter.
+
+        ``owner`` is root and module; of an optimizer's state ``state`` is what it calls it.
+        """
         if self._known is None:
             self._known = self._read()
         return self._known.get(key, {"target": "state"})
@@ -27,13 +38,13 @@ class Targets:
     def zero_gradients(self) -> list[str]:
         """Names of trained weights whose gradient is there, and exactly zero."""
         found = []
-        for root, name, parameter in self._parameters():
+        for root, _, name, parameter in self._parameters():
             grad = parameter.grad if parameter.is_leaf else None
-            if root.trained and isinstance(grad, Tensor) and storage_key(grad) is not None and not bool(grad.any()):
+            if root.trained and grad is not None and storage_key(grad) is not None and not bool(grad.any()):
                 found.append(name)
         return found
 
-    def _parameters(self) -> list[tuple[Any, str, Tensor]]:
+    def _parameters(self) -> list[tuple[Any, str, str, Tensor]]:
         found = []
         names = self._names
         for root in names.roots.values() if names is not None else ():
@@ -41,20 +52,25 @@ class Targets:
             for parameter in static.parameters(module) if module is not None else ():
                 known = names.parameter(parameter) if names is not None else None
                 if known is not None:
-                    found.append((root, ".".join(p for p in (known[0].module, known[1]) if p), parameter))
+                    place, own = known
+                    found.append((root, place.module, ".".join(p for p in (place.module, own) if p), parameter))
         return found
 
     def _read(self) -> dict[int, dict[str, Any]]:
         known: dict[int, dict[str, Any]] = {}
-        for root, name, parameter in self._parameters():
+        for root, module, name, parameter in self._parameters():
             trained = root.trained and parameter.requires_grad
-            _add(known, parameter, "weight" if trained else "average", name)
+            about = {"name": name, "owner": [root.name, module]}
+            _add(known, parameter, "weight" if trained else "average", about)
             if parameter.is_leaf:
-                _add(known, parameter.grad, "gradient", name)
+                _add(known, parameter.grad, "gradient", about)
+            for optimizer in self._optimizers:
+                for state, x in state_of(optimizer, parameter).items():
+                    _add(known, x, "state", {**about, "state": state})
         return known
 
 
-def _add(known: dict[int, dict[str, Any]], x: Any, target: str, name: str) -> None:
-    key = storage_key(x) if isinstance(x, Tensor) else None
+def _add(known: dict[int, dict[str, Any]], x: Any, target: str, about: dict[str, Any]) -> None:
+    key = storage_key(x) if issubclass(type(x), Tensor) else None
     if key is not None:
-        known[key] = {"target": target, "name": name}
+        known[key] = {"target": target, **about}

@@ -230,11 +230,12 @@ def one_by_one(job: batched.Job) -> None:
 _alone = threading.local()
 
 
-def measured(x: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def measured(x: Tensor, *, fingerprint: bool = False) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """The slot row of one tensor by itself, without block histograms; waits for its device.
 
     Args:
         x: as :func:`stat` takes it.
+        fingerprint: take one on CUDA, too.
 
     Returns:
         Integer and float columns (see ``layout``), to be read before the next call.
@@ -248,7 +249,7 @@ def measured(x: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
     if native_cpu.supports(x):
         native_cpu.measure_at(x, *home.addresses(0), home.counter_address, 0)
     else:
-        _launch(x, home, 0, 0)
+        _launch(x, home, 0, _FINGERPRINT if fingerprint else 0)
     return ints.cpu().numpy(), floats.cpu().numpy()
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes
 from precdoctor.recording.process import attach
 
 _BASE: Any = torch._C.TensorBase
@@ -20,20 +21,21 @@ _DTYPE, _ADDRESS, _NUMEL = _BASE.dtype.__get__, _BASE.data_ptr, _BASE.numel
 def _tensor_guards() -> Callable[..., Any] | None:
     """Dynamo's check of many tensors at once (class, kind, dtype, device, shape, strides); null where it differs."""
     kind: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
-    one, other = torch.zeros(2, 3), torch.zeros(4)
     try:
-        same = kind(one, other, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        wrong = (
-            (one, other.double()),
-            (one.t(), other),
-            (torch.zeros(3, 3), other),
-            (one, torch.zeros(8)[::2]),
-            (one, None),
-            (one, torch.nn.Parameter(other)),
-            (one, torch.zeros(4, device="meta")),
-            (one, torch.zeros(4).to_sparse()),
-        )
-        works = same(torch.ones(2, 3), torch.ones(4)) is True and not any(same(*tensors) for tensors in wrong)
+        with apart_from_user_modes():
+            one, other = torch.zeros(2, 3), torch.zeros(4)
+            same = kind(one, other, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+            wrong = (
+                (one, other.double()),
+                (one.t(), other),
+                (torch.zeros(3, 3), other),
+                (one, torch.zeros(8)[::2]),
+                (one, None),
+                (one, torch.nn.Parameter(other)),
+                (one, torch.zeros(4, device="meta")),
+                (one, torch.zeros(4).to_sparse()),
+            )
+            works = same(torch.ones(2, 3), torch.ones(4)) is True and not any(same(*tensors) for tensors in wrong)
     except Exception as error:  # noqa: BLE001 - whatever a private class of another torch makes of this
         attach.let_through(error)
         return None

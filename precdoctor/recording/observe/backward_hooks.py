@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from precdoctor.recording import kernels
-from precdoctor.recording.deepscan.scan import DeepScan
+from precdoctor.recording.deepscan.window import StepWindow
 from precdoctor.recording.fp8 import engine_scales
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
@@ -50,12 +50,12 @@ class BackwardHooks:
         loss_code: LossCode,
         casts: Casts,
         guard: Guard,
-        scan: DeepScan,
+        window: StepWindow,
         module_hooks: ModuleHooks,
         logits: Logits,
     ) -> None:
         self._recorder = recorder
-        self._casts, self._scan = casts, scan
+        self._casts, self._window = casts, window
         self._loss_code = loss_code
         self._manual = manual
         self._thrown = thrown
@@ -110,8 +110,8 @@ class BackwardHooks:
 
     def _prepare(self) -> None:
         """Between samples a module called in a backward pass is recomputed, and not recorded."""
-        if self._scan.is_open:
-            self._scan.enter_backward()
+        if self._window.is_open:
+            self._window.enter_backward()
         hooks = self._module_hooks
         if hooks.out:
             hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
@@ -164,8 +164,8 @@ class BackwardHooks:
 
     def _ended(self, tensors: Any) -> None:
         try:
-            if self._scan.is_open:
-                self._scan.leave()
+            if self._window.is_open:
+                self._window.leave()
             if open_modes:
                 sweep()
             if self._gradients.seen:

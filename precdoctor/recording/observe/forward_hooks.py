@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.deepscan.scan import DeepScan
+from precdoctor.recording.deepscan.window import StepWindow
 from precdoctor.recording.fp8.cast_scope import node_number
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
@@ -53,12 +53,12 @@ class ForwardHooks:
         loss_code: LossCode,
         casts: Casts,
         logits: Logits,
-        scan: DeepScan,
+        window: StepWindow,
         probes: Probes | None,
     ) -> None:
         self._recorder, self._manual, self._scene = recorder, manual, scene
         self._loss_code, self._casts, self._logits = loss_code, casts, logits
-        self._scan, self._probes = scan, probes
+        self._window, self._probes = window, probes
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
         self._came = guarded(recorder)(self._gradient_came)
@@ -174,7 +174,7 @@ class ForwardHooks:
         if frame.recorded and not recompute:
             self._record_inputs(frame, {**dict(enumerate(args)), **keyword_arguments()})
         if inside is None and not recompute:
-            self._look_at_ops(frame)
+            self._look_at_ops(frame, args)
         if self._casts.met:
             named = self._casts.looks_at(module)
             arguments: dict[Any, Any] = dict(enumerate(args)) if named else {}
@@ -198,13 +198,15 @@ class ForwardHooks:
         if self._scene.enabled and frame.mode is not _NOT_RECORDED and torch.is_grad_enabled():
             frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
 
-    def _look_at_ops(self, frame: Frame) -> None:
+    def _look_at_ops(self, frame: Frame, args: Any) -> None:
         """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
         mode, recorder = frame.mode, self._recorder
         if self._logits.follows:
             self._logits.close()  # of another root's loss: a scan does not begin beside it
         if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.patient):
-            self._scan.enter_root(frame.module)
+            self._window.enter_root(frame.module)
+            if self._window.is_open:
+                self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})
         if self._recorder.live:
             self._logits.root_begins(frame)
 
@@ -284,6 +286,8 @@ class ForwardHooks:
             return  # entered before recording began
         frame = stack[depth]
         del stack[depth:]
+        if not stack and self._window.is_open:
+            self._window.leave_root(module, result)
         if not stack and self._logits.follows:
             self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
         if self._casts.met:

@@ -224,8 +224,8 @@ class Logits:
                 self._note(result[0] if isinstance(result, (tuple, list)) else result, entry)
             elif not entry.sharpness.role:
                 role = {"product": "attention", "sums": "attention", "chooses": "router", "loss": "output"}[str(what)]
-                # A sum of vectors, each times its weight, has one dimension more than the weights.
-                wide = {"product": len(entry.shape) > 2, "sums": x.dim() > len(entry.shape)}
+                # A sum of vectors, each times its weight, has one dimension more than the weights; so has one query.
+                wide = {"product": max(len(entry.shape), x.dim()) > 2, "sums": x.dim() > len(entry.shape)}
                 entry.sharpness.role = role if wide.get(str(what), True) else ""
             return
 

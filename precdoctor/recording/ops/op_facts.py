@@ -71,7 +71,7 @@ def closer_look(
                         operands[-1]["value"] = value_at(x, *spot)
                 elif x.dtype is torch.bool and values and spot is not None:  # what a ``where`` has chosen there
                     settings.setdefault(name, bool(chosen) if (chosen := value_at(x, *spot)) is not None else None)
-            elif (plain := _plain(x)) is not None:
+            elif (plain := plain_setting(x)) is not None:
                 settings.setdefault(name, plain)
     if values and spot is not None and bad is None:
         for x, facts in zip(results, described, strict=True):
@@ -90,7 +90,8 @@ def _listed(argument: Any) -> list[Any]:
     return [argument]
 
 
-def _plain(value: Any) -> Any:
+def plain_setting(value: Any) -> Any:
+    """An argument as JSON has it, where it is a number, a dtype or a list of numbers; None for anything else."""
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, torch.dtype):

@@ -22,7 +22,7 @@ from precdoctor.recording.output.evidence import Evidence, Watcher
 from precdoctor.recording.output.step_rows import LossScales, step_row
 from precdoctor.recording.output.tensor_table import Sites, StepTensors
 from precdoctor.recording.process import attach
-from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.slots.step_batch import EventBatch, OpBatch, StepBatch, StepFacts
 from precdoctor.runlog.halting import halt_requested
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
@@ -32,6 +32,8 @@ _MAX_ROWS = 10_000
 _MAX_STEPS = 8
 #: Anything in flight: steps rows and events are small, but a file system may hang for days.
 _MAX_ITEMS = 20_000
+#: Lists of ops in flight: each may hold 65 MB.
+_MAX_LISTS = 4
 #: How long a clean exit waits for the queue to empty.
 _CLOSE_SECONDS = 60.0
 #: How long steps rows may wait to be written: a crash may lose a second of them.
@@ -42,6 +44,10 @@ _MAX_DEFECTS = 3
 _MAX_EVIDENCE = 16
 #: How long a fork waits for the thread to put down what it is doing.
 _FORK_SECONDS = 5.0
+
+
+#: What the training side hands over.
+Item = StepBatch | EventBatch | OpBatch
 
 
 class Drain:
@@ -71,7 +77,7 @@ class Drain:
         self._watcher = Watcher() if options.deep_scan != 0 else None
         self._rank = rank
         self._options = options
-        self._queue: collections.deque[StepBatch | EventBatch] = collections.deque()
+        self._queue: collections.deque[Item] = collections.deque()
         #: Those of the queue that hold tensors rows, and how many.
         self._heavy: collections.deque[StepBatch] = collections.deque()
         self._rows_waiting = 0
@@ -102,10 +108,16 @@ class Drain:
 
     # --- the training side -------------------------------------------------------------------------------------------
 
-    def put(self, item: StepBatch | EventBatch) -> None:
+    def put(self, item: Item) -> None:
         """Queue a step or events; never waits for the writer."""
+        if isinstance(item, StepBatch) and (listed := item.facts.ops) is not None:
+            item.facts.ops = None
+            self.put(listed)
         with self._lock:
             if self.failed:
+                return
+            if isinstance(item, OpBatch) and sum(type(x) is OpBatch for x in self._queue) >= _MAX_LISTS:
+                self._lost_items += item.rows
                 return
             if len(self._queue) >= _MAX_ITEMS:
                 self._lost_items += _rows_of(self._take())
@@ -130,7 +142,7 @@ class Drain:
         """Whether everything handed over so far has been written."""
         return not self._queue and not self._turning
 
-    def _take(self) -> StepBatch | EventBatch:
+    def _take(self) -> Item:
         """The oldest item of the queue."""
         item = self._queue.popleft()
         if self._heavy and self._heavy[0] is item:
@@ -221,10 +233,12 @@ class Drain:
             self._turning = False
         return item is not None or not closing
 
-    def _write(self, writer: RankWriter, item: StepBatch | EventBatch) -> None:
+    def _write(self, writer: RankWriter, item: Item) -> None:
         try:
             if isinstance(item, StepBatch):
                 self._write_step(writer, item)
+            elif isinstance(item, OpBatch):
+                self._write_ops(writer, item)
             else:
                 self._append(writer, "events", self._log.rows(item.events))
         except (DiskBudgetReached, OSError):
@@ -267,6 +281,15 @@ class Drain:
             self._write_held(writer)
         self._append(writer, "events", events)
 
+    def _write_ops(self, writer: RankWriter, item: OpBatch) -> None:
+        columns = {**item.columns, "step": [item.step] * item.rows, "rank": [self._rank] * item.rows}
+        try:
+            writer.append("ops", columns, item.rows)
+        except DiskBudgetReached:
+            limit = f"--max-disk ({self._options.max_disk} bytes)"
+            self._say(f"the log has reached {limit}; ops are no longer listed, training goes on")
+            self._append(writer, "events", self._drops(item.step, "disk_budget", item.rows))
+
     def _watch(self, tensors: StepTensors, step: dict[str, Any], scale: float | None) -> None:
         """Look for what gives reason for a deep scan; a step that is not finite is an incident, with its own ways."""
         if self._watcher is None or step["non_finite"]:
@@ -298,10 +321,11 @@ class Drain:
 
     # --- when something is wrong --------------------------------------------------------------------------------------
 
-    def _note_defect(self, writer: RankWriter, item: StepBatch | EventBatch, error: Exception) -> None:
+    def _note_defect(self, writer: RankWriter, item: Item, error: Exception) -> None:
         """Log that the item is lost."""
         self._say(f"internal error while writing the log ({_sentence(error)})")
         step = item.facts.step if isinstance(item, StepBatch) else None
+        step = item.step if isinstance(item, OpBatch) else step
         data = {"message": _sentence(error), "where": attach.innermost_own_frame(error)}
         rows = self._log.rows([{"event": "error", "step": step, "data": data}]) + self._drops(
             step, "error", _rows_of(item)
@@ -327,8 +351,10 @@ class Drain:
             attach.say(message)
 
 
-def _rows_of(item: StepBatch | EventBatch) -> int:
+def _rows_of(item: Item) -> int:
     """Rows of the log that are lost with an item."""
+    if isinstance(item, OpBatch):
+        return item.rows
     return len(item.events) if isinstance(item, EventBatch) else 1 + item.dropped + len(item.entries)
 
 

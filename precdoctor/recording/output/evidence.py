@@ -67,7 +67,8 @@ class Evidence:
     """One reason for a scan.
 
     Attributes:
-        what: amax | zeros | squares | headroom | loss-scale | learning-rate | loss | grad-norm | discarded.
+        what: amax | zeros | squares | headroom | loss-scale | learning-rate | loss | grad-norm | discarded |
+            fact (of the scan of that step, to be confirmed).
         step: at which it was recorded.
         tensor: ``root/module:kind:name``; empty for numbers of the step.
         before, now: the numbers.

@@ -49,6 +49,8 @@ class CompiledCalls:
             result, too.
         forward_begins: to be called as a whole train step is.
         instrumented: compiled graphs report their modules themselves.
+        region: to be called with a compiled function, or a module compiled in place, and its arguments; what it returns
+            is called with the result.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class CompiledCalls:
         before: Callable[[nn.Module, Any], None],
         after: Callable[[nn.Module, Any, Any], None],
         forward_begins: Callable[[], None],
+        region: Callable[[Any, Any], Callable[[Any], None] | None],
         *,
         instrumented: bool,
     ) -> None:
@@ -67,6 +70,7 @@ class CompiledCalls:
         self._loss_code = loss_code
         self._before, self._after = before, after
         self._forward_begins, self._instrumented = forward_begins, instrumented
+        self._region = region
         self._known: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
             weakref.WeakKeyDictionary()
         )
@@ -132,8 +136,20 @@ class CompiledCalls:
         if type(args) is not tuple or type(kwargs) is not dict:
             return None
         owner, name = _method(function)
-        if issubclass(type(owner), nn.Module) and name == _IN_PLACE:
-            return self._of_module(owner, args)
+        in_place = issubclass(type(owner), nn.Module) and name == _IN_PLACE
+        leave = self._of_module(owner, args) if in_place else self._of_function(function, args, kwargs)
+        ended = self._region(owner if in_place else function, (args, kwargs))  # the call of a module opens a window
+        if ended is None:
+            return leave
+
+        def both() -> None:
+            ended(_result())
+            if leave is not None:
+                leave()
+
+        return both
+
+    def _of_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
         if self._inside() or not (self._scene.enabled and torch.is_grad_enabled()):
             return None
         was_open = self._loss_code.running

@@ -87,6 +87,15 @@ def looks_like_a_scale(factor: float) -> bool:
     return 16 <= factor < math.inf and math.log2(factor).is_integer()
 
 
+@dataclass
+class OpBatch:
+    """The list of ops of one step: columns of the ops table, ``rank`` left out."""
+
+    step: int
+    columns: dict[str, Any]
+    rows: int
+
+
 @dataclass(slots=True, eq=False)
 class StepFacts:
     """The steps row in the making; see ``runlog.schema.STEPS``."""
@@ -134,6 +143,8 @@ class StepFacts:
     #: Where ``backward`` was called, outside torch.
     backward_file: str | None = None
     backward_line: int | None = None
+    #: Every op of the step, where it is listed.
+    ops: OpBatch | None = None
 
 
 @dataclass(slots=True, eq=False)

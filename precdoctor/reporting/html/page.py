@@ -99,12 +99,12 @@ def _write(context: Mapping[str, Any], ranges: rangemap.RangeMap, others: rangem
         "run": ranges.data(),
         "against": None if others is None else others.data(),
     }
-    style, script = _asset("report.css"), _asset("predict.js") + _asset("report.js")
+    style, script = asset("report.css"), asset("predict.js") + asset("report.js")
     policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        f"default-src 'none'; style-src '{digest(style)}'; script-src '{digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    page: str = _template().render(
+    page: str = template("report.html.j2").render(
         **context,
         style=Markup(style),  # noqa: S704 - a file of the package
         script=Markup(script),  # noqa: S704 - files of the package
@@ -208,17 +208,19 @@ def _other(other: Subject) -> dict[str, Any]:
     }
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A style sheet or script of the package."""
     return (resources.files("precdoctor.reporting.html") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     """As a content security policy names an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-@lru_cache(maxsize=1)
-def _template() -> Any:
+@lru_cache
+def template(name: str) -> Any:
+    """A page of the package: every value is escaped, and one that is missing is an error."""
     environment = Environment(
         loader=PackageLoader("precdoctor.reporting.html"),
         autoescape=True,
@@ -229,4 +231,4 @@ def _template() -> Any:
     environment.filters["prose"] = prose
     environment.filters["breakable"] = breakable
     environment.globals["plural"] = plural
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)

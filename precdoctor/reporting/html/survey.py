@@ -15,9 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from precdoctor.diagnosis.survey.measures import entries
 from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.totals import grouped
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
+from precdoctor.numerics.tally import ragged
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -177,11 +180,7 @@ class Survey:
 
     def _identify(self, batch: pa.RecordBatch) -> Ints:
         """The index of each row's tensor; tensors met for the first time get the next ones."""
-        code = _integers(batch, "call")
-        for name in _NAMES:
-            encoded = batch.column(name)
-            indices = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-            code = code * max(1, len(encoded.dictionary)) + indices
+        code = grouped(batch, ("call", *_NAMES))
         unique, first, inverse = np.unique(code, return_index=True, return_inverse=True)
         local = np.empty(unique.size, dtype=np.int64)
         for at, row in enumerate(first):
@@ -234,12 +233,11 @@ def column_spans(survey: Survey) -> list[tuple[int, int]]:
 
 def _count(into: Ints, lowest: int, which: Ints, start: Ints, lists: pa.Array, taken: npt.NDArray[np.bool_]) -> None:
     """Add each row's list of counts, which begins at bin ``start``, to the histogram of its tensor."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    counts = pc.list_flatten(lists).to_numpy(zero_copy_only=False)
-    within = np.arange(counts.size) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    bins = np.clip(np.repeat(start, lengths) + within - lowest, 0, into.shape[1] - 1)
-    kept = np.repeat(taken, lengths)
-    np.add.at(into, (np.repeat(which, lengths)[kept], bins[kept]), counts[kept].astype(np.int64))
+    lengths, counts = entries(lists)
+    whose, within = ragged(lengths)
+    bins = np.clip(start[whose] + within - lowest, 0, into.shape[1] - 1)
+    kept = taken[whose]
+    np.add.at(into, (which[whose][kept], bins[kept]), counts[kept].astype(np.int64))
 
 
 def _measures(values: dict[str, Floats]) -> dict[str, Floats]:

@@ -11,12 +11,13 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.ending import ending
-from precdoctor.errors import RunNotFoundError, RunUnreadableError
+from precdoctor.errors import CorruptRunError, RunNotFoundError, RunUnreadableError
 from precdoctor.reporting.live.picture import EVENT_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, Picture
 from precdoctor.reporting.text import spans
 from precdoctor.runlog import Run, open_run
 from precdoctor.runlog.follow import Follower
 from precdoctor.runlog.lock import is_locked
+from precdoctor.runlog.reader import RankLog
 
 #: After so long without a row a run is called silent: in seconds, and in times its usual step.
 _SILENT_SECONDS, _SILENT_STEPS = 30.0, 10.0
@@ -69,23 +70,36 @@ class Watcher:
         self._last_growth = clock()
         self._passed_over = False
         self._unlocked: frozenset[str] = frozenset()
+        self._damage: str | None = None
 
     def poll(self) -> None:
-        """Read what is new; damage and unreadable files are told, not raised: a network file system has its moments."""
+        """Read what is new. Rows and files that cannot be read are a problem: a network file system has its moments.
+
+        Raises:
+            CorruptRunError: what a process states of itself is damaged, at two polls in a row; nothing will mend it.
+        """
         self.problem = None
+        damage, self._damage = self._damage, None
         try:
             run = open_run(self.path)
             if not self._passed_over and run.ranks:
                 self._follower.pass_over("tensors", keep=2)  # the past is in the report; here is the present
                 self._passed_over = True
             before = self._rows
-            self._read()
+            try:
+                self._read()
+            except RunUnreadableError as error:
+                self.problem = str(error)
             if self._rows != before:
                 self.grown += 1
                 self._last_growth = self._clock()
             self.phase, self.words = self._standing(open_run(self.path))
         except RunNotFoundError:
             self.phase, self.words = Phase.GONE, "the run directory is gone"
+        except CorruptRunError as error:
+            if str(error) == damage:
+                raise
+            self.problem = self._damage = str(error)
         except RunUnreadableError as error:
             self.problem = str(error)
         except OSError as error:  # a directory went away between two looks
@@ -105,7 +119,7 @@ class Watcher:
     def _standing(self, run: Run) -> tuple[Phase, str]:
         ranks = run.ranks
         self.ranks = len({r.rank for r in ranks})
-        self.device = next((str(d) for d in map(_device, (r.facts for r in ranks)) if d), self.device)
+        self.device = next((str(d) for d in map(_device, map(self._facts, ranks)) if d), self.device)
         if not ranks:
             offered = len({line.get("pid") for line in run.attach_lines()})
             return Phase.STARTING, f"{plural(offered, 'process')} so far, none has called a model yet"
@@ -127,6 +141,14 @@ class Watcher:
         if quiet > max(_SILENT_SECONDS, _SILENT_STEPS * (self.picture.step_seconds or 0.0)):
             return Phase.SILENT, f"no new row for {quiet:.0f} s: a long step, an evaluation, or the end"
         return (Phase.STARTING if self.picture.last_step is None else Phase.RUNNING), ""
+
+    def _facts(self, rank: RankLog) -> dict[str, Any]:
+        """Its rank.json; of several processes, one that cannot be read is a problem and no more."""
+        try:
+            return rank.facts
+        except RunUnreadableError as error:
+            self.problem = str(error)
+            return {}
 
     def _is_here(self) -> bool:
         """Whether the run is of this machine, where a free lock means that the writer is dead."""

@@ -99,7 +99,7 @@ def train(directory: Path, *names: str, **more: str) -> list[dict[str, dict[str,
     command = [sys.executable, "-m", "tests.support.zoo", *names]
     environments = (
         environment(PYTHONPATH=str(ROOT), **AS_ANYWHERE),
-        environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **AS_ANYWHERE, **recording, **more),
+        environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **AS_ANYWHERE, **(recording | more)),
     )[bool(more) :]
     children = [
         subprocess.Popen(command, env=env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

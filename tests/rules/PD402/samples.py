@@ -5,6 +5,7 @@ import numpy as np
 from precdoctor.numerics.formats import E5M2
 from tests.support.fp8 import add_operand, current, draws, fill, in_fp8
 from tests.support.samples import Sample
+from tests.support.scanning import fact, scanned, used
 from tests.support.training import NUMEL, Training, histogram, tensor
 
 UP = "blocks.0.mlp.up"
@@ -101,7 +102,26 @@ def no_channel_lost_in_front() -> Training:
     return cast_in_front(0.0)
 
 
+def scanned_channels(effect: float) -> Training:
+    """No channel is lost whole; a deep scan has compared them one by one, and followed what was flushed."""
+    run = cast_in_front(0.0)
+    found = fact(
+        "cast", "_to_copy.default", module="blocks.0.mlp", to="float8_e4m3fn", numel=32 * 256, channels=0.9,
+        effect=effect, fed=used("addmm.default"),
+    )  # fmt: skip
+    run.events = scanned(found).events
+    return run
+
+
+def channels_that_add_nothing() -> Training:
+    return scanned_channels(0.01)
+
+
 FIRING = {
+    "scanned_channels": Sample(
+        lambda: scanned_channels(0.3), module="blocks.0.mlp", kind="fp8_operand", severity="error",
+        says=("90 % of its channels keep less signal than error", "30 % of the result of addmm"),
+    ),
     "channels_lost_in_front": Sample(
         channels_lost_in_front, module="blocks.0.mlp", kind="fp8_operand", severity="error",
         says=("`cast.0` of `blocks.0.mlp`", "the weight of `blocks.0.mlp.down` is exactly zero"),
@@ -119,6 +139,6 @@ HEALTHY = {
     f.__name__: f
     for f in (
         current_scaling, unscaled_of_order_one, relu, softmax_probabilities, wide_gradient, fresh_history,
-        zero_gradients, once, no_channel_lost_in_front,
+        zero_gradients, once, no_channel_lost_in_front, channels_that_add_nothing,
     )
 }  # fmt: skip

@@ -30,6 +30,18 @@ def a_gate_opens() -> Training:
     return run
 
 
+def grows(eps: float, last: float) -> Training:
+    """A gradient that grows from step to step, to ``last`` of eps."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if row["kind"] == "weight_grad_step" and row["module"] == "head":
+                row.update(normal(eps * last * (step + 1) / run.steps))
+    (optimizer,) = FACTS["optimizers"]
+    run.facts = {**FACTS, "optimizers": [{**optimizer, "groups": [{**g, "eps": eps} for g in optimizer["groups"]]}]}
+    return run
+
+
 def above() -> Training:
     return given(1e-6)
 
@@ -56,6 +68,7 @@ def under_sgd() -> Training:
 
 
 FIRING = {
+    "grows_but_stays_below": Sample(lambda: grows(1e-2, 0.05), module="head", severity="warning"),
     "tiny": Sample(lambda: given(1e-10), module="head", kind="weight_grad_step", severity="warning",
                    says=("1e-08", "limit 50 %")),
     "state_recorded": Sample(lambda: with_moment(Training(), lambda _, x: 1e-10 * x), module="head",

@@ -16,7 +16,7 @@ def stalled(**changes: Any) -> dict[str, Any]:
 
 
 def moves_mostly() -> Training:
-    return scanned(stalled(stalled=600))
+    return scanned(stalled(stalled=550))
 
 
 def one_step() -> Training:
@@ -32,6 +32,18 @@ def weights_of_an_optimizer() -> Training:
     return scanned(stalled(target="weight", name="blocks.0.attn.weight"))
 
 
+def decay(move: float) -> Training:
+    """BF16 weights that decoupled weight decay multiplies by slightly less than one, over 64 steps."""
+    found = stalled(target="weight", name="blocks.0.attn.weight", value=0.3, move=move, phase="optimizer")
+    run = Training(steps=64)
+    run.events = scanned({**found, "op": "aten.mul_.Tensor"}).events
+    return run
+
+
+def small_decay() -> Training:
+    return decay(3e-7)
+
+
 def adams_own() -> Training:
     return scanned({**stalled(phase="optimizer"), "code": "optimizer.step()"})
 
@@ -39,16 +51,21 @@ def adams_own() -> Training:
 FIRING = {
     "average": Sample(
         lambda: scanned(stalled()), 0, severity="warning",
-        says=("99 % of the elements of a state", "limit 75 %", "2.5 bits", "code between two steps"),
+        says=("99 % of the elements of a state", "limit 60 %", "2.5 bits", "code between two steps"),
     ),
     "count": Sample(
         lambda: scanned({**stalled(moved=1, stalled=1, of=1, tensors=1, bits_missing=0.0, value=256.0, move=1.0),
                          "op": "aten.add_.Tensor"}),
         0, severity="warning", says=("add changes nothing", "values of 256 by 1"),
     ),
+    "decay": Sample(
+        lambda: decay(1e-3), 0, severity="warning", says=("mul changes nothing", "weights (`blocks.0.attn.weight`)"),
+    ),
     "teacher_in_a_module": Sample(
         lambda: scanned(stalled(target="average", name="teacher.weight")), 0, severity="warning",
         says=("an average of weights (`teacher.weight`)",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (moves_mostly, one_step, moves_later, weights_of_an_optimizer, adams_own)}
+HEALTHY = {
+    f.__name__: f for f in (moves_mostly, one_step, moves_later, weights_of_an_optimizer, small_decay, adams_own)
+}

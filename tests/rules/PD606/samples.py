@@ -86,6 +86,16 @@ def a_pointer_that_grows_with_adam() -> Training:
     return softmax(lambda s: 6.0 + 4.0 * s, entropy=collapsing, losses=lambda s: 2.0 * 0.96**s)
 
 
+def closes(largest: float) -> Training:
+    """Heads become one-hot; the loss has come down and stays."""
+    logits = lambda s: min(8.0 + 20.0 * s, largest)  # noqa: E731
+    return softmax(logits, entropy=collapsing, losses=lambda s: max(1.2, 2 - 0.1 * s))
+
+
+def closed_below_twice_its_limit() -> Training:
+    return closes(150.0)
+
+
 def a_copy_that_sets_in_late() -> Training:
     """Logits double in the newer half, and so the loss falls."""
     return softmax(towards_its_limit, losses=lambda s: 2.0 - 0.04 * max(0, s - 12))
@@ -142,6 +152,10 @@ def few_steps() -> Training:
 
 
 FIRING = {
+    "closed on the way to three times its limit": Sample(
+        lambda: closes(300.0), 5, ATTENTION, "logits", severity="warning",
+        evidence={"state": "large", "loss_stalls": False},
+    ),
     "a third per step": Sample(
         lambda: softmax(third_per_step), 18, ATTENTION, "logits", severity="warning",
         says=("have grown from", "factor of 1.3 per step", "limit 100"), evidence={"state": "large"},
@@ -183,6 +197,7 @@ HEALTHY = {
     for f in (
         levels_off,
         some_heads_copy,
+        closed_below_twice_its_limit,
         a_copying_layer_that_has_learnt,
         a_retrieval_that_is_learning,
         a_pointer_that_grows_with_adam,

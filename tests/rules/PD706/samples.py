@@ -36,11 +36,29 @@ def warm_up() -> Training:
     return with_scans(scanned(flush(**ENDS), steps=(1,)), 8)
 
 
+def indices(**changes: Any) -> dict[str, Any]:
+    """Item numbers that were packed into an FP16 tensor."""
+    measured = {"from": "float16", "to": "int64", "distinct_before": 1497, "distinct_after": 188, "least": 10000.0}
+    return integers(**{**measured, "largest": 11496.0, "read_by": used("embedding.default"), **changes})
+
+
+def few_missing() -> Training:
+    return scanned(indices(distinct_before=2100, distinct_after=2073, least=0.0, largest=2099.0))
+
+
 def few_collide() -> Training:
     return scanned(integers(distinct_after=900))
 
 
 FIRING = {
+    "indices": Sample(
+        lambda: scanned(indices()), 0, "blocks.0.attn", severity="warning",
+        says=("only 188 of the 1,497 integers from 10,000 to 11,496 can occur", "used as indices by embedding"),
+    ),
+    "gradients": Sample(
+        lambda: scanned({**flush(phase="optimizer"), "root": "", "module": ""}), 0, severity="warning",
+        says=("in the code after the backward pass",),
+    ),
     "flush": Sample(
         lambda: scanned(flush()), 0, "blocks.0.attn", severity="warning", says=("100 % of its magnitude", "256 of 256"),
     ),
@@ -59,4 +77,4 @@ FIRING = {
         lambda: scanned(integers()), 0, severity="warning", says=("1,000 integers become 507 different numbers",),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (probabilities, few_collide, small_bias, warm_up)}
+HEALTHY = {f.__name__: f for f in (probabilities, few_collide, few_missing, small_bias, warm_up)}

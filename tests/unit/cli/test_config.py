@@ -161,7 +161,7 @@ def test_every_recorder_option_is_a_setting():
     import dataclasses
 
     options = {f.name.replace("_", "-") for f in dataclasses.fields(RecordOptions)}
-    asked_by_others = {"kinds", "trace-steps", "may-halt"}  # the block's argument, autopsy, --halt-on
+    asked_by_others = {"kinds", "trace-steps", "may-halt", "max-steps"}  # a block, autopsy, --halt-on, trial
     told_to_the_parent = {"output", "autopsy", "halt-on", "on-finding", "reference", "shared"}
     shadows = {"shadow", "shadow-at", "shadow-every", "shadow-steps"}
     assert options - asked_by_others - shadows == set(SETTINGS["record"]) - told_to_the_parent

@@ -143,8 +143,9 @@ def test_surveys_of_ranks_merge_to_the_survey_of_all(steps: tuple[int, ...] | No
     pieces = run.pieces("tensors")
     whole = read_pieces(Task(tuple(pieces), steps, True)).survey
     apart = [read_pieces(Task((piece,), steps, True)).survey for piece in pieces]
-    first, last = merged_surveys(apart[:2]), merged_surveys(apart[2:])
-    assert _facts(merged_surveys([first, last])) == _facts(merged_surveys(apart)) == _facts(whole)
+    first, last = merged_surveys(apart[:2], run.budget), merged_surveys(apart[2:], run.budget)
+    found = [_facts(merged_surveys(parts, run.budget)) for parts in ([first, last], apart)]
+    assert found[0] == found[1] == _facts(whole)
     assert whole.covers([2, 5]) and whole.covers([3]) is (steps is None)
 
 

@@ -177,3 +177,14 @@ def test_it_never_imports_torch(run):
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_ops_are_exported_where_they_were_listed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "listed", [{}], [{}], ops=[{"index": 3, "sketch": [1.0] * 8}])
+    for tool in ("parquet", "csv"):
+        assert main(["export", "listed", "--to", tool, "-o", tool]) == 0
+        assert f"ops.{tool}" in capsys.readouterr().err
+    assert (
+        pd.read_parquet("parquet/ops.parquet")["index"].tolist() == pd.read_csv("csv/ops.csv")["index"].tolist() == [3]
+    )

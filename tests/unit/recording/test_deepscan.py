@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from precdoctor.recording.deepscan.scan import why_not
 from precdoctor.recording.deepscan.scan_mode import ScanMode
 from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, GRANT_NS, Schedule, offset
+from precdoctor.recording.deepscan.window import why_not
 from precdoctor.recording.ops.dispatch_modes import take_off
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence
@@ -538,6 +538,26 @@ def test_a_new_reason_gets_a_scan_whatever_the_budget_and_the_event_says_why():
     assert found[0] == {"reason": "first"}
     told = {"what": "amax", "step": 20, "tensor": "Net#0/a:output:", "before": 1.0, "now": 300.0}
     assert found[21] == {"reason": "evidence", "evidence": [told]}
+
+
+def test_what_one_scan_alone_has_found_is_confirmed_whatever_the_budget_twice_at_most():
+    schedule, found = Schedule(RecordOptions(budget=1e-6)), {}
+    places = {0: {"a"}, 7: {"a", "b"}, 14: set(), 21: {"c"}}
+    for step in range(60):
+        if schedule.wants(step, spent_ns=10**9, elapsed_ns=1):
+            found[step] = schedule.why
+            schedule.found(step, places.get(step, set()))
+    assert sorted(found) == [0, 1, 7, 14]
+    assert found[7] == {"reason": "evidence", "evidence": [{"what": "fact", "step": 0, "before": None, "now": None}]}
+
+
+def test_what_two_scans_have_found_needs_no_third():
+    schedule, found = Schedule(RecordOptions(budget=1e-6)), []
+    for step in range(60):
+        if schedule.wants(step, spent_ns=10**9, elapsed_ns=1):
+            found.append(step)
+            schedule.found(step, {"a"})
+    assert found == [0, 1]
 
 
 def test_a_scanned_step_gives_no_reason_for_another_scan():

@@ -19,7 +19,7 @@ from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output import drain as module
 from precdoctor.recording.output.drain import Drain
 from precdoctor.recording.slots.slot_table import Site, SlotTable
-from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
+from precdoctor.recording.slots.step_batch import EventBatch, OpBatch, StepBatch, StepFacts
 from precdoctor.runlog.layout import create_run
 from precdoctor.runlog.writer import RankWriter
 
@@ -308,3 +308,48 @@ def test_numbers_of_a_finished_step_come_through(run):
     assert set(tensors["rank"]) == set(rows["rank"]) == {3}
     assert list(tensors["amax"]) == [1.5, 1.5]
     assert precdoctor.open_run(run).ranks[0].end == {"reason": "exit", "steps": 8, "dropped": {}}
+
+
+# --- lists of ops -----------------------------------------------------------------------------------------------------
+
+
+def op_batch(step: int, rows: int = 3) -> OpBatch:
+    place = {"op": "aten.mul.Tensor", "phase": "forward", "root": "", "module": "", "side": "out", "dtype": "float32"}
+    columns = {name: [value] * rows for name, value in place.items()}
+    return OpBatch(step, {**columns, "index": list(range(rows)), "position": [0] * rows, "numel": [1] * rows}, rows)
+
+
+def test_a_list_of_ops_reaches_the_log(run):
+    drain = Drain(run, 0, RecordOptions())
+    drain.put(op_batch(4))
+    drain.close({"reason": "exit"})
+    ops = precdoctor.open_run(run).ops()
+    assert ops["step"].tolist() == [4, 4, 4] and ops["index"].tolist() == [0, 1, 2]
+
+
+def test_lists_that_the_disk_cannot_follow_are_counted(run, slow):
+    drain = Drain(run, 0, RecordOptions())
+    drain.put(EventBatch([{"event": "warning"}]))
+    assert slow.reached.wait(60)
+    for step in range(8):
+        drain.put(op_batch(step))
+    slow.go.set()
+    drain.close({"reason": "exit"})
+    opened = precdoctor.open_run(run)
+    assert sorted(set(opened.ops()["step"])) == [0, 1, 2, 3]
+    [drop] = opened.events(filters=[("event", "==", "drop")])["data"]
+    assert json.loads(drop) == {"reason": "queue_full", "rows": 12}
+
+
+def test_a_list_above_the_budget_is_left_out_and_counted(run, capfd):
+    drain = Drain(run, 0, RecordOptions(max_disk=200_000))
+    for step in range(40):
+        drain.put(op_batch(step, 2000))
+        while not drain.idle:
+            time.sleep(0.001)
+    drain.close({"reason": "exit"})
+    opened = precdoctor.open_run(run)
+    drops = [json.loads(d) for d in opened.events(filters=[("event", "==", "drop")])["data"]]
+    assert drops and {(d["reason"], d["rows"]) for d in drops} == {("disk_budget", 2000)}
+    assert len(opened.ops()) + 2000 * len(drops) == 80_000
+    assert "ops are no longer listed" in capfd.readouterr().err

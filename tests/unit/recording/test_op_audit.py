@@ -55,6 +55,17 @@ def test_a_state_that_stays_is_measured_whatever_writes_to_it(change):
     assert found["bits_missing"] > 3
 
 
+def test_a_narrow_copy_of_a_wide_state_is_none_that_stays():
+    average, served, weight = torch.randn(64), torch.empty(64, dtype=torch.bfloat16), torch.randn(64)
+    served.copy_(average)
+
+    def serve():
+        average.lerp_(weight, 1e-4)
+        served.copy_(average)
+
+    assert "stalled" not in facts(serve)
+
+
 @pytest.mark.parametrize("change", STALLING.values(), ids=STALLING)
 def test_a_state_that_was_made_in_the_window_is_none(change):
     assert "stalled" not in facts(lambda: change(torch.ones(64, dtype=torch.bfloat16)))
@@ -82,11 +93,21 @@ def compensated(x):
     rest.sub_(x - old)
 
 
+def averaged_beside_its_remainder(x):
+    """Of wide numbers that never lie in the average: the remainder is taken before it is written."""
+    rest, weight = torch.zeros(64, dtype=x.dtype), torch.full((64,), 1.01)
+    move = 1e-3 * (weight - x.float() - rest.float()) + rest.float()
+    new = (x.float() + move).to(x.dtype)
+    rest.copy_(move - (new.float() - x.float()))
+    x.copy_(new)
+
+
 HARMLESS = {
     "moves": lambda x: x.mul_(0.9),
     "nothing to do": lambda x: x.add_(torch.zeros(64, dtype=x.dtype)),
     "a branch beside its residual": lambda x: x + 1e-4,
     "compensated": compensated,
+    "compensated before": averaged_beside_its_remainder,
     "filled anew": lambda x: x.copy_(torch.ones(64)),
 }
 
@@ -121,6 +142,20 @@ def test_a_difference_of_rounded_numbers_is_their_rounding():
     assert "cancellation" not in facts(lambda: (t := times.bfloat16()) - t.detach(), stage="loss")
 
 
+def test_an_expanded_square_of_data_cancels_in_fp32():
+    x = 5e4 + torch.arange(24.0).reshape(8, 3)
+
+    def expanded(points):
+        inner, squares = points @ points.t(), points.square().sum(1, keepdim=True)
+        return (squares - 2 * inner + squares.t()).clamp(min=0).sqrt()
+
+    found = facts(lambda points: expanded(points).topk(3), x)["cancellation"]
+    assert (found["dtype"], found["of_data"]) == ("float32", True)
+    assert "cancellation" not in facts(lambda points: expanded(points).topk(3), x - 5e4)
+    assert "cancellation" not in facts(expanded, x)  # nothing is made of it
+    assert "cancellation" not in facts(lambda points: points - points.mean(0), x)
+
+
 def test_columns_that_were_cast_cancel_in_a_module_against_a_constant_that_is_older():
     years = torch.stack([2019 + 2 * torch.rand(64), 5 * torch.rand(64)], 1)
     mean = years.mean(0).half()
@@ -140,7 +175,7 @@ def test_columns_that_were_cast_cancel_in_a_module_against_a_constant_that_is_ol
         (found,) = centred(stage)
         assert (found["module"], found["op"]) == ("normalise", "aten.sub.Tensor")
         assert 32 <= found["data"]["wrong"] <= found["data"]["of"] <= 64  # of one column
-    years -= 2019.75
+    years[:, 0] -= 2019.75
     mean.copy_(years.mean(0))
     assert not centred("script")
 
@@ -282,3 +317,184 @@ def test_not_a_bit_changes_with_every_step_scanned(tmp_path, kind):
         assert not [d for d in rows if d.get("outcome") == "dropped"]
     assert results[0].split()[:2] == results[1].split()[:2]
     assert any(d["kind"] == "step" for d in rows)
+
+
+def running_total(terms, *, others: bool = False):
+    total = torch.zeros(16, dtype=terms.dtype)
+    for k, term in enumerate(terms):
+        total.add_(term)
+        if others and k % 8 == 7:
+            total.zero_()
+    return total
+
+
+def compensated(terms):
+    total, rest = (torch.zeros(16, dtype=torch.bfloat16) for _ in range(2))
+    for term in terms:
+        y = term - rest
+        after = total + y
+        rest = (after - total) - y
+        total = after
+    return total
+
+
+@pytest.mark.parametrize("stage", ["script", "optimizer"])
+def test_a_total_of_the_script_is_added_up_a_second_time(stage):
+    terms = (0.5 + torch.rand(1024, 16)).bfloat16()
+    found = facts(running_total, terms, stage=stage)["total"]
+    assert (found["terms"], found["dtype"], found["phase"]) == (1024, "bfloat16", stage)
+    assert found["error"] > 0.3
+    assert "total" not in facts(running_total, terms.float(), stage=stage)
+    assert "total" not in facts(lambda t: running_total(t, others=True), terms, stage=stage)
+    assert "total" not in facts(compensated, terms, stage=stage)
+
+
+def test_counts_that_stand_still_are_a_wrong_sum():
+    counts, where = torch.full((8,), 256.0, dtype=torch.bfloat16), torch.arange(8).repeat(40)
+
+    def count(x):
+        x.index_add_(0, where, torch.ones(len(where), dtype=x.dtype))
+
+    assert facts(count, counts.clone())["reduction"]["error"] > 0.1
+    assert "reduction" not in facts(count, counts.float())
+
+
+def test_data_is_compared_with_what_it_was_before_its_first_rounding():
+    rewards, gaps = 1000 + torch.rand(4, 64), 0.2 + 1.8 * torch.rand(8, 200)
+    buffer = torch.zeros(4, 64, dtype=torch.bfloat16)
+
+    def joined(x):
+        return torch.cat([r.bfloat16() for r in x]) - torch.full((256,), 1000.0).bfloat16()
+
+    def buffered(x):
+        for k, r in enumerate(x):
+            buffer[k] = r
+        return buffer - (x - 0.5).bfloat16()
+
+    def elapsed(x):
+        times = x.bfloat16().cumsum(1)
+        return times[:, 1:] - times[:, :-1]
+
+    stamps = 1_700_000_000 + torch.randint(0, 60, (64,)).cumsum(0)
+    between = lambda x: x.float()[1:] - x.float()[:-1]  # noqa: E731
+    assert facts(between, stamps)["cancellation"]["dtype"] == "float32"
+    assert "cancellation" not in facts(between, stamps - 1_700_000_000)
+    for run, data in ((joined, rewards), (buffered, rewards), (elapsed, gaps)):
+        found = facts(run, data)["cancellation"]
+        assert (found["dtype"], found["of_data"], found["rounded_before"]) == ("bfloat16", True, True)
+        assert found["noise"] > 0.125
+    assert "cancellation" not in facts(buffered, rewards - 1000)
+    assert "cancellation" not in facts(elapsed, gaps[:, :4])
+    twice = lambda x: x.bfloat16() - (x * (1 + 2e-7)).bfloat16()  # noqa: E731 - the same policy, computed twice
+    assert "cancellation" not in facts(twice, rewards)
+
+
+def test_a_buffer_that_is_written_to_leaves_the_source_of_its_first_values_alone():
+    source = torch.linspace(1000, 1001, 64, dtype=torch.float64)
+    before = source.clone()
+
+    def overwrite(x):
+        half = x.half()
+        half[:8] = torch.full((8,), 1000.3)
+        return half - torch.full((64,), 1000.0).half()
+
+    assert facts(overwrite, source)["cancellation"]["noise"] > 0.125
+    assert torch.equal(source, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_indices_that_a_half_precision_table_cannot_hold_are_noted_where_they_are_used(dtype):
+    table, packed = torch.randn(12100, 2), torch.randint(10000, 12000, (64,)).to(dtype)
+    assert "cast" in facts(lambda x: torch.embedding(table, (x.long() - 1).clamp(min=0)), packed)
+    found = facts(lambda x: torch.embedding(table, x.long()), packed)["cast"]
+    assert (found["from"], found["to"], found["read_by"]["op"]) == (str(dtype)[6:], "int64", "aten.embedding.default")
+    assert found["distinct_after"] * 4 < found["distinct_before"]
+    assert "cast" not in facts(lambda x: torch.embedding(table, x.long()), packed / 100)
+    assert "cast" not in facts(lambda x: x.long().float().mean(), packed)  # no indices
+
+
+def test_a_cast_of_gradients_behind_the_backward_pass_is_held_against_its_source():
+    found = facts(lambda g: g.half().float(), 1e-9 * torch.randn(64), stage="optimizer")["cast"]
+    assert (found["lost"], found["flushed"], found["phase"]) == (1.0, 64, "optimizer")
+    assert "cast" not in facts(lambda g: g.half().float(), torch.randn(64), stage="optimizer")
+
+
+@pytest.mark.parametrize("loud", [True, False])
+def test_channels_that_a_narrow_cast_loses_count_by_what_they_add_to_the_result(loud):
+    x, weight = 0.2 * torch.randn(64, 16), torch.randn(8, 16)
+    x[:, 0], weight[:, 0] = (3e5, 1e-6) if loud else (1.0, 1.0)
+
+    def forward():
+        scale = 448.0 / x.abs().amax()
+        return torch.nn.functional.linear((x * scale).to(torch.float8_e4m3fn).float() / scale, weight)
+
+    found = facts(forward, stage="forward").get("cast")
+    if not loud:
+        assert found is None
+        return
+    assert found["channels"] >= 0.9
+    assert found["effect"] > 0.5
+    assert found["lost"] < 0.1
+
+
+def test_samples_beside_one_with_an_outlier_count_as_much_as_that_one():
+    """The sum over the batch is the outlier's; the median row has lost everything."""
+    x, weight = torch.randn(64, 12), torch.randn(16, 12)
+    x[:3, 3] = 999_999.0
+
+    def forward(given):
+        scale = 448.0 / given.abs().amax()
+        return torch.nn.functional.linear((given * scale).to(torch.float8_e4m3fn).float() / scale, weight)
+
+    assert facts(forward, x, stage="forward")["cast"]["effect"] > 0.5
+    assert "cast" not in facts(forward, x.clamp(max=3), stage="forward")
+
+
+def test_a_total_is_held_against_fp64_between_powers_of_two():
+    def positions(mask):
+        total = torch.zeros_like(mask[0])
+        for row in mask:
+            total = total + row
+        return total
+
+    found = facts(positions, torch.ones(384, 8, dtype=torch.bfloat16))["total"]
+    assert (found["terms"], found["dtype"]) == (384, "bfloat16")
+    assert "total" not in facts(positions, torch.ones(250, 8, dtype=torch.bfloat16))
+
+
+SMALL_STATES = """
+import torch
+from torch import nn
+
+
+class Small(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state.setdefault("square", torch.ones_like(p, dtype=torch.bfloat16)).mul_(0.999).add_(p.grad**2, alpha=1e-3)
+            p.addcdiv_(p.grad, state["square"].float().sqrt(), value=-1e-2)
+
+
+net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = Small(net.parameters())
+for step in range(3):
+    net(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_state_of_a_hand_written_optimizer_is_named_with_its_weight(tmp_path):
+    script(tmp_path, "small.py", SMALL_STATES)
+    done = record(tmp_path, "--strict", "--deep-scan", "3", "--", "python", "small.py")
+    assert done.status == 0, done.err
+    events = precdoctor.open_run(done.run).events()
+    rows = [json.loads(d) for e, d in zip(events["event"], events["data"], strict=True) if e == "scan"]
+    found = [d for d in rows if d["kind"] == "stalled"]
+    assert {(d["target"], d["state"]) for d in found} == {("state", "square")}
+    assert {d["name"] for d in found} <= {f"{i}.{n}" for i in (0, 2) for n in ("weight", "bias")}
+    assert {tuple(d["owner"]) for d in found} <= {("Sequential#0", "0"), ("Sequential#0", "2")}

@@ -11,6 +11,7 @@ from precdoctor.runlog.changes import SETTINGS, Change
 
 VALUES = {
     "module.dtype": st.sampled_from(["float32", "bfloat16"]),
+    "module.casts": st.sampled_from(["weight E4M3FN tensor", "weight E4M3FN tensor, grad_output E5M2 tensor"]),
     "autocast.dtype": st.just("bfloat16"),
     "scaler.init_scale": st.floats(1e-30, 1e30),
     "scaler.growth_interval": st.integers(1, 10**9),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.scans import (
     EFFECT,
     Fact,
@@ -30,11 +30,14 @@ agree in nearly all of their bits. The scan computes the moments in FP64 as well
 `sqrt`, a division), because an epsilon larger than the error covers it. Bits lost are log2 of the larger moment over
 the difference, median over elements. Other differences are not reported: `x - x.mean()` on the numbers themselves is
 exact where it cancels, and so are converging predictions, log-probabilities of two models, and straight-through
-estimators. Nor is a difference that ends as less than `effect` of a sum.
+estimators. Nor is a difference that ends as less than `effect` of a sum. Where the error makes up `strong_effect` of
+the result that it feeds, `few` of the elements are enough: one channel of eight can decide.
 
 In loss code the difference of two tensors that were cast to half also counts, if most of its elements are off by more
 than half against the numbers before the cast, on two scanned steps or more and on half of all. In a module it counts if
-both tensors are data or constants (time stamps, years and their mean), also in one column of a matrix.
+both tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
+with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
+that were cast to FP32); there `noise` of the difference in all (L2) is enough.
 """,
     matters="""
 FP32 has 24 bits. With a mean 1,000 times the standard deviation 20 of them cancel, and the variance is noise, or
@@ -68,11 +71,15 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
-        fmt = known_format(fact.dtype)
+        if fact.data.get("of_data") is True and fact.number("noise") >= options["noise"]:
+            return fact.number("noise")
+        fmt = known_format(_format(fact))
         if fmt is None or not fact.number("bits_lost") >= fmt.mantissa_bits + 1 - options["bits_left"]:
             return 0.0
         share = fact.number("wrong") / max(fact.count("of"), 1)
-        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
+        strong = fact.number("effect") >= options["strong_effect"]
+        least = options["few"] if strong else options["wrong_share"]
+        return share if share >= least and has_effect(fact, options["effect"]) else 0.0
 
     def lasts(group: Group) -> bool:
         """Whether it cancels by design, from the start: predictions come close to their targets only late in a run."""
@@ -90,31 +97,43 @@ def _rounded_before(fact: Fact) -> bool:
     return fact.data.get("rounded_before") is True
 
 
+def _format(fact: Fact) -> str:
+    """The format that rounded: of a difference in FP32 that of its operands."""
+    return text(fact.data.get("dtype")) or fact.dtype
+
+
 def _difference(view: RunView, group: Group, options: Options) -> Finding:
     """The finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
-    share = percent(wrong / max(of, 1))
+    wide, method = ("float64", "double") if _format(fact) == "float32" else ("float32", "float")
+    dtype, share, noise = _format(fact), percent(wrong / max(of, 1)), fact.number("noise")
+    whole = fact.data.get("of_data") is True and noise >= options["noise"]
+    error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
+    limit = "" if whole else f", limit {percent(options['wrong_share'])}"
     message = (
-        f"{op_words(fact)} subtracts numbers that had been cast to {fact.dtype}. {wrong:,} of {of:,} non-zero "
-        f"differences ({share}, limit {percent(options['wrong_share'])}) are off by more than half, {zeros:,} are "
-        f"exactly zero, for instance {fact.number('seen'):.4g} where the numbers before the cast give "
-        f"{fact.number('exact'):.4g}.{elsewhere_words(group)}"
+        f"{op_words(fact)} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
+        f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "
+        f"{fact.number('seen'):.4g} where the numbers before the cast give {fact.number('exact'):.4g}."
+        f"{error}{elsewhere_words(group)}"
+    )
+    what = (
+        f"{percent(noise)} noise" if whole and wrong < of / 2 else f"rounding only: {share} of its elements are wrong"
     )
     return place_finding(
         RULE,
         view,
         group,
-        title=f"a difference {place_words(fact)} is {fact.dtype} rounding only: {share} of its elements are "
-        f"wrong{fact.line}",
+        title=f"a difference {place_words(fact)} is {dtype} {what}{fact.line}",
         message=message,
         certain=(0.9, _ROUNDED),
-        limits={name: options[name] for name in ("bits_left", "wrong_share")},
+        limits={name: options[name] for name in ("bits_left", "wrong_share", "noise")},
         prescription=Prescription(
-            title=f"subtract in FP32 and cast the difference{fact.line}: wrong elements {wrong:,} -> 0",
-            change={"compute_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
+            title=f"subtract in {wide.upper()[0]}P{wide[5:]} and cast the difference{fact.line}: wrong elements "
+            f"{wrong:,} -> 0",
+            change={"compute_dtype": {"from": dtype, "to": wide}, "op": fact.op},
             predicted={"wrong_elements": {"from": wrong, "to": 0}},
-            snippet=f"difference = (a.float() - b.float()).to(torch.{fact.dtype})  # before either is rounded\n",
+            snippet=f"difference = (a.{method}() - b.{method}()).to(torch.{dtype})  # before either is rounded\n",
         ),
     )
 
@@ -170,6 +189,13 @@ RULE = Rule(
                    "Least share of the elements of the next result that are off by a quarter or more.",
                    "Chosen empirically: most of them; constant rows, whose variance is zero, are always lost.",
                    maximum=1.0),
+        RuleOption("strong_effect", 2.0**-4, "fraction",
+                   "Error in the result that it feeds; from here on few elements do.",
+                   "Sixteen times what training tolerates: the result keeps four bits.", maximum=1.0),
+        RuleOption("few", 0.1, "fraction", "Least share of wrong elements with such an effect.",
+                   "Chosen empirically: one channel of ten.", maximum=1.0),
+        RuleOption("noise", 0.125, "fraction", "Least error of a difference of rounded data (L2).",
+                   "No format of eight bits rounds as coarsely: E5M2 errs by at most 12.5 %.", maximum=1.0),
         EFFECT,
     ),
     sampled_steps=False,

@@ -20,6 +20,7 @@ from precdoctor.diagnosis.survey.scans import (
     has_effect,
     place_finding,
     place_words,
+    short_name,
 )
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format
@@ -35,7 +36,11 @@ activations of 1 is not reported, nor is a zero-initialised layer in the first s
 probabilities, or a mask of the most negative number that becomes -Inf.
 
 Integers: positions, indices or counts that are cast to BF16 (exact up to 256) or FP16 (up to 2048), or made in it by
-`arange`, so that distinct integers become the same number.
+`arange`, so that distinct integers become the same number. So do indices that are read from a BF16 or FP16 tensor
+(`batch[:, 0].long()`, then an embedding or a lookup). There the finding counts which integers of their range the format
+holds.
+
+Casts of gradients, buffers and data outside of modules are measured in the same way, without their effect.
 """,
     matters="""
 A tensor that is zero after the cast takes no part in anything, and its gradient is as small. Positions that collide
@@ -85,6 +90,11 @@ def _flushes(fact: Fact) -> bool:
     return fact.count("flushed") > fact.count("clipped")
 
 
+def _is_read_back(fact: Fact) -> bool:
+    """Whether half-precision numbers are turned into indices; what they were before their cast is not known."""
+    return "read_by" in fact.data
+
+
 def _collided(fact: Fact) -> float:
     return 1.0 - fact.count("distinct_after") / max(fact.count("distinct_before"), 1)
 
@@ -95,6 +105,12 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     if "distinct_before" in fact.data:
         effect = f"{fact.count('distinct_before'):,} integers become {fact.count('distinct_after'):,} different numbers"
         measured = f"up to {fact.number('largest'):,.0f}, {percent(_collided(fact))} collide"
+        if _is_read_back(fact):
+            among = f"{fact.count('distinct_before'):,} integers from {fact.number('least'):,.0f} to"
+            effect = f"only {fact.count('distinct_after'):,} of the {among} {fact.number('largest'):,.0f} can occur"
+            op, source = fact.where("read_by")
+            there = f" at {source.file}:{source.line}" if source is not None else ""
+            measured = f"{before} holds no others; they are used as indices by {short_name(op)}{there}"
         limit, limits = percent(options["collided"]), {"collided": options["collided"]}
     else:
         effect = f"{percent(fact.number('lost'))} of its magnitude is lost"
@@ -129,12 +145,14 @@ def _certainty(group: Group) -> tuple[float, str]:
 def _prescription(fact: Fact, after: str) -> Prescription:
     if "distinct_before" in fact.data:
         whole = fact.count("distinct_before")
+        wide = "indices = table.long()  # before the batch is cast; keep them beside it, as integers\n"
+        cast = f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n"
         return Prescription(
             title=f"keep the integers in FP32{fact.line}: different numbers {fact.count('distinct_after'):,} -> "
             f"{whole:,}",
-            change={"cast": {"from": after, "to": "float32"}},
+            change={"cast": {"from": text(fact.data.get("from")) if _is_read_back(fact) else after, "to": "float32"}},
             predicted={"different_numbers": {"from": fact.count("distinct_after"), "to": whole}},
-            snippet=f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n",
+            snippet=wide if _is_read_back(fact) else cast,
         )
     lost, fmt = fact.number("lost"), known_format(after)
     exponent = _exponent(fact, fmt) if fmt is not None else None

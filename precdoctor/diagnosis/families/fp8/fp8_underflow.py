@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
-from precdoctor.diagnosis.families.fp8.fp8_outliers import lost_channels, readers
+from precdoctor.diagnosis.families.fp8.fp8_outliers import lost_channels, readers, scanned_loss
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
@@ -26,6 +26,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     smallest,
 )
 from precdoctor.diagnosis.survey.harm import bulk_loss, channel_zeros
+from precdoctor.diagnosis.survey.scans import Fact, short_name
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -39,8 +40,10 @@ quantisation noise, predicted from the exponents before the cast, is `lost_db` b
 Both costs are small where one loud channel holds all the magnitude and the others are lost. A loss is therefore
 harmless only if the gradient of the layer's weight agrees: rows and columns of flushed channels are exactly zero there
 on every step, while scattered small elements leave no zeros. `flushed_share` of it lost that way is a finding, unless
-the input or the output gradient had those zeros before the cast. The first recorded step, whose history may be empty,
-does not count.
+the input or the output gradient had those zeros before the cast. A deep scan also compares each channel before and
+after the cast, and follows the flushed elements to the result that they feed: `channels` with less signal than error
+there and `effect` of that result are a finding as well. The first recorded step, whose history may be empty, does not
+count.
 """,
     matters="""
 A scale that is too small pushes the tensor into the subnormals of the format, where numbers have two, one and no
@@ -77,7 +80,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
     flushing = [o for o in judged if o.flushed_share >= options["flushed_share"]]
-    guilty = [o for o in flushing if harmful(o.cost, o.fmt, options["lost_db"]) or _loses_channels(view, o, options)]
+    guilty = [o for o in flushing if _is_harmful(view, o, options)]
     if not guilty:
         worst = max((o.flushed_share for o in judged), default=0.0)
         weightless = ", less than rounding takes, and no recorded weight gradient misses a channel" if flushing else ""
@@ -88,8 +91,19 @@ def check(view: RunView, options: Options) -> Checked:
                    Status.FAILED)  # fmt: skip
 
 
-def _loses_channels(view: RunView, operand: Operand, options: Options) -> bool:
-    return lost_channels(view, operand) >= options["flushed_share"]
+def _is_harmful(view: RunView, operand: Operand, options: Options) -> bool:
+    if harmful(operand.cost, operand.fmt, options["lost_db"]):
+        return True
+    return lost_channels(view, operand) >= options["flushed_share"] or _scanned(view, operand, options) is not None
+
+
+def _scanned(view: RunView, operand: Operand, options: Options) -> Fact | None:
+    """The deep-scan fact that proves lost channels; None if it is below the limits."""
+    fact = scanned_loss(view, operand)
+    proves = fact is not None and (
+        fact.number("channels") >= options["channels"] and fact.number("effect") >= options["effect"]
+    )
+    return fact if proves else None
 
 
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
@@ -104,7 +118,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         + (f", on all {plural(starving, 'recorded step')}" if starving == len(operand.casts) else "")
         + ": whole channels are gone. "
         if lost
-        else ""
+        else _scanned_words(_scanned(view, operand, options), options)
     )
     sure, why = confidence(operand)
     share = operand.flushed_share
@@ -138,6 +152,19 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
     )
 
 
+def _scanned_words(fact: Fact | None, options: Options) -> str:
+    if fact is None:
+        return ""
+    op, source = fact.where("fed")
+    there = f" at {source.file}:{source.line}" if source is not None else ""
+    share, effect = percent(fact.number("channels")), percent(fact.number("effect"))
+    return (
+        f"In the deep scan of step {fact.step} {share} of its channels keep less signal than error (limit "
+        f"{percent(options['channels'])}); the flushed elements make up {effect} of the result of "
+        f"{short_name(op)}{there} (limit {percent(options['effect'])}). "
+    )
+
+
 def _cost_words(cost: Damage, operand: Operand, options: Options) -> str:
     fmt = operand.fmt
     return (
@@ -158,6 +185,10 @@ RULE = Rule(
         LOST_DB,
         RuleOption("error_share", 0.5, "fraction", "Flushed share from which the finding is an error.",
                    "Chosen empirically: half of a tensor is no tail.", maximum=1.0),
+        RuleOption("channels", 0.25, "fraction", "Share of channels, in a deep scan, that keep less signal than error.",
+                   "Chosen empirically: a quarter of the features is no tail.", maximum=1.0),
+        RuleOption("effect", 0.1, "fraction", "Share of the next result that the flushed elements must make up then.",
+                   "Four times the mean rounding error of E4M3, 2.3 %.", maximum=1.0),
         MIN_ELEMENTS,
     ),
     explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407")},

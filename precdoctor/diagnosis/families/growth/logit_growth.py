@@ -45,8 +45,9 @@ The rule reports three states:
 Retrieval, copying and routing need sharp attention, so the loss decides as well. It *stalls* if it is not a tenth lower
 than in its first steps, or has lost a quarter of its progress. Collapsed heads, and heads that were one-hot from the
 start, count only if it stalls. Large logits also count while it falls, if they still rise by a binade in the newer half
-or are ten times their limit. Growing logits count unless it fell by a tenth in the newer half. Nothing counts once it
-has fallen to a tenth and stays there. Output logits must still be rising.
+or are ten times their limit. With heads that were open at first and are one-hot now, twice the limit is enough where
+the loss no longer falls. Growing logits count unless it fell by a tenth in the newer half. Nothing counts once it has
+fallen to a tenth and stays there. Output logits must still be rising.
 """,
     matters="""
 A softmax depends on differences in nats. If one logit leads by 20, the others get 2e-9 of the weight and almost no
@@ -85,6 +86,8 @@ _MIN_POINTS = 8
 _OPEN, _HALF = 0.2, 0.5
 #: Times its limit: no training needs logits that grew there. The literature reports divergence from 1,000 on.
 _FAR = 10.0
+#: Times its limit: heads that closed on the way there, and a loss that falls no more. Kimi K2 clips at half of it.
+_CLOSED = 2.0
 #: From this growth on a title gives it. Chosen empirically.
 _VISIBLE = 1.5
 #: Roles by importance.
@@ -157,15 +160,16 @@ def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | 
     if history.role == "output":
         return _Case("large", history, limit, trend, one_hot) if above and grown and rising else None
     sharp = history.role == "attention" and one_hot >= options["one_hot_heads"]
-    harms = loss.stalls or (grown and (doubles or history.last >= _FAR * limit))
+    heads = np.concatenate(history.heads[:4])
+    opened = bool(heads.size) and float(np.median(heads)) > _OPEN
+    closed = sharp and opened and not loss.falls and history.last >= _CLOSED * limit
+    harms = loss.stalls or (grown and (doubles or closed or history.last >= _FAR * limit))
     if above and (grown or sharp) and harms:
         return _Case("large", history, limit, trend, one_hot)
     if doubles and trend is not None and grown and 2.0**trend.level >= options["near"] * limit and not loss.falls:
         recorded = int(history.steps[-1] - history.steps[0])
         if trend.steps_to(limit)[1] <= options["horizon"] * recorded:
             return _Case("growing", history, limit, trend, one_hot)
-    heads = np.concatenate(history.heads[:4])
-    opened = bool(heads.size) and float(np.median(heads)) > _OPEN
     if sharp and opened and grown and history.last >= _HALF * limit and loss.stalls:
         return _Case("collapsed", history, limit, trend, one_hot)
     return None

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
+from precdoctor.diagnosis.survey.run_facts import table_columns
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Most steps to trace if only an interval is known; a traced step takes four to five times as long.
 MAX_TRACED = 64
+#: What names a tensor of a step.
+_NAMES = ("root", "module", "kind", "name", "call", "phase")
+_TENSOR = ["step", "rank", *_NAMES]
 
 
 @dataclass(frozen=True)
@@ -61,23 +67,30 @@ class Agreement:
 
 
 def agreement(first: RunView, again: RunView, until: int) -> Agreement:
-    """Compare two runs up to and including step ``until``."""
+    """Compare two runs up to and including step ``until``: the losses, and the tensors of the steps that were kept."""
     keys = ["rank", "step", "optimizer"]
-    frames = [v.run.steps(columns=[*keys, "loss"], filters=[("step", "<=", until)]) for v in (first, again)]
+    frames = [v.steps.loc[v.steps["step"] <= until, [*keys, "loss"]].astype({"optimizer": str}) for v in (first, again)]
     losses = frames[0].merge(frames[1], on=keys, suffixes=("_a", "_b"))
     differ = losses[~_equal(losses["loss_a"], losses["loss_b"])]["step"]
-    keys = ["rank", "step", "root", "module", "kind", "name", "call", "phase"]
-    kinds = ["weight", "output", "weight_grad"]
-    tables = [
-        v.run.tensors(columns=[*keys, "fingerprint"], filters=[("step", "<=", until), ("kind", "in", kinds)])
-        .dropna(subset=["fingerprint"])
-        .astype({k: str for k in keys[2:] if k != "call"})
-        for v in (first, again)
-    ]
-    tensors = tables[0].merge(tables[1], on=keys, suffixes=("_a", "_b"))
-    other = tensors[tensors["fingerprint_a"] != tensors["fingerprint_b"]]["step"]
-    steps = [int(s) for s in (*differ, *other)]
-    return Agreement(len(losses), len(tensors), min(steps, default=None))
+    tensors = _fingerprints(first, until).join(
+        _fingerprints(again, until), _TENSOR, join_type="inner", right_suffix="_again"
+    )
+    other = tensors.filter(pc.not_equal(tensors["fingerprint"], tensors["fingerprint_again"]))["step"]
+    steps = [int(s) for s in (*differ, *other.to_pylist())]
+    return Agreement(len(losses), tensors.num_rows, min(steps, default=None))
+
+
+def _fingerprints(view: RunView, until: int) -> pa.Table:
+    """The fingerprints of weights, outputs and gradients, by what names a tensor of a step in both runs."""
+    kinds, where = ("weight", "output", "weight_grad"), [("step", "<=", until)]
+    batches = view.batches([*_TENSOR, "fingerprint"], kinds, where=where)
+    table = pa.Table.from_batches(
+        batches, table_columns("tensors", ["step", "rank", "attempt", *_NAMES, "fingerprint"])
+    )
+    for name in ("root", "module", "kind", "name", "phase"):
+        text = pc.fill_null(table[name].cast(pa.string()), "")
+        table = table.set_column(table.column_names.index(name), name, text)
+    return table.drop_columns(["attempt"]).filter(pc.is_valid(table["fingerprint"]))
 
 
 def _equal(a: pd.Series, b: pd.Series) -> np.ndarray:

@@ -14,11 +14,10 @@ from precdoctor.diagnosis.survey.scans import (
     check_facts,
     effect_words,
     elsewhere_words,
-    evidence_of,
-    has_effect,
-    locate,
+    place_finding,
     place_words,
     short_name,
+    wrong_results,
     wrong_share,
 )
 from precdoctor.diagnosis.survey.view import RunView
@@ -60,15 +59,10 @@ _REASON = "the scan computed the right values of the op in FP64"
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
-
-    def wrong(fact: Fact) -> float:
-        share = wrong_share(fact)
-        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
-
-    def finding(group: Group) -> Finding:
-        return _finding(view, group, options)
-
-    return check_facts(view, ("overflow",), wrong, finding, seen="no overflow changed a result")
+    return check_facts(
+        view, ("overflow",), wrong_results(options), lambda g: _finding(view, g, options),
+        seen="no overflow changed a result",
+    )  # fmt: skip
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
@@ -87,15 +81,16 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"gives {exact:.4g}. Neither the module's outputs nor the loss show it."
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
-    confidence, reason = certainty(group, 0.95, _REASON)
-    return RULE.finding(
-        confidence=confidence,
+    return place_finding(
+        RULE,
+        view,
+        group,
         title=f"{fact.short} overflows {place_words(fact)} and {hiding} hides it: {share} of "
         f"the result is wrong{fact.line}",
         message=message,
-        location=locate(view, group),
-        evidence=evidence_of(group, {n: options[n] for n in ("wrong_share", "effect")}, reason),
-        prescriptions=(_prescription(fact, affected, wrong),),
+        certain=certainty(group, 0.95, _REASON),
+        limits={n: options[n] for n in ("wrong_share", "effect")},
+        prescription=_prescription(fact, affected, wrong),
     )
 
 

@@ -14,11 +14,10 @@ from precdoctor.diagnosis.survey.scans import (
     check_facts,
     effect_words,
     elsewhere_words,
-    evidence_of,
-    has_effect,
-    locate,
+    place_finding,
     place_words,
     short_name,
+    wrong_results,
     wrong_share,
 )
 from precdoctor.diagnosis.survey.view import RunView
@@ -59,14 +58,9 @@ shows it, or if the scan could not follow it to the result that it feeds.
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
-
-    def guilty(fact: Fact) -> float:
-        share = wrong_share(fact)
-        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
-
     return check_facts(
-        view, ("underflow",), guilty, lambda g: _finding(view, g, options), seen="no underflow changed a result",
-        flushes=lambda _: True,
+        view, ("underflow",), wrong_results(options), lambda g: _finding(view, g, options),
+        seen="no underflow changed a result", flushes=lambda _: True,
     )  # fmt: skip
 
 
@@ -83,15 +77,16 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"off by more than half: {fact.number('seen'):.4g} where FP64 gives {fact.number('exact'):.4g}, for instance."
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
-    confidence, reason = certainty(group, 0.95, "the scan recorded the op and computed the exact values in FP64")
-    return RULE.finding(
-        confidence=confidence,
+    return place_finding(
+        RULE,
+        view,
+        group,
         title=f"{fact.short} flushes to zero {place_words(fact)}, and {share} of the result of {short_name(op)} is "
         f"wrong{fact.line}",
         message=message,
-        location=locate(view, group),
-        evidence=evidence_of(group, {n: options[n] for n in ("wrong_share", "effect")}, reason),
-        prescriptions=(_prescription(fact, affected, wrong),),
+        certain=certainty(group, 0.95, "the scan recorded the op and computed the exact values in FP64"),
+        limits={n: options[n] for n in ("wrong_share", "effect")},
+        prescription=_prescription(fact, affected, wrong),
     )
 
 

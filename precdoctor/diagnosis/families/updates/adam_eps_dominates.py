@@ -30,8 +30,9 @@ that small, because one large gradient in a thousand steps keeps it up.
 
 Three kinds of gradient do not count. Gradients that fall that low only as the loss approaches zero are convergence.
 Gradients that grow `opening` times over the run may lie behind a gate that starts at zero (ReZero, adaLN-zero, a
-zero-initialised gain) and opens. Zeros are no small gradients. Biases and gains are not judged: a bias before a
-normalisation, or of attention keys, has a gradient of zero by mathematics, and its recorded gradient is rounding.
+zero-initialised gain) and opens; they count only under an eps above `large_eps` that damps them to the end. Zeros are
+no small gradients. Biases and gains are not judged: a bias before a normalisation, or of attention keys, has a gradient
+of zero by mathematics, and its recorded gradient is rounding.
 """,
     matters="""
 Adam's promise is a step of about the learning rate for every element, whatever the size of its gradient. Where eps
@@ -104,7 +105,8 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {
         k: g
         for k, g in gradients.items()
-        if _damped(g, options) and ((known := roots.get(_owner(k))) is None or known.share >= options["below_share"])
+        if _damped(g, eps, options)
+        and ((known := roots.get(_owner(k))) is None or known.share >= options["below_share"])
     }
     if not guilty:
         worst = max(g.share for g in gradients.values())
@@ -163,12 +165,15 @@ def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _R
     }
 
 
-def _damped(gradient: _Gradient, options: Options) -> bool:
+def _damped(gradient: _Gradient, eps: float, options: Options) -> bool:
     """Whether it is below eps from the start (later it has converged), and is not growing out of it."""
     shares = gradient.shares
-    if shares.size < options["min_steps"] or gradient.growth >= options["opening"]:
+    if shares.size < options["min_steps"]:
         return False
-    early = float(np.median(shares[: max(2, shares.size // 4)]))
+    quarter = max(2, shares.size // 4)
+    early, late = float(np.median(shares[:quarter])), float(np.median(shares[-quarter:]))
+    if gradient.growth >= options["opening"] and (eps <= options["large_eps"] or late < options["below_share"]):
+        return False
     return min(early, gradient.share) >= options["below_share"]
 
 
@@ -270,6 +275,9 @@ RULE = Rule(
         RuleOption("opening", 2.0, "times",
                    "A gradient this much larger in the last quarter of the steps than in the first is not judged.",
                    "Chosen empirically: from batch to batch a gradient's size varies by less.", 1.0),
+        RuleOption("large_eps", 1e-5, "gradient",
+                   "Above it, a gradient that grows but stays below eps to the end counts as well.",
+                   "PPO's usual eps is 1e-5; defaults are 1e-8."),
         RuleOption("min_steps", 4.0, "steps", "Least number of recorded steps.", "A median needs a few.", 2.0),
         RuleOption("min_elements", 64.0, "elements", "Smaller weights are not judged.",
                    "Shares of a few elements are chance.", 1.0),

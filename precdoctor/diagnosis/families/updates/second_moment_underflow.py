@@ -263,6 +263,11 @@ def lost_moments(cause: Finding, effect: Finding) -> bool:
     return 0.0 < float(kept) >= _LONG_STEP * float(eps)
 
 
+def cast_behind_the_gradients(_cause: Finding, effect: Finding) -> bool:
+    """Whether a lossy cast lies in the optimizer step, in code of no module: it is where the moments are stored."""
+    return effect.location.phase is Phase.OPTIMIZER and effect.location.root is None
+
+
 RULE = Rule(
     code="PD506",
     name="second-moment-underflow",
@@ -283,6 +288,10 @@ RULE = Rule(
         RuleOption("min_elements", 16.0, "elements", "Least number of elements with a gradient above eps.",
                    "Shares of a few elements are chance.", 1.0),
     ),
-    explains={**when(same_module, "PD504"), **when(lost_moments, "PD603", "PD605", "PD509")},
+    explains={
+        **when(same_module, "PD504"),
+        **when(lost_moments, "PD603", "PD605", "PD509"),
+        **when(cast_behind_the_gradients, "PD706"),
+    },
     check=check,
 )  # fmt: skip

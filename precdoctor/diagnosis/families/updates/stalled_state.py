@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.rows import known_format, text
@@ -27,8 +28,9 @@ arithmetic in FP64 moves it. FP32 counts only where whole numbers beyond 2^24 st
 `_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the elements that FP64 moves must stay, on
 two scanned steps or more; these must include the last one, or be most of all.
 
-Weights count only if no torch optimizer steps in the run; PD501 covers the others. PD505 covers the states of torch's
-own optimizers. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are not reported.
+Weights count only if no torch optimizer steps in the run; PD501 covers the others. Weight decay (`mul_` of weights in
+BF16 or FP16) counts in any run if it should have taken `decayed` of them by the end of it. PD505 covers the states of
+torch's own optimizers. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are not reported.
 """,
     matters="""
 An update below half a unit in the last place is dropped, and so is the next one: an average stays what it was
@@ -59,8 +61,14 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
     stepped = any(s.optimizer for steps in view.timeline.values() for s in steps)
 
+    steps = max((s.step for own in view.timeline.values() for s in own), default=0) + 1
+
     def guilty(fact: Fact) -> float:
-        if _is_torchs(fact) or (_target(fact) == "weight" and (stepped or fact.short == "mul")):
+        decays = _target(fact) == "weight" and fact.short.removeprefix("foreach_") == "mul"
+        if decays:
+            if not _decay(fact, steps) >= options["decayed"]:
+                return 0.0
+        elif _is_torchs(fact) or (_target(fact) == "weight" and stepped):
             return 0.0
         share = _share(fact)
         return share if share >= options["share"] else 0.0
@@ -84,6 +92,12 @@ def _share(fact: Fact) -> float:
     return fact.count("stalled") / max(fact.count("moved"), 1)
 
 
+def _decay(fact: Fact, steps: int) -> float:
+    """Share of a weight that a factor below 1 takes away in so many steps."""
+    each = fact.number("move") / fact.number("value") if fact.number("value") > 0 else 0.0
+    return float(1.0 - max(0.0, 1.0 - each) ** steps)
+
+
 def _is_torchs(fact: Fact) -> bool:
     """Whether the line calls an optimizer, so that torch's own code made the write."""
     return fact.source is not None and ".step(" in (fact.source.code or "")
@@ -93,7 +107,9 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     dtype, share, missing = text(fact.data.get("dtype")), _share(fact), fact.number("bits_missing")
     name = text(fact.data.get("name"))
-    what = _NOUNS.get(_target(fact), "a state") + (f" (`{name}`)" if name else "")
+    state = text(fact.data.get("state"))
+    own = f" (`{state}` of `{name}`)" if state else f" (`{name}`)" if name else ""
+    what = _NOUNS.get(_target(fact), "a state") + own
     fmt = known_format(dtype)
     gained = FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0)
     left, short = max(0.0, missing - gained), fact.short.removeprefix("foreach_")
@@ -122,6 +138,11 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
+def same_line(cause: Finding, effect: Finding) -> bool:
+    """Whether both are about the same line of code."""
+    return cause.location.source is not None and cause.location.source == effect.location.source
+
+
 RULE = Rule(
     code="PD509",
     name="stalled-state",
@@ -129,9 +150,12 @@ RULE = Rule(
     triage=Triage.OPTIMIZER,
     page=PAGE,
     options=(
-        RuleOption("share", 0.75, "fraction", "Least share of unchanged elements among those that FP64 moves.",
+        RuleOption("share", 0.6, "fraction", "Least share of unchanged elements among those that FP64 moves.",
                    maximum=1.0),
+        RuleOption("decayed", 0.1, "fraction", "Least share of the weights that a decay should take during the run.",
+                   "Chosen empirically: weights a tenth too large.", maximum=1.0),
     ),
     sampled_steps=False,
+    explains=when(same_line, "PD706"),
     check=check,
 )  # fmt: skip

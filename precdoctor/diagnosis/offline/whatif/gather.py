@@ -20,6 +20,7 @@ from precdoctor.diagnosis.offline.whatif.keys import KEY_COLUMNS, Keys, TensorKe
 from precdoctor.diagnosis.offline.whatif.recipe import LOSS_SCALED, Recipe
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.offline.whatif.trend import Trends
+from precdoctor.diagnosis.survey.measures import entries
 from precdoctor.numerics.casting_array import Floats
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
@@ -234,7 +235,7 @@ class _Rows:
         self.amax, self.amin = _numbers(batch, "amax"), _numbers(batch, "amin_nonzero")
         self.recorded = _numbers(batch, "scale")
         self.first = np.nan_to_num(_numbers(batch, "exp_lo")).astype(np.int64)
-        self.lengths, self.counts = _lists(batch, "exp_hist")
+        self.lengths, self.counts = entries(batch.column("exp_hist"))
         filled = _sums(self.lengths, self.counts)
         whose, place = ragged(self.lengths)
         exponents = np.bincount(whose, self.counts * (self.first[whose] + place + 0.5), minlength=filled.size)
@@ -246,9 +247,9 @@ class _Rows:
         """For a tally: the bins, and which rows have what the recipe needs."""
         if recipe.block is not None:
             assert recipe.rule is not None
-            lengths, counts = _lists(self.batch, f"block{recipe.block_size}_hist")
+            lengths, counts = entries(self.batch.column(f"block{recipe.block_size}_hist"))
             known = (_sums(lengths, counts) > 0) | ~self.filled
-            blocks = _sums(*_lists(self.batch, f"block{recipe.block_size}_amax_hist"))
+            blocks = _sums(*entries(self.batch.column(f"block{recipe.block_size}_amax_hist")))
             return Bins.of_blocks(lengths, counts, blocks, recipe.block, recipe.rule), known
         scale = recipe.multipliers(self.amax, self.recorded, loss_scaled=self.loss_scaled, quantised=self.quantised)
         bins = Bins.of_histograms(self.first, self.lengths, self.counts, self.amax, self.amin, scale)
@@ -375,20 +376,14 @@ def _columns_of(found: Tally) -> list[tuple[str, Floats]]:
 
 def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
     """A column as float64; null is NaN. Exact below 2**53, which step numbers and counts of one row are."""
-    out: Floats = batch.column(name).cast(pa.float64()).fill_null(float("nan")).to_numpy(zero_copy_only=False)
+    out: Floats = (
+        batch.column(name).cast(pa.float64(), safe=False).fill_null(float("nan")).to_numpy(zero_copy_only=False)
+    )
     return out
 
 
-def _lists(batch: pa.RecordBatch, name: str) -> tuple[Integers, Integers]:
-    """A list column as lengths, shape ``(rows,)``, and all entries; null is empty."""
-    column = batch.column(name)
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    entries = pc.fill_null(pc.list_flatten(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return lengths, entries
-
-
-def _sums(lengths: Integers, entries: Integers) -> Integers:
-    total = np.concatenate([[0], np.cumsum(entries)])
+def _sums(lengths: Integers, values: Integers) -> Integers:
+    total = np.concatenate([[0], np.cumsum(values)])
     ends = np.cumsum(lengths)
     out: Integers = total[ends] - total[ends - lengths]
     return out

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from precdoctor.comparison.op_compare import compare_ops
 from precdoctor.numerics.prediction import TensorStatistics
+from precdoctor.reporting.html import op_page
 from precdoctor.reporting.html.page import render
 from precdoctor.runlog import open_run
 from tests.support.browser import CHROMIUM, WITHOUT_BROWSER, dump
+from tests.support.op_lists import network
 from tests.support.runs import write_run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT_BROWSER)
@@ -121,3 +124,17 @@ def test_large_small_and_parallel_runs_fit(tmp_path, made, width):
 def test_two_runs_fit(tmp_path, width):
     ours, other = (open_run(deep_run(tmp_path / n, layers=6, pos_inf=int(n == "a"))) for n in "ab")
     fits(measured(tmp_path, render(ours, other), width, dark=False), width)
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_comparison_op_by_op_fits_a_telephone_and_a_desk(tmp_path, width):
+    layers = [0, 1, 2, 3] * 8
+    long = "model.layers.17.self_attn.a_projection_with_a_long_name"
+    runs = []
+    for name, fault in (("a", None), ("b", 3)):
+        rows = [{**row, "module": long} for row in network(layers, fault=fault).rows]
+        runs.append(open_run(write_run(tmp_path / name, [{}], [{}], ops=rows)))
+    text = op_page.render(compare_ops(*runs))
+    for dark in (False, True):
+        found = measured(tmp_path, text, width, dark=dark)
+        assert (found["cut"], found["beyond"], found["scroll"]) == ([], [], found["width"])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from rich.cells import cell_len
 
+from precdoctor.errors import CorruptRunError
+from precdoctor.reporting.console import make_console
 from precdoctor.reporting.live.check import PAUSE_SECONDS, PAUSE_TIMES, Check
-from precdoctor.reporting.live.loop import progress
+from precdoctor.reporting.live.loop import print_lines, progress
 from precdoctor.reporting.live.picture import Tensor
 from precdoctor.reporting.live.screen import Size, label_of, screen
 from precdoctor.reporting.live.watcher import Phase, Watcher
@@ -166,6 +170,29 @@ def test_damage_is_told_and_what_was_read_stays(tmp_path):
     watcher.poll()
     assert watcher.problem and "is damaged" in watcher.problem
     assert "is damaged" in screen(watcher, check, Size(120, 24)).plain and "step 3" in progress(watcher)
+
+
+@pytest.mark.parametrize("name", ["rank.json", "end.json", "parts.jsonl"])
+def test_what_a_process_states_of_itself_ends_the_watch_when_it_is_damaged(tmp_path, name):
+    path = write_run(tmp_path / "run", steps=steps())
+    (path / "rank-00000" / name).write_text("[]\n")
+    with pytest.raises(CorruptRunError, match=f"{name} is damaged"):
+        print_lines(Watcher(path, NOW), Check(path, NOW), make_console(sys.stdout), 0.0)
+
+
+def test_of_several_ranks_one_whose_facts_are_damaged_is_told(tmp_path):
+    path = write_run(tmp_path / "run", rows(), steps(), ranks=2)
+    (path / "rank-00001" / "rank.json").write_text("[]\n")
+    watcher, _ = watched(path)
+    assert watcher.phase is Phase.ENDED and "rank-00001/rank.json is damaged" in watcher.problem
+
+
+def test_damaged_rows_do_not_keep_the_watch_from_ending(tmp_path):
+    path = write_run(tmp_path / "run", rows(), steps())
+    (part,) = path.glob("rank-00000/steps-*.parquet")
+    part.write_bytes(part.read_bytes()[:-9])
+    watcher, _ = watched(path)
+    assert watcher.phase is Phase.ENDED and "checksum" in watcher.problem
 
 
 def test_what_goes_away_between_two_looks_is_told(tmp_path, monkeypatch):

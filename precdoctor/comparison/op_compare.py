@@ -1,0 +1,161 @@
+"""``compare --ops``: two runs held against each other op by op, on the steps whose ops both have listed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from precdoctor.comparison.compare import FIRST_DIFFERENCE
+from precdoctor.comparison.op_differences import Difference, ListComparison, compare_lists
+from precdoctor.comparison.op_lists import listed, read_ops
+from precdoctor.diagnosis.claims.finding import (
+    Diagnosis,
+    Finding,
+    Location,
+    Phase,
+    RuleOutcome,
+    Severity,
+    Source,
+    Status,
+)
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.engine import describe, describe_recorder, view_of
+from precdoctor.errors import IncomparableRunsError
+from precdoctor.runlog.reader import Run
+
+_PHASES = {"recompute": Phase.BACKWARD, "script": Phase.DATA}
+
+
+@dataclass(frozen=True)
+class OpComparison:
+    """What ``compare A B --ops`` found; B is held against A.
+
+    Attributes:
+        a, b: the runs' paths.
+        lists: by step and rank.
+        notes: worth knowing, one sentence each.
+        diagnosis: the finding in the shape of every report.
+    """
+
+    a: str
+    b: str
+    lists: tuple[ListComparison, ...]
+    notes: tuple[str, ...]
+    diagnosis: Diagnosis
+
+    @property
+    def first(self) -> ListComparison | None:
+        """The first list with an op that differs beyond what is explained, else the first with one that differs."""
+        return _first(self.lists)
+
+
+def _first(lists: Sequence[ListComparison]) -> ListComparison | None:
+    differing = [x for x in lists if x.differences or x.given]
+    step = differing[0].step if differing else None
+    return next((x for x in differing if x.step == step and x.beyond), differing[0] if differing else None)
+
+
+def compare_ops(a: Run, b: Run) -> OpComparison:
+    """Hold the ops of run ``b`` against those of run ``a``.
+
+    Raises:
+        NothingRecordedError: a run holds no list of ops, or no training step.
+        IncomparableRunsError: no step and rank is listed in both.
+        RunUnreadableError: a list is damaged or cannot be read.
+    """
+    keys_a, keys_b = listed(a), listed(b)
+    common = [key for key in keys_a if key in set(keys_b)]
+    if not common:
+        steps = " and ".join(", ".join(map(str, sorted({s for s, _ in keys}))) for keys in (keys_a, keys_b))
+        raise IncomparableRunsError(
+            f"{b.path} cannot be compared with {a.path} op by op: no step is listed in both (steps {steps}); "
+            "record both with the same --ops"
+        )
+    lists = tuple(compare_lists(read_ops(a, key), read_ops(b, key), *key) for key in common)
+    found = _first(lists)
+    view = view_of(b)
+    code, name = FIRST_DIFFERENCE
+    ops = sum(x.paired for x in lists)
+    if found is None:
+        reason = f"{plural(ops, 'op')} of {plural(len(lists), 'list')} equal in every bit"
+        outcome = RuleOutcome(code, name, Status.PASSED, reason)
+    else:
+        outcome = RuleOutcome(code, name, Status.FAILED, f"step {found.step}")
+    run = {**describe(view), "compared_with": describe(view_of(a))}
+    findings = [] if found is None else [_finding(found)]
+    diagnosis = Diagnosis(run=run, findings=findings, rules=(outcome,), recorder=describe_recorder(view))
+    return OpComparison(str(a.path), str(b.path), lists, tuple(_notes(a, b, lists)), diagnosis)
+
+
+def _notes(a: Run, b: Run, lists: Sequence[ListComparison]) -> list[str]:
+    notes = []
+    for name, run in (("first", a), ("second", b)):
+        data = [d for d in run.events(["event", "data"], [("event", "==", "ops")])["data"] if '"complete": false' in d]
+        if data:
+            notes.append(f"a list of the {name} run is cut: it holds the first ops of the step only")
+    if any(d.op.is_compiled or (d.b is not None and d.b.is_compiled) for x in lists for d in x.differences):
+        notes.append("compiled code is one op: what happens inside is not listed")
+    return notes
+
+
+def place_of(difference: Difference) -> str:
+    """``aten.add.Tensor in blocks.1.norm``; where it is another op in B, that as well."""
+    op, other = difference.op, difference.b
+    name = op.name if other is None or other.name == op.name else f"{op.name} ({other.name} in B)"
+    return f"{name} in {op.module or op.root or f'the {op.phase} code'}"
+
+
+def _finding(found: ListComparison) -> Finding:
+    code, name = FIRST_DIFFERENCE
+    origin = found.origin
+    if origin is None:
+        given = found.given[0]
+        what = given.tensor.name or f"an operand of {given.op.name}"
+        location = Location(root=given.op.root or None, module=given.op.module, rank=found.rank, step=found.step)
+        message = f"{what} differs although no op of the step has made it."
+        return Finding(code, name, Severity.INFO, 1.0, f"the runs were apart before step {found.step}: {what}", message,
+                       location)  # fmt: skip
+    op, beyond = origin.op, not origin.explained
+    source = Source(op.file, op.line, op.code) if op.file is not None and op.line is not None else None
+    location = Location(
+        root=op.root or None,
+        module=op.module,
+        phase=_PHASES.get(op.phase) or Phase(op.phase),
+        rank=found.rank,
+        step=found.step,
+        op=op.name,
+        source=source,
+    )
+    title = f"{'the runs part' if beyond else 'the first bits differ'} at step {found.step}: {place_of(origin)}"
+    return Finding(
+        code,
+        name,
+        Severity.WARNING if beyond else Severity.INFO,
+        1.0,
+        title,
+        reason_of(origin),
+        location,
+        evidence={"relative_error": origin.error, "limit": origin.limit, "explained": origin.explained},
+    )
+
+
+def reason_of(difference: Difference) -> str:
+    """One sentence: what is different about the op, and whether its format explains it."""
+    a, b, error = difference.a, difference.b, difference.error
+    if a is None or b is None:
+        only = "A" if b is None else "B"
+        op, near = difference.op, difference.made_b if b is None else difference.made_a
+        if difference.explained and near is not None and any(near is x for x in op.reads):
+            made = op.makes[0].dtype
+            return f"Only {only} runs this op: it casts {near.dtype} to {made} and rounds by {error:.2g} (relative L2)."
+        if difference.explained:
+            return f"Only {only} runs this op; its result is within {error:.2g} of a tensor of the other run."
+        return f"Only {only} runs this op, and the other run has no tensor like its result."
+    if difference.reads_others:
+        return "It reads other tensors in B than in A: the code computes in another order, or from other values."
+    told = "cannot be compared" if error is None else f"differ by {error:.2g} (relative L2)"
+    where = "within" if difference.explained else "beyond"
+    limit = f"{where} the limit {difference.limit:.2g} of its format and operands"
+    if a.settings != b.settings and a.name == b.name:
+        return f"Its arguments are {a.settings} in A and {b.settings} in B. Its results {told}, {limit}."
+    return f"Its results {told}, {limit}."

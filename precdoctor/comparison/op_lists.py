@@ -1,0 +1,161 @@
+"""The lists of ops that ``record --ops`` leaves in a log, as objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from precdoctor.errors import NothingRecordedError
+from precdoctor.runlog.reader import Run
+
+#: Columns that say nothing an op or a tensor is compared by.
+_COLUMNS = (
+    *("step", "rank", "attempt", "index", "op", "phase", "root", "module", "file", "line", "code", "settings", "side"),
+    *("position", "argument", "name", "producer", "dtype", "shape", "numel", "fingerprint", "nan", "pos_inf"),
+    *("neg_inf", "amax", "sum", "sum_sq", "sketch"),
+)
+
+
+@dataclass(frozen=True)
+class OpTensor:
+    """A tensor that an op read or made.
+
+    Attributes:
+        argument: which argument of the op it was; None of a result.
+        name: of a weight that no op of the step has written.
+        producer: index of the op that wrote it last; None where none of the step has.
+        fingerprint: equal for equal bits; None where the memory could not be read.
+        bad: numbers of NaN, +Inf and -Inf; None of integers.
+        amax: largest magnitude; None without finite elements, and of integers.
+        norm: L2, over finite elements.
+        mean: the same.
+        sketch: see :mod:`precdoctor.numerics.sketch`.
+    """
+
+    argument: str | None
+    name: str | None
+    producer: int | None
+    dtype: str
+    shape: tuple[int, ...]
+    numel: int
+    fingerprint: int | None
+    bad: tuple[int, int, int] | None
+    amax: float | None
+    norm: float | None
+    mean: float | None
+    sketch: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op of a step: its place in the code, what it read (in order) and what it made."""
+
+    index: int
+    name: str
+    phase: str
+    root: str
+    module: str
+    file: str | None
+    line: int | None
+    code: str | None
+    settings: str | None
+    reads: tuple[OpTensor, ...]
+    makes: tuple[OpTensor, ...]
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it stands for compiled code."""
+        return self.name.startswith("compiled.")
+
+    @property
+    def source(self) -> str:
+        """``model.py:42``, with the directory; empty where the line is not known."""
+        return f"{self.file}:{self.line}" if self.file is not None else ""
+
+
+#: The step and the rank of a list.
+Key = tuple[int, int]
+
+
+def listed(run: Run) -> list[Key]:
+    """Steps and ranks whose ops are in the log, by step; of a rank that was started again, its last attempt counts.
+
+    Raises:
+        NothingRecordedError: there are none.
+        RunUnreadableError: the table is damaged or cannot be read.
+    """
+    found: set[Key] = set()
+    for batch in run.batches("ops", ["step", "rank"]):
+        found.update(zip(batch.column("step").to_pylist(), batch.column("rank").to_pylist(), strict=True))
+    if not found:
+        events = run.events(["event", "data"], [("event", "==", "ops")])
+        why = next((d for d in events["data"] if '"why"' in d), None)
+        reason = f" ({_why(why)})" if why is not None else ""
+        raise NothingRecordedError(
+            f"{run.origin} holds no list of ops{reason}; record one with: precdoctor record --ops 0 -- python train.py"
+        )
+    return sorted(found)
+
+
+def _why(data: str) -> str:
+    import json
+
+    return str(json.loads(data)["why"])
+
+
+def read_ops(run: Run, key: Key) -> list[Op]:
+    """The ops of one step and rank, in the order in which they began.
+
+    Raises:
+        RunUnreadableError: the table is damaged or cannot be read.
+    """
+    rows: list[dict[str, Any]] = []
+    for batch in run.batches("ops", _COLUMNS, [("step", "==", key[0]), ("rank", "==", key[1])]):
+        rows += batch.to_pylist()
+    last = max((row["attempt"] for row in rows), default=0)
+    return list(_ops(row for row in rows if row["attempt"] == last))
+
+
+def _ops(rows: Iterable[dict[str, Any]]) -> Iterator[Op]:
+    by_op: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_op.setdefault(row["index"], []).append(row)
+    for index in sorted(by_op):
+        mine = sorted(by_op[index], key=lambda row: row["position"])
+        first = mine[0]
+        reads, makes = (tuple(_tensor(row) for row in mine if row["side"] == side) for side in ("in", "out"))
+        yield Op(
+            index,
+            first["op"],
+            first["phase"],
+            first["root"],
+            first["module"],
+            first["file"],
+            first["line"],
+            first["code"],
+            first["settings"],
+            reads,
+            makes,
+        )
+
+
+def _tensor(row: dict[str, Any]) -> OpTensor:
+    bad = (row["nan"], row["pos_inf"], row["neg_inf"])
+    finite = row["numel"] - sum(n or 0 for n in bad)
+    total, squares, sketch = row["sum"], row["sum_sq"], row["sketch"]
+    return OpTensor(
+        row["argument"],
+        row["name"],
+        row["producer"],
+        row["dtype"],
+        tuple(row["shape"] or ()),
+        row["numel"],
+        row["fingerprint"],
+        None if None in bad else bad,
+        row["amax"],
+        math.sqrt(max(squares, 0.0)) if squares is not None else None,
+        total / finite if total is not None and finite > 0 else None,
+        tuple(sketch) if sketch else None,
+    )

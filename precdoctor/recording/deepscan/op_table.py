@@ -1,0 +1,157 @@
+"""The rows of a list of ops, in the making: what each op read and made, and which earlier one made what it read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from precdoctor.recording.deepscan.scanned_op import Where
+from precdoctor.recording.deepscan.targets import Targets
+from precdoctor.recording.deepscan.tensor_prints import Print, print_of
+from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.ops.op_facts import plain_setting
+from precdoctor.runlog.names import shortened
+
+#: Ops of one step, and tensors that they read and made: about 1 kB of memory each until the step ends.
+MAX_OPS: Final = 20_000
+MAX_TENSORS: Final = 1 << 16
+#: Characters of a name or a source line.
+_MAX_TEXT: Final = 1000
+#: Entries of a list among an op's arguments.
+_MAX_LIST: Final = 16
+
+#: A tensor of an op: the argument it is given for, and the tensor.
+Operand = tuple[str | None, Tensor]
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor as an op has found it."""
+
+    argument: str | None
+    name: str | None
+    producer: int | None
+    dtype: str
+    shape: list[int]
+    numel: int
+    found: Print
+
+
+class OpTable:
+    """Collects the rows of one step.
+
+    Args:
+        targets: what is known of the memory of weights.
+        redact: keep source text out.
+
+    Attributes:
+        ops: how many ops there are so far; the index of the next one.
+        rows: how many rows.
+        full: something was left out.
+    """
+
+    def __init__(self, targets: Targets, *, redact: bool) -> None:
+        self._targets, self._redact = targets, redact
+        self.ops = self.rows = 0
+        self.full = False
+        self._columns: dict[str, list[Any]] = {}
+        #: By memory: who wrote to it last. As long as the reference is there, other memory has another key.
+        self._writers: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def begin(self, operands: Sequence[Operand]) -> tuple[int, list[Read]]:
+        """An op is about to run: its index, and what it reads."""
+        index = self.ops
+        self.ops += 1
+        self.full = self.full or self.ops >= MAX_OPS or self.rows + len(operands) >= MAX_TENSORS
+        return index, [] if self.full else [self._read(argument, x) for argument, x in operands if x.numel()]
+
+    def end(
+        self,
+        index: int,
+        reads: Iterable[Read],
+        results: Sequence[Tensor],
+        op: str,
+        phase: str,
+        where: Where,
+        settings: str | None = None,
+        micro_step: int = 0,
+    ) -> None:
+        """An op has run and made these; arguments as the columns of the table."""
+        if self.full or self.rows + len(results) >= MAX_TENSORS:
+            self.full = True
+            return
+        line = where.line
+        head = {
+            "micro_step": micro_step,
+            "index": index,
+            "op": shortened(op, _MAX_TEXT),
+            "phase": phase,
+            "root": shortened(where.root, _MAX_TEXT),
+            "module": shortened(where.module, _MAX_TEXT),
+            "file": shortened(line.shown, _MAX_TEXT) if line is not None else None,
+            "line": line.number if line is not None else None,
+            "code": shortened(line.code, _MAX_TEXT) if line is not None and line.code and not self._redact else None,
+            "settings": settings,
+        }
+        self._append(head, "in", reads)
+        self._append(head, "out", [self._read(None, x, made=True) for x in results if x.numel()])
+        for x in results:
+            if (key := storage_key(x)) is not None:
+                self._writers[key] = (StorageWeakRef(x.untyped_storage()), index)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """All of it, by column."""
+        return self._columns
+
+    def _read(self, argument: str | None, x: Tensor, *, made: bool = False) -> Read:
+        key = None if made else storage_key(x)
+        writer = self._writers.get(key) if key is not None else None
+        producer = writer[1] if writer is not None else None
+        target = self._targets.of(key) if key is not None and producer is None else {}
+        name = target.get("name") if target.get("target") in ("weight", "average") else None
+        return Read(
+            argument,
+            shortened(name, _MAX_TEXT) if name is not None else None,
+            producer,
+            str(x.dtype).removeprefix("torch."),
+            list(x.shape),
+            x.numel(),
+            print_of(x),
+        )
+
+    def _append(self, head: dict[str, Any], side: str, tensors: Iterable[Read]) -> None:
+        for position, x in enumerate(tensors):
+            row = {
+                **head,
+                "side": side,
+                "position": position,
+                "argument": x.argument,
+                "name": x.name,
+                "producer": x.producer,
+                "dtype": x.dtype,
+                "shape": x.shape,
+                "numel": x.numel,
+                **x.found._asdict(),
+            }
+            for name, value in row.items():
+                self._columns.setdefault(name, []).append(value)
+            self.rows += 1
+
+
+def settings_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
+    """The arguments of an op that are numbers, dtypes or short lists of numbers, as a JSON object; None without any."""
+    schema = func._schema.arguments
+    given = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
+    found = {}
+    for name, value in given:
+        plain = plain_setting(value)
+        if plain is None or (isinstance(plain, list) and len(plain) > _MAX_LIST):
+            continue
+        found[name] = plain if not isinstance(plain, float) or math.isfinite(plain) else str(plain)
+    return shortened(json.dumps(found, default=str), _MAX_TEXT) if found else None

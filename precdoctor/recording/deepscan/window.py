@@ -1,0 +1,306 @@
+"""When ops are looked at: all that runs between two step ends on the training thread, on steps that somebody asks for.
+
+A mode is opened where the step before has ended (for the first one: at the first call of a top-level module) and closed
+for good where the step ends, so that the loss, the optimizer, averages of weights and the script's own arithmetic are
+in it. Of those who ask for a step, the first one gets it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from precdoctor.recording.deepscan.window_mode import WindowMode
+from precdoctor.recording.model import static
+from precdoctor.recording.model.module_names import unwrap
+from precdoctor.recording.ops.dispatch_modes import in_backward, open_modes, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.step_batch import is_capturing
+
+
+class Watcher(Protocol):
+    """Who asks for steps.
+
+    Attributes:
+        off: it will ask for none.
+        without_modules: also of a script that calls no module.
+    """
+
+    off: bool
+    without_modules: bool
+
+    def mode(self, step: int) -> WindowMode | None:
+        """What is to be open on the coming step; None for nothing."""
+
+    def refused(self, root: str, why: str) -> None:
+        """The mode it gave must not be opened beside this top-level module."""
+
+    def ended(self, mode: WindowMode) -> None:
+        """The step of a mode it gave is over."""
+
+    def forget(self) -> None:
+        """This is a forked child, or another run begins."""
+
+
+class StepWindow:
+    """The window of one process; at most one mode is open in it.
+
+    Args:
+        watchers: who may ask for steps, the first one first.
+    """
+
+    def __init__(self, context: StepContext, watchers: Sequence[Watcher]) -> None:
+        self._context, self._watchers = context, watchers
+        self._hooks = self._hooks_of(guarded(context)(self._entered), guarded(context)(self._left))
+        self._mode: WindowMode | None = None
+        self._watcher: Watcher | None = None
+        self._handles: list[Any] = []
+        self._forget()
+
+    @staticmethod
+    def _hooks_of(enter: Callable[..., Any], leave: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
+        """Plain functions, and the test for compilation first: Dynamo traces into global hooks."""
+
+        def before(module: nn.Module, args: Any) -> None:
+            if not torch.compiler.is_compiling():
+                enter(module, args)
+
+        def after(module: nn.Module, args: Any, result: Any) -> None:
+            if not torch.compiler.is_compiling():
+                leave(module, args, result)
+
+        return before, after
+
+    def install(self) -> None:
+        """Be called as steps begin; after all other hooks, because a window does not open beside another mode."""
+        context = self._context
+        context.when_forked.append(self._forget)
+        context.when_turned_off.append(self._close)
+        begins, steps = guarded(context)(self.begin_step), guarded(context)(self._optimizer_steps)
+        # for good: the window closes inside of the step's own hooks
+        register_optimizer_step_pre_hook(lambda optimizer, *_: steps(optimizer) if self.is_open else None)
+        context.when_step_begins.append(begins)
+
+    def _optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._mode is not None:
+            self._mode.optimizer_steps(optimizer)
+
+    def _forget(self) -> None:
+        self._close()  # a forked child inherits what is open
+        self._mode = self._watcher = None
+        for watcher in self._watchers:
+            watcher.forget()
+        #: Nobody will ask for a step.
+        self.off = all(watcher.off for watcher in self._watchers)
+        #: The top-level module whose forward runs; and the last one that was called in training.
+        self._root: nn.Module | None = None
+        #: The module in front of the forward pass, or behind the backward pass, for whose call the mode is off.
+        self._aside: nn.Module | None = None
+        self._last: weakref.ref[nn.Module] | None = None
+        #: The step that everybody has been asked about.
+        self._asked: int | None = None
+        #: Whether it is open, and on which thread's stack.
+        self.is_open, self._thread = False, 0
+
+    # --- opening and closing -----------------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """A step begins where the one before has ended: what runs before its forward pass belongs to it."""
+        if self.off:
+            return
+        context, module = self._context, self._last() if self._last is not None else None
+        if module is None and context.current.step == context.options.first_step:
+            return  # nothing has been trained yet
+        if in_backward() or self._thread not in (0, threading.get_ident()):
+            return
+        if open_modes:
+            sweep()
+        if not self.is_open and self._due(module) and self._allows(module):
+            self._enter("script")
+
+    def enter_root(self, module: nn.Module) -> None:
+        """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
+        if open_modes:
+            sweep()
+        if self.off or (in_backward() and (self.is_open or retired())):
+            return
+        if self.is_open and (self._thread != threading.get_ident() or self._must_not_compile()):
+            self._close()
+        if not self.is_open:
+            self._last, self._thread = weakref.ref(module), threading.get_ident()
+        asked = self._asked == self._context.current.step and not self._context.evidence
+        if not self.is_open and not asked and self._due(module) and self._allows(module):
+            self._enter("script")
+        elif self.is_open and (why := unfit(module)) is not None:
+            self._close()
+            self._refuse(module, why)
+        if self.is_open and self._mode is not None:
+            self._root, mode = module, self._mode
+            mode.modules.clear()  # an exception that reaches no hook leaves some
+            mode.micro_step, mode.resting = self._context.micro_step, not self._in_time(mode)
+            self._entered(module, ())
+
+    def root_called(self, module: nn.Module, arguments: Any) -> None:
+        """What the top-level module is given, where the window is open."""
+        if self._mode is not None and module is self._root:
+            self._mode.module_entered(module, arguments)
+
+    def enter_backward(self) -> None:
+        """``backward`` begins."""
+        if self._mode is not None and self.is_open:
+            self._mode.modules.clear()
+            self._mode.resting = not self._in_time(self._mode)
+
+    def leave(self) -> None:
+        """``backward`` has ended."""
+        if self._mode is not None and self.is_open:
+            self._mode.modules.clear()
+            self._mode.stage, self._mode.resting = "optimizer", False
+
+    def _due(self, module: nn.Module | None) -> bool:
+        if self._context.trace is not None or self._mode is not None:
+            return False
+        if module is not None:
+            self._asked = self._context.current.step
+        for watcher in self._watchers:
+            if module is None and not watcher.without_modules:
+                continue
+            if not watcher.off and (mode := watcher.mode(self._context.current.step)) is not None:
+                self._mode, self._watcher = mode, watcher
+                return True
+        return False
+
+    def _in_time(self, mode: WindowMode) -> bool:
+        return mode.most_micro_steps is None or self._context.micro_step < mode.most_micro_steps
+
+    def _must_not_compile(self) -> bool:
+        return compiles() and not (self._mode is not None and self._mode.beside_compiled)
+
+    def _allows(self, module: nn.Module | None) -> bool:
+        why = why_not(module, beside_compiled=not self._must_not_compile())
+        if why is not None:
+            self._refuse(module, why)
+        return why is None
+
+    def _refuse(self, module: nn.Module | None, why: str) -> None:
+        watcher, self._mode, self._watcher = self._watcher, None, None
+        if watcher is not None:
+            place = self._context.names.find(unwrap(module)) if module is not None else None
+            watcher.refused(place.root if place is not None else "", why)
+
+    def _enter(self, stage: str) -> None:
+        assert self._mode is not None
+        self._mode.stage, self._mode.micro_step = stage, self._context.micro_step
+        place, (before, after) = nn.modules.module, self._hooks
+        self._handles = [
+            place.register_module_forward_pre_hook(before),
+            place.register_module_forward_hook(after, always_call=True),
+        ]
+        self.is_open, self._thread = True, threading.get_ident()
+        put_on(self._mode)
+
+    def _close(self) -> None:
+        """For good: whatever keeps the mode on a stack now, it does nothing there but run ops."""
+        self.is_open, self._root, self._aside = False, None, None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._mode is not None:
+            self._mode.modules.clear()
+            retire(self._mode)
+
+    def end_step(self) -> None:
+        """The step is over."""
+        if self.is_open:
+            self._close()
+        mode, watcher = self._mode, self._watcher
+        self._mode = self._watcher = None
+        if mode is not None and watcher is not None:
+            self._context.current.scan_ns += mode.spent_ns
+            watcher.ended(mode)
+
+    # --- modules -----------------------------------------------------------------------------------------------------
+
+    def _entered(self, module: nn.Module, args: Any) -> None:
+        mode = self._mode
+        if mode is None or self._thread != threading.get_ident():
+            return
+        if self._root is None and not in_backward():
+            if self._aside is None:  # evaluation, or augmentation: some functions take other paths under any mode
+                self._aside = module
+                take_off(mode)
+            return
+        if module is self._root and len(mode.modules) == 1:
+            return  # it has been entered already
+        above = mode.modules[-1] if mode.modules else ("", "")
+        place = self._context.names.find(module)
+        inside = (place.root, place.module) if place is not None else (
+            above[0], f"{above[1]}.{type(module).__name__}".lstrip("."))  # fmt: skip
+        mode.modules.append(inside)
+        if module is not self._root:
+            mode.module_entered(module, args)
+
+    def _left(self, module: nn.Module, _args: Any, result: Any) -> None:
+        mode = self._mode
+        if mode is None or self._thread != threading.get_ident():
+            return
+        if self._aside is not None:
+            if module is self._aside:
+                self._aside = None
+                put_on(mode)
+            return
+        if mode.modules:
+            mode.module_left(module, result)
+            mode.modules.pop()
+        if not mode.modules:
+            self.leave_root(module, result)
+
+    def leave_root(self, module: nn.Module, result: Any) -> None:
+        """A top-level module has returned: its own hooks know nothing of the call that has opened the window."""
+        mode = self._mode
+        if mode is not None and module is self._root and len(mode.modules) <= 1:
+            mode.module_left(module, result)
+            mode.modules.clear()
+            self._root, mode.stage, mode.resting = None, "loss", not self._in_time(mode)
+
+
+def why_not(module: nn.Module | None, *, beside_compiled: bool = False) -> str | None:
+    """Why ops of this module must not be looked at; None when they may be.
+
+    Args:
+        beside_compiled: code may be compiled.
+    """
+    if compiles() and not beside_compiled:
+        return "torch.compile is in use: a compiled graph would not run as it does without us"
+    if torch._C._len_torch_dispatch_stack():
+        return "another dispatch mode is active"
+    if torch._C._functorch.maybe_current_level() is not None or torch._C._get_tracing_state() is not None:
+        return "it runs inside a transform or is being traced"
+    if is_capturing():
+        return "a CUDA graph is being captured"
+    return unfit(module) if module is not None else None
+
+
+def unfit(module: nn.Module) -> str | None:
+    """The same, as far as it is about the module."""
+    for part in static.modules(module):
+        names = {c.__name__ for c in type(part).__mro__}
+        if issubclass(type(part), (torch.jit.ScriptModule, torch.fx.GraphModule)):
+            return f"{type(part).__name__} is compiled"
+        if names & {"FSDPModule", "FullyShardedDataParallel", "DeepSpeedEngine", "PipelineStage", "DataParallel"}:
+            return f"{type(part).__name__} schedules its own passes"
+    return None
+
+
+def compiles() -> bool:
+    """Whether anything was given to ``torch.compile`` in this process; optimizers alone also load its package."""
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return any(callable(backend) for backend in getattr(frames, "cached_backends", {}).values())

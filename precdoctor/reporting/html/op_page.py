@@ -1,0 +1,91 @@
+"""Two runs compared op by op, as one HTML file that loads nothing and runs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from markupsafe import Markup
+
+import precdoctor
+from precdoctor.comparison.op_compare import OpComparison
+from precdoctor.comparison.op_differences import Difference, ListComparison
+from precdoctor.comparison.op_tree import branches
+from precdoctor.reporting import op_view
+from precdoctor.reporting.html.page import asset, digest, template
+from precdoctor.reporting.text import clean, number
+
+#: Rows of the tree and of the list of differences.
+MOST_ROWS = 1000
+#: The tree is indented no further.
+_DEPTH = 12
+
+
+def render(found: OpComparison) -> str:
+    """The page; names and source lines in it are escaped."""
+    first = found.first
+    origin = first.origin if first is not None else None
+    style, *lines = op_view.verdict(found)
+    sheet = asset("report.css") + asset("ops.css")
+    page: str = template(
+        "ops.html.j2"
+    ).render(
+        style=Markup(sheet),  # noqa: S704 - files of the package
+        policy=f"default-src 'none'; style-src '{digest(sheet)}'; base-uri 'none'; form-action 'none'",
+        version=precdoctor.__version__,
+        state={"pd.strong": "findings", "pd.near": "indeterminate"}.get(style, "clean"),
+        headline=lines[0],
+        lines=lines[1:],
+        a=clean(found.a),
+        b=clean(found.b),
+        scope=op_view.scope(found),
+        notes=[clean(f"{note[:1].upper()}{note[1:]}.") for note in found.notes],
+        sources=op_view.sources(origin) if origin is not None else [],
+        tensors=list(_tensors(origin)) if origin is not None else [],
+        tree=_tree(first, origin) if first is not None and origin is not None else [],
+        differences=[_row(d) for d in first.differences[:MOST_ROWS]] if first is not None else [],
+        more=number(len(first.differences) - MOST_ROWS) if first and len(first.differences) > MOST_ROWS else "",
+    )
+    return page
+
+
+def _tensors(origin: Difference) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Name, run and figures, a row each."""
+    for name, x, y in op_view.tensor_rows(origin):
+        if x is not None and y is not None and x.fingerprint is not None and x.fingerprint == y.fingerprint:
+            yield clean(name, 200), "A = B", op_view.figures(x)
+            continue
+        for run, tensor in (("A", x), ("B", y)):
+            if tensor is not None:
+                yield clean(name, 200), run, op_view.figures(tensor)
+
+
+def _tree(first: ListComparison, origin: Difference) -> list[dict[str, Any]]:
+    return [
+        {
+            "depth": min(branch.depth, _DEPTH),
+            "what": op_view.row_of(branch),
+            "source": clean(branch.ops[0].op.source),
+            "apart": op_view.apart(branch.end),
+            "growth": op_view.growth(branch),
+            "beyond": not all(d.explained for d in branch.ops),
+        }
+        for branch in branches(first, origin)[:MOST_ROWS]
+    ]
+
+
+def _row(found: Difference) -> dict[str, Any]:
+    op = found.op
+    of = "A and B" if found.a and found.b else "A" if found.a else "B"
+    other = f" / {clean(found.b.name)}" if found.a and found.b and found.a.name != found.b.name else ""
+    return {
+        "index": op.index,
+        "name": clean(op.name) + other,
+        "module": clean(op.module or op.root),
+        "phase": clean(op.phase),
+        "source": clean(op.source),
+        "of": of,
+        "apart": op_view.apart(found),
+        "limit": f"{found.limit:.2g}",
+        "beyond": not found.explained,
+    }

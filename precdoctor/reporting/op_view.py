@@ -1,0 +1,247 @@
+"""Two runs compared op by op, on one screen: the first op that differs, its numbers, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from precdoctor.comparison.op_compare import OpComparison, place_of, reason_of
+from precdoctor.comparison.op_differences import Difference, ListComparison
+from precdoctor.comparison.op_lists import Op, OpTensor
+from precdoctor.comparison.op_tree import Branch, branches
+from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.reporting.names import Name
+from precdoctor.reporting.text import clean, number
+
+#: Entries of the tree on a screen, and how far it is indented; differences in the JSON report.
+TOP, _DEPTH, JSON_OPS = 16, 6, 500
+#: Tensors of an op that are shown.
+_TENSORS = 8
+
+
+def print_ops(found: OpComparison, console: Console, *, concise: bool = False) -> None:
+    """The comparison for a person; ``concise`` leaves out the operands and the tree."""
+    for name, path in (("A", found.a), ("B", found.b)):
+        console.print(Text.assemble((f"{name}  ", "pd.label"), clean(path)), soft_wrap=True)
+    for line in scope(found):
+        console.print(Text(line, "pd.quiet"))
+    console.print()
+    style, *lines = verdict(found)
+    console.print(Text(lines[0], style))
+    first = found.first
+    if first is not None and (origin := first.origin) is not None:
+        for source in sources(origin):
+            console.print(Padding(Text(source, "pd.code"), (0, 0, 0, 2)))
+    for line in lines[1:]:
+        console.print(Padding(Text(line), (0, 0, 0, 2)))
+    if first is not None and first.origin is not None and not concise:
+        _print_tensors(first.origin, console)
+        _print_tree(first, first.origin, console)
+    for note in found.notes:
+        console.print(Text(f"{clean(note[:1].upper() + note[1:])}.", "pd.near"))
+
+
+def scope(found: OpComparison) -> list[str]:
+    """One line per list that was compared; of many, the first ones and those that differ."""
+    ranks = {x.rank for x in found.lists}
+    shown = [x for n, x in enumerate(found.lists) if n < TOP // 2 or x.differences][:TOP]
+    lines = []
+    for x in shown:
+        where = f"Step {x.step}" + (f", rank {x.rank}" if len(ranks) > 1 else "")
+        beyond = sum(not d.explained for d in x.differences)
+        told = f"{where}: {number(x.ops_a)} ops in A, {number(x.ops_b)} in B, {number(x.paired)} in both; "
+        told += f"{number(len(x.differences))} differ" if x.differences else "none differs"
+        lines.append(told + (f", {number(beyond)} beyond what is explained" if beyond else ""))
+    if len(shown) < len(found.lists):
+        lines.append(f"and {plural(len(found.lists) - len(shown), 'more list')}")
+    return lines
+
+
+def verdict(found: OpComparison) -> list[str]:
+    """A style, the first line, and the sentences below it."""
+    first = found.first
+    if first is None:
+        return ["pd.good", "Nothing differs: every op of both runs gives the same bits."]
+    where = f"step {first.step}" + (f", rank {first.rank}" if len({x.rank for x in found.lists}) > 1 else "")
+    origin = first.origin
+    if origin is None:
+        given = first.given[0]
+        what = clean(given.tensor.name or f"an operand of {given.op.name}")
+        return ["pd.near", f"The runs were apart before {where}: {what} differs, and no op of the step made it."]
+    op = origin.op
+    phase = "" if op.phase in place_of(origin) else f", {op.phase}"
+    lines = [clean(reason_of(origin))]
+    before = first.differences.index(origin)
+    if first.given and first.given[0].op.index <= op.index:
+        name = first.given[0].tensor.name
+        which = f"such as {clean(name)}" if name else f"as {clean(first.given[0].op.name)} read it"
+        lines.append(f"What the step began with was different already, {which}.")
+    elif before:
+        lines.append(f"{plural(before, 'op')} before it differ within what formats and operands explain.")
+    else:
+        lines.append("All ops before it that both runs have are equal in every bit.")
+    if (outcome := first.outcome(origin)) is not None and op.phase in ("forward", "loss"):
+        lines.append(f"At the end of the forward pass the distance is {apart(outcome)} (relative L2).")
+    if origin.explained:
+        what = f"Nothing differs beyond what formats explain; the first bits differ at {where}: "
+        return ["pd.good", f"{what}{clean(place_of(origin))}{phase}", *lines]
+    return ["pd.strong", f"The runs part at {where}: {clean(place_of(origin))}{phase}", *lines]
+
+
+def sources(difference: Difference) -> list[str]:
+    """File, line and code of the op; of both runs where they differ."""
+    lines = []
+    for op in (difference.a, difference.b):
+        if op is not None and op.file is not None:
+            code = f"  {clean(op.code)}" if op.code else ""
+            name = f"{clean(op.name)} at " if op.name != difference.op.name else ""
+            lines.append(f"{name}{clean(op.source)}{code}")
+    return list(dict.fromkeys(lines))
+
+
+def tensor_rows(difference: Difference) -> Iterator[tuple[str, OpTensor | None, OpTensor | None]]:
+    """What the op read and made, by a name for each, in A and B."""
+    a, b = difference.a, difference.b
+    if a is not None and b is not None and a.name != b.name:
+        yield "result", difference.made_a, difference.made_b
+        return
+    for side in ("reads", "makes"):
+        mine: tuple[OpTensor, ...] = getattr(a, side) if a is not None else ()
+        theirs: tuple[OpTensor, ...] = getattr(b, side) if b is not None else ()
+        if side == "makes" and (a is None or b is None):
+            yield "result", difference.made_a, difference.made_b
+            return
+        for n in range(min(max(len(mine), len(theirs)), _TENSORS)):
+            x, y = (given[n] if n < len(given) else None for given in (mine, theirs))
+            one = x or y
+            assert one is not None, "at least one side has so many"
+            yield one.name or one.argument or ("result" if n == 0 else f"result {n}"), x, y
+
+
+def figures(x: OpTensor | None) -> tuple[str, ...]:
+    """Dtype and shape, amax, norm and mean as text."""
+    if x is None:
+        return ("–",) * 4
+    bad = f" {number(sum(x.bad))} non-finite" if x.bad is not None and any(x.bad) else ""
+    kind = f"{clean(x.dtype)} {list(x.shape)}{bad}"
+    return (kind, *("–" if v is None else f"{v:.6g}" for v in (x.amax, x.norm, x.mean)))
+
+
+def _print_tensors(difference: Difference, console: Console) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
+    for title in ("tensor", "", "dtype and shape"):
+        table.add_column(title, overflow="fold")
+    for title in ("amax", "L2 norm", "mean"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, x, y in tensor_rows(difference):
+        if x is not None and y is not None and x.fingerprint is not None and x.fingerprint == y.fingerprint:
+            table.add_row(Name(name), "A=B", *figures(x))
+            continue
+        for run, tensor in (("A", x), ("B", y)):
+            if tensor is not None:
+                table.add_row(Name(name) if run == "A" or x is None else "", run, *figures(tensor))
+    console.print()
+    console.print(Padding(table, (0, 0, 0, 2)))
+
+
+def _print_tree(first: ListComparison, origin: Difference, console: Console) -> None:
+    tree = branches(first, origin)
+    ops = sum(len(branch.ops) for branch in tree)
+    if not tree:
+        console.print("\nNo other op follows from it.")
+        return
+    console.print(f"\nWhat follows from it: {plural(ops, 'op')}, with the relative L2 distance at the end of each row")
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold", ratio=1)
+    for _ in range(2):
+        table.add_column(justify="right", no_wrap=True)
+    for branch in tree[:TOP]:
+        table.add_row(Text("  " * (1 + min(branch.depth, _DEPTH)) + row_of(branch)), apart(branch.end), growth(branch))
+    console.print(table)
+    if len(tree) > TOP:
+        console.print(Text(f"  and {number(len(tree) - TOP)} more rows; --html FILE has them all", "pd.quiet"))
+
+
+def row_of(branch: Branch) -> str:
+    """``blocks.1.ffn_norm: aten.rsqrt.default + 2 ops``."""
+    op = branch.ops[0].op
+    more = f" + {plural(len(branch.ops) - 1, 'op')}" if len(branch.ops) > 1 else ""
+    return clean(f"{op.module or op.root or op.phase}: {op.name}{more}") + (f" ({op.phase})" if op.module else "")
+
+
+def apart(difference: Difference) -> str:
+    """The distance as text."""
+    return "–" if difference.error is None else f"{difference.error:.2g}"
+
+
+def growth(branch: Branch) -> str:
+    """How much it has grown since the origin."""
+    return "" if branch.growth is None else f"× {branch.growth:.2g}"
+
+
+def ops_section(found: OpComparison) -> dict[str, Any]:
+    """The ``compare_ops`` object of the JSON report."""
+    first = found.first
+    origin = first.origin if first is not None else None
+    return {
+        "a": found.a,
+        "b": found.b,
+        "equal": first is None,
+        "lists": [
+            {
+                "step": x.step,
+                "rank": x.rank,
+                "ops_a": x.ops_a,
+                "ops_b": x.ops_b,
+                "paired": x.paired,
+                "differing": len(x.differences),
+                "beyond": sum(not d.explained for d in x.differences),
+                "apart_before": [{"op": g.op.name, "name": g.tensor.name, "error": jsonable(g.error)} for g in x.given],
+            }
+            for x in found.lists
+        ],
+        "step": first.step if first is not None else None,
+        "rank": first.rank if first is not None else None,
+        "first": _difference(first.first) if first is not None else None,
+        "origin": _difference(origin),
+        "following": [
+            _difference(d) for _, d in (first.following(origin) if first is not None and origin is not None else [])
+        ][:JSON_OPS],
+        "notes": list(found.notes),
+    }
+
+
+def _difference(found: Difference | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    values = {
+        "error": found.error,
+        "limit": found.limit,
+        "explained": found.explained,
+        "reads_others": found.reads_others,
+        "reason": reason_of(found),
+        "parents": sorted(found.parents),
+    }
+    sides = {"op_a": found.a, "op_b": found.b}
+    made = {"made_a": found.made_a, "made_b": found.made_b}
+    return {
+        **{name: _op(op) for name, op in sides.items()},
+        **{name: _tensor(x) for name, x in made.items()},
+        **jsonable(values),
+    }
+
+
+def _op(op: Op | None) -> dict[str, Any] | None:
+    names = ("index", "name", "phase", "root", "module", "file", "line", "code", "settings")
+    return None if op is None else {name: getattr(op, name) for name in names}
+
+
+def _tensor(x: OpTensor | None) -> dict[str, Any] | None:
+    names = ("dtype", "shape", "amax", "norm", "mean", "bad", "fingerprint")
+    return None if x is None else {name: jsonable(getattr(x, name)) for name in names}
