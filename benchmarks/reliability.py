@@ -47,6 +47,9 @@ BLIND = {
     "quiet5": (13, 12),
     "quiet6": (10, 9),
     "quiet7": (5, 5),
+    "silent": (27, 24),
+    "silent2": (11, 8),
+    "silent3": (15, 15),
 }
 #: Findings of one rule from which on its confidence may be called wrong.
 ENOUGH = 5
