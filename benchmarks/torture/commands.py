@@ -23,7 +23,7 @@ from tests.support.runs import write_run
 
 #: What is asked of a log R, beside a sound one G.
 _ASKED = (
-    *(["diagnose", "R", "--format", shape] for shape in ("full", "json", "html")),
+    *(["diagnose", "R", "--output-format", shape] for shape in ("full", "json", "markdown")),
     ["show", "R"],
     ["show", "R", "--dtypes"],
     ["show", "R", "--scans"],
@@ -32,7 +32,7 @@ _ASKED = (
     ["whatif", "R", "--plan"],
     ["whatif", "R", "--state", "bf16"],
     ["compare", "R", "G"],
-    ["compare", "G", "R", "--format", "json"],
+    ["compare", "G", "R", "--output-format", "json"],
     ["gate", "R", "--baseline", "G"],
     ["log", "verify", "R"],
 )

@@ -265,6 +265,8 @@ def _value(data: bytes, at: int, kind: int, wanted: _Wanted, depth: int) -> tupl
     if kind in {1, 2, 3}:
         return data[at], at + 1
     if kind == 7:
+        if at + 8 > len(data):
+            raise ValueError("a number in it does not end")
         return data[at : at + 8], at + 8
     if kind == 9:
         count, kind, at = data[at] >> 4, data[at] & 15, at + 1

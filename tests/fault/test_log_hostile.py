@@ -194,6 +194,17 @@ def test_pages_without_checksums(run):
     refused(run, "without a checksum")
 
 
+def test_a_page_header_with_a_list_of_2_to_the_60_numbers():
+    written = pa.BufferOutputStream()
+    pq.write_table(rows(64), written, **OPTIONS)
+    content = bytearray(written.getvalue().to_pybytes())
+    group = pages_module.read_footer(bytes(content))[0]
+    start = group.chunks[0].start
+    content[start : start + 11] = b"\x19\xf7" + b"\xff" * 8 + b"\x0f"  # a list of doubles
+    with pytest.raises(ValueError, match="does not end"):
+        pages_module.check_pages(bytes(content), group, ["step"])
+
+
 def test_a_stream_that_claims_to_decompress_to_terabytes(tmp_path):
     run = write_run(tmp_path / "run", [{"exp_hist": [7] * 300, "step": 1}], end=False)
     stream = next((run / "rank-00000").glob("*.open"))
