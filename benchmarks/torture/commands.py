@@ -9,6 +9,7 @@ import math
 import random
 import shutil
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,13 @@ def _altered(source: Path, target: Path, rng: random.Random) -> None:
         else:
             field = rng.choice(list(TABLES[name]))
             chosen = rows if kind == 3 else rng.choices(rows, k=rng.choice((1, 2, 20)))
-            value = _value(field, rng)
+            value = _value(field, rng, WORDS.get(name, {}))
             for row in chosen:
                 if field.name in row and field.name != "rank" and (value is not None or field.nullable):
                     row[field.name] = value
     facts = json.loads((source / "rank-00000/rank.json").read_text())
     info = json.loads((source / "run.json").read_text())
-    write_run(target, tables["tensors"], tables["steps"], tables["events"], facts=facts, info=info)
+    write_run(target, **tables, facts=facts, info=info)
 
 
 def _plain(row: dict[str, Any], table: str) -> dict[str, Any]:
@@ -114,7 +115,7 @@ def _plain(row: dict[str, Any], table: str) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name in named and name != "rank" and value is not None}
 
 
-def _value(field: pa.Field, rng: random.Random, column: str | None = None) -> Any:
+def _value(field: pa.Field, rng: random.Random, words: Mapping[str, Sequence[str]], column: str | None = None) -> Any:
     """A value of that column; out of its domain once in thirty, as the part is refused for it as a whole."""
     column = column or field.name
     kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -122,7 +123,7 @@ def _value(field: pa.Field, rng: random.Random, column: str | None = None) -> An
         return None
     if pa.types.is_list(kind):
         inner = kind.value_field.with_nullable(False)
-        return [_value(inner, rng, column) for _ in range(rng.choice((0, 1, 2, 30)))]
+        return [_value(inner, rng, words, column) for _ in range(rng.choice((0, 1, 2, 30)))]
     if pa.types.is_boolean(kind):
         return rng.random() < 0.5
     low, high = DOMAINS.get(column, (-math.inf, math.inf)) if rng.random() < 0.97 else (-math.inf, math.inf)
@@ -134,6 +135,6 @@ def _value(field: pa.Field, rng: random.Random, column: str | None = None) -> An
         return int(min(max(rng.choice(_INTEGERS), least, low), most, high))
     if pa.types.is_floating(kind):
         return rng.choice([x for x in _NUMBERS if low <= x <= high or (low == -math.inf and math.isnan(x))])
-    if column in WORDS and rng.random() < 0.97:
-        return rng.choice(WORDS[column])
+    if column in words and rng.random() < 0.97:
+        return rng.choice(words[column])
     return rng.choice(_TEXTS)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from precdoctor.cli import INTERRUPTED
 from precdoctor.cli.common import destination, rule_options, say, say_command, settings_in_force
 from precdoctor.cli.record import CommandAfterOptions
 from precdoctor.cli.values import choice, parse_count, parse_percentage
@@ -29,7 +30,6 @@ Examples:
 ORIGINAL, PLANNED, REPORT = "original", "planned", "trial.json"
 #: Steps that the casts are counted on.
 _MOST_STEPS = 1000
-_STOPPED, _INTERRUPTED = 66, 130
 
 
 class PlanThenCommand(CommandAfterOptions):
@@ -106,8 +106,8 @@ def trial(
     if place.exists() and not force and any(place.iterdir() if place.is_dir() else [place]):
         raise RunExistsError(f"{place} is already there; give another name, or --force to replace it")
     statuses = _run_both(words, tried, plan, place, count, force=force)
-    if _INTERRUPTED in statuses:
-        return _INTERRUPTED
+    if INTERRUPTED in statuses:
+        return INTERRUPTED
     found = _judged(tried, place, statuses, share, rules)
     return _report(*found, place, shape, listed)
 
@@ -130,7 +130,7 @@ def _run_both(
     applied = statement([what], str(file), plan.run)
     say(f"precdoctor: running {steps} steps with the plan, then without it")
     planned = launch(words, place / PLANNED, changed, force=force, applied=applied, quiet=True, aside=True)
-    if planned == _INTERRUPTED:
+    if planned == INTERRUPTED:
         return planned, planned
     if (why := not_applied(view_of(open_run(place / PLANNED)))) is not None:
         raise UsageError(why)
@@ -145,13 +145,14 @@ def _judged(
     from precdoctor.comparison.trial import judge_trial
     from precdoctor.diagnosis.engine import describe, view_of
     from precdoctor.errors import NothingRecordedError
+    from precdoctor.recording.process.attach import STOPPED_BY_US
     from precdoctor.runlog import open_run
 
     original, planned = statuses
-    if original not in (0, _STOPPED):
+    if original not in (0, STOPPED_BY_US):
         raise NothingRecordedError(f"the training ended with status {original} without the plan as well; mend it first")
     before, after = (view_of(open_run(place / name)) for name in (ORIGINAL, PLANNED))
-    ended = None if planned in (0, _STOPPED) else f"ended with status {planned}"
+    ended = None if planned in (0, STOPPED_BY_US) else f"ended with status {planned}"
     trial = judge_trial(plan, before, after, share, rules, ended)
     return trial, {ORIGINAL: describe(before), PLANNED: describe(after)}
 

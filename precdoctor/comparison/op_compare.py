@@ -20,6 +20,7 @@ from precdoctor.diagnosis.claims.finding import (
 )
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import describe, describe_recorder, view_of
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import IncomparableRunsError
 from precdoctor.runlog.reader import Run
 
@@ -90,8 +91,7 @@ def compare_ops(a: Run, b: Run) -> OpComparison:
 def _notes(a: Run, b: Run, lists: Sequence[ListComparison]) -> list[str]:
     notes = []
     for name, run in (("first", a), ("second", b)):
-        data = [d for d in run.events(["event", "data"], [("event", "==", "ops")])["data"] if '"complete": false' in d]
-        if data:
+        if any(e["data"].get("complete") is False for e in RunView(run).events_of("ops")):
             notes.append(f"a list of the {name} run is cut: it holds the first ops of the step only")
     if any(d.op.is_compiled or (d.b is not None and d.b.is_compiled) for x in lists for d in x.differences):
         notes.append("compiled code is one op: what happens inside is not listed")

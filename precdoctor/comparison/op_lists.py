@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError
+from precdoctor.numerics.sketch import WIDTH
 from precdoctor.runlog.reader import Run
 
 #: Columns that say nothing an op or a tensor is compared by.
@@ -90,19 +92,12 @@ def listed(run: Run) -> list[Key]:
     for batch in run.batches("ops", ["step", "rank"]):
         found.update(zip(batch.column("step").to_pylist(), batch.column("rank").to_pylist(), strict=True))
     if not found:
-        events = run.events(["event", "data"], [("event", "==", "ops")])
-        why = next((d for d in events["data"] if '"why"' in d), None)
-        reason = f" ({_why(why)})" if why is not None else ""
+        why = next((e["data"]["why"] for e in RunView(run).events_of("ops") if "why" in e["data"]), None)
+        reason = f" ({why})" if why is not None else ""
         raise NothingRecordedError(
             f"{run.origin} holds no list of ops{reason}; record one with: precdoctor record --ops 0 -- python train.py"
         )
     return sorted(found)
-
-
-def _why(data: str) -> str:
-    import json
-
-    return str(json.loads(data)["why"])
 
 
 def read_ops(run: Run, key: Key) -> list[Op]:
@@ -157,5 +152,5 @@ def _tensor(row: dict[str, Any]) -> OpTensor:
         row["amax"],
         math.sqrt(max(squares, 0.0)) if squares is not None else None,
         total / finite if total is not None and finite > 0 else None,
-        tuple(sketch) if sketch else None,
+        tuple(sketch) if sketch and len(sketch) == WIDTH and None not in sketch else None,
     )

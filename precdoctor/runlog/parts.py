@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -62,8 +62,11 @@ DOMAINS: Final[dict[str, tuple[float, float]]] = {
     **dict.fromkeys(("amax", "amin_nonzero", "lost_update_fraction"), _MAGNITUDES),
     "sum_sq": (0.0, math.inf),  # of FP64 values above 1e154
 }
-#: The words a column may hold, where they are a list.
-WORDS: Final[dict[str, tuple[str, ...]]] = {"kind": KINDS, "phase": (*PHASES, *OP_PHASES)}
+#: By table: the words a column may hold, where they are a list.
+WORDS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "tensors": {"kind": KINDS, "phase": PHASES},
+    "ops": {"phase": OP_PHASES},
+}
 #: The columns of each table that hold text.
 _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) == pa.string()] for table in TABLES}
 
@@ -291,7 +294,7 @@ def _checked(name: str, batch: pa.RecordBatch, table: str, names: Sequence[str],
     if "rank" in columns and not pc.all(pc.equal(columns["rank"], rank.rank), min_count=0).as_py():
         raise damaged(name, f"it holds rows of another rank than {rank.rank}")
     _check_lengths(name, columns)
-    _check_domains(name, columns)
+    _check_domains(name, columns, WORDS.get(table, {}))
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
 
@@ -324,15 +327,15 @@ def _check_lengths(name: str, columns: dict[str, pa.Array]) -> None:
         _hold(name, several, 0, limit, "a value of length ")
 
 
-def _check_domains(name: str, columns: dict[str, pa.Array]) -> None:
+def _check_domains(name: str, columns: dict[str, pa.Array], words: Mapping[str, tuple[str, ...]]) -> None:
     """Damaged where a value is none that can be measured: a negative count, an infinite amax, an unknown kind of row.
 
     A NaN amax or sum is refused as well: extremes and sums are over finite elements, and null where there are none.
     """
     together: dict[tuple[pa.DataType, tuple[float, float]], list[tuple[str, pa.Array]]] = {}
     for column, array in columns.items():
-        if column in WORDS and set(array.dictionary.to_pylist()).difference(WORDS[column]):
-            strange = {*pc.unique(array).dictionary_decode().drop_null().to_pylist()}.difference(WORDS[column])
+        if column in words and set(array.dictionary.to_pylist()).difference(words[column]):
+            strange = {*pc.unique(array).dictionary_decode().drop_null().to_pylist()}.difference(words[column])
             if strange:
                 raise damaged(name, f"column {column!r} holds {min(strange)!r}")
         if column in DOMAINS:

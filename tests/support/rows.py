@@ -29,7 +29,7 @@ def awkward_rows(table: str) -> list[dict[str, Any]]:
     for field in TABLES[table]:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         for row, value in zip(rows, [*_AWKWARD[str(kind)], None], strict=True):
-            row[field.name] = _possible(field.name, value)
+            row[field.name] = _possible(field.name, value, table)
         if not field.nullable:
             rows[3][field.name] = rows[0][field.name]
     for n, row in enumerate(rows):
@@ -37,14 +37,14 @@ def awkward_rows(table: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _possible(column: str, value: Any) -> Any:
+def _possible(column: str, value: Any, table: str) -> Any:
     """The nearest value that the column may hold."""
-    if value is not None and column in WORDS:
-        return WORDS[column][0]
+    if value is not None and column in WORDS.get(table, {}):
+        return WORDS[table][column][0]
     if value is None or column not in DOMAINS:
         return value
     if isinstance(value, list):
-        return [_possible(column, v) for v in value]
+        return [_possible(column, v, table) for v in value]
     low, high = DOMAINS[column]
     return type(value)(low) if math.isnan(value) or value < low else type(value)(min(value, high))
 

@@ -6,15 +6,15 @@ before its first rounding on, by the memory it lies in.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from precdoctor.recording.deepscan.scan_facts import Findings
+from precdoctor.recording.deepscan.scan_facts import Event, Findings
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 
@@ -33,6 +33,7 @@ _CARRIES = _ROUNDS | names("_to_copy clone cat stack index index_select gather w
 #: such a difference is followed by :mod:`trails`; here it counts where something is chosen by it.
 _EXPANDS = names("mm bmm sum mean pow mul")
 _CHOOSES = names("topk sort argsort argmin argmax kthvalue")
+_MAX_PENDING = 64
 #: Ops between a difference and the choice.
 _KEEPS = names("neg abs sqrt clamp clamp_min")
 _FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | {"copy_", "sub_", "rsub"}
@@ -73,14 +74,14 @@ class _Source:
 
 
 class Differences:
-    """Keeps what was rounded to half, and judges the differences that it goes into."""
+    """Keeps the numbers behind what was rounded, and judges the differences that it goes into."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
         #: Of differences of expanded data: what is to be told where something is chosen by them.
-        self._pending: dict[int, tuple[StorageWeakRef, Callable[[], None]]] = {}
+        self._pending: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
 
     @staticmethod
     def follows(name: str) -> bool:
@@ -122,7 +123,8 @@ class Differences:
         self._sources[key] = _Source(memory, exact, dtype, ours, _version(exact), expands)
 
     def _known(self, call: Call) -> list[_Source]:
-        return [found for x in call.operands if (found := self._sources.get(storage_key(x) or 0)) is not None]
+        found = (self._sources.get(storage_key(x) or 0) for x in call.operands)
+        return [source for source in found if source is not None and source.holds]
 
     def _only_expands(self, call: Call) -> bool:
         """Whether nothing that goes into it was rounded in another way than by FP32 arithmetic on data."""
@@ -184,14 +186,17 @@ class Differences:
     def _choose(self, call: Call) -> None:
         """Something is chosen by a difference, or it is on the way there."""
         for x in call.operands:
-            memory, tell = self._pending.get(storage_key(x) or 0, (None, None))
-            if memory is None or tell is None or memory.expired():
+            memory, event, measured = self._pending.get(storage_key(x) or 0, (None, None, None))
+            if memory is None or event is None or measured is None or memory.expired():
                 continue
             if call.name in _CHOOSES:
-                self._pending.pop(storage_key(x) or 0)
-                tell()
-            elif (key := storage_key(call.results[0])) is not None:
-                self._pending[key] = StorageWeakRef(call.results[0].untyped_storage()), tell
+                self._findings.add_event("cancellation", event, **measured)
+            else:
+                self._await(call.results[0], event, measured)
+
+    def _await(self, x: Tensor, event: Event, measured: dict[str, Any]) -> None:
+        if (key := storage_key(x)) is not None and (key in self._pending or len(self._pending) < _MAX_PENDING):
+            self._pending[key] = StorageWeakRef(x.untyped_storage()), event, measured
 
     def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
         half = call.results[0].dtype in _HALF
@@ -237,25 +242,11 @@ class Differences:
             wrong, known = all_wrong, all_known
             if not data or off.norm() < _DATA * size[known].norm():
                 return
-        key = storage_key(call.results[0])
-        if not self._only_expands(call):
-            self._tell(call, exact, wrong, known, off, dtype, largest)
-        elif key is not None:
-            tell = functools.partial(self._tell, call, exact, wrong, known, off, dtype, largest)
-            self._pending[key] = StorageWeakRef(call.results[0].untyped_storage()), tell
-
-    def _tell(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, dtype: torch.dtype,
-              largest: Tensor) -> None:  # fmt: skip
-        seen, size = call.results[0].detach().double(), exact.abs()
-        at = int(torch.where(wrong, size, -1.0).flatten().argmax())
-        bits, many, of = torch.log2(largest[wrong] / size[wrong]), int(wrong.sum()), int(known.sum())
-        self._findings.add(
-            "cancellation", call, many / of, dtype=str(dtype).removeprefix("torch."),
-            bits_lost=float(bits.median()), wrong=many, of=of, zeros=int((wrong & (seen == 0)).sum()),
-            noise=float(off[known].norm() / size[known].norm()),
-            of_data=not any(x.requires_grad for x in call.operands),
-            seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), rounded_before=True,
-        )  # fmt: skip
+        measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": str(dtype).removeprefix("torch.")}
+        if self._only_expands(call):
+            self._await(result, self._findings.event_of(call), measured)
+        else:
+            self._findings.add("cancellation", call, **measured)
 
     def _source(self, x: Tensor) -> Tensor | None:
         """What a tensor, or the one that it is a view of, was before it was cast."""
@@ -265,6 +256,25 @@ class Differences:
             return None
         exact = found.exact
         return exact.as_strided(x.shape, x.stride(), exact.storage_offset() + x.storage_offset())
+
+
+def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor) -> dict[str, Any]:
+    """The weight of the fact, and its numbers."""
+    seen, size = call.results[0].detach().double(), exact.abs()
+    at = int(torch.where(wrong, size, -1.0).flatten().argmax())
+    many, of = int(wrong.sum()), int(known.sum())
+    return {
+        "weight": many / of,
+        "bits_lost": float(torch.log2(largest[wrong] / size[wrong]).median()),
+        "wrong": many,
+        "of": of,
+        "zeros": int((wrong & (seen == 0)).sum()),
+        "noise": float(off[known].norm() / size[known].norm()),
+        "of_data": not any(x.requires_grad for x in call.operands),
+        "seen": float(seen.flatten()[at]),
+        "exact": float(exact.flatten()[at]),
+        "rounded_before": True,
+    }
 
 
 def _version(x: Tensor) -> int | None:

@@ -165,9 +165,9 @@ class Effects:
             return False
         if any(at is not None and x is not call.args[at] for x, _, _ in given):
             return False
-        size = result.detach().double().abs()
-        off = ((right - call.before(x).detach().double()).abs() for x, right, _ in given)
-        effects = [_share(o.broadcast_to(size.shape), size) for o in off]
+        size = torch.linalg.vector_norm(result.detach(), 1, dim=-1 if result.dim() else None, dtype=torch.float32)
+        off = ((right - call.before(x).detach().double()).abs().broadcast_to(result.shape) for x, right, _ in given)
+        effects = [_share(_rows(o), size, result.shape) for o in off]
         if not max(effects) < _NOTED:
             return False
         self._shadows.drop(result)
@@ -218,19 +218,25 @@ def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, flo
     if not float(size.sum()):
         return (1.0, 0.0) if bool(differ.any()) else (0.0, 0.0)
     held = differ & (size >= torch.finfo(dtype).tiny)
-    lost, of_it = (_share(torch.where(kept, off, 0.0), size) for kept in (differ, held))
+    lost, of_it = (_share(_rows(torch.where(kept, off, 0.0)), _rows(size), size.shape) for kept in (differ, held))
     return lost, of_it
 
 
-def _share(off: Tensor, size: Tensor) -> float:
+def _rows(x: Tensor) -> Tensor:
+    return x.sum(-1) if x.dim() else x
+
+
+def _share(off: Tensor, size: Tensor, shape: torch.Size) -> float:
     """Sum of ``off`` over sum of ``size``, or the same of the median row where that is more; at most 1.
 
     One row that is a thousand times as large as the others holds the sum; what most samples or tokens get is in theirs.
+
+    Args:
+        off, size: sums over the rows of tensors of this shape.
     """
     whole = float(size.sum())
     share = float(off.sum()) / whole if whole > 0 else 1.0
-    if size.dim() > 1 and size.shape[-1] >= _PER_ROW and size.numel() >= _ROWS * size.shape[-1]:
-        rows = size.sum(-1).flatten()
-        if int((there := rows > 0).sum()) * 2 > rows.numel():
-            share = max(share, float((off.sum(-1).flatten()[there] / rows[there]).median()))
+    there = size > 0
+    if shape and shape[-1] >= _PER_ROW and size.numel() >= _ROWS and int(there.sum()) * 2 > size.numel():
+        share = max(share, float((off[there] / size[there]).median()))
     return min(1.0, share)

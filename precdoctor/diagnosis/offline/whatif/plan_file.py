@@ -176,5 +176,10 @@ def _number(raw: Any) -> float | None:
     """A number; files have "Infinity" as text."""
     if isinstance(raw, str) and raw in ("Infinity", "-Infinity"):
         return float(raw)
-    known = isinstance(raw, (int, float)) and not isinstance(raw, bool) and not math.isnan(raw)
-    return float(raw) if known else None
+    if isinstance(raw, bool) or not isinstance(raw, (int, float)):
+        return None
+    try:
+        value = float(raw)
+    except OverflowError:  # JSON has integers of any length
+        return None
+    return None if math.isnan(value) else value
