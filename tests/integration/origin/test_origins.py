@@ -6,6 +6,7 @@ import dataclasses
 import io
 
 import pytest
+import torch
 
 import precdoctor
 from precdoctor.reporting.console import make_console
@@ -22,8 +23,14 @@ REPRODUCED = {
 }
 
 
+#: Torch 2.6 does not keep what a compiled function returned (docs/reliability.md).
+UNKEPT = {"compiled_loss", "compiled_with_its_model"} if torch.__version__.startswith("2.6.") else set()
+
+
 @pytest.fixture(params=FAULTS)
 def name(request):
+    if request.param in UNKEPT:
+        pytest.skip("this torch does not keep what a compiled function returned")
     return request.param
 
 
