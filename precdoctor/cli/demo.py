@@ -31,7 +31,7 @@ def demo(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
 ) -> int:
-    """Record a small GPT that trains in FP16 until its loss is NaN, and diagnose it.
+    """Train a small GPT in FP16 until it is lost, and diagnose it.
 
     Takes a few seconds, on a GPU when there is one. The script it runs is an ordinary one; its path is printed.
     """
