@@ -26,7 +26,8 @@ from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, v
 from precdoctor.reporting.html.layers import KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.html.timeline import timeline
-from precdoctor.reporting.terminal import run_facts, verdict_line
+from precdoctor.reporting.run_head import run_facts
+from precdoctor.reporting.terminal import verdict_line
 from precdoctor.reporting.text import clean, number
 
 if TYPE_CHECKING:
