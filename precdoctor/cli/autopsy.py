@@ -134,7 +134,7 @@ def _command(run: Run) -> tuple[list[str], str]:
     if not isinstance(cwd, str) or (run.info.get("options") or {}).get("redact_names"):
         raise UsageError(f"{run.path} was recorded with --redact-names: its command is not in the log")
     if not Path(cwd).is_dir():
-        raise UsageError(f"the command was recorded in {cwd}, which is not there any more")
+        raise UsageError(f"the command was recorded in {cwd}, which no longer exists")
     return command, cwd
 
 

@@ -108,8 +108,8 @@ def record(
     compiled: Annotated[
         str | None,
         typer.Option(
-            help="With torch.compile: see calls of compiled models (boundary; the default), or the modules inside, too "
-            "(instrument; changes how they round).",
+            help="With torch.compile: record calls of compiled models (boundary; the default), or also the modules "
+            "inside (instrument; changes how they round).",
             metavar="boundary|instrument",
         ),
     ] = None,

@@ -80,7 +80,7 @@ def _guilty(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> str:
         size = units(first.local, found.u).replace("x", " times its size")
         what = f"{clean(first.place)} is {size} off where {_expected(found, limits)} is expected"
     others = len({(p.root, p.module) for p in guilty} - {(first.root, first.module)})
-    more = f"; {plural(others, 'other layer')} {'is' if others == 1 else 'are'} above {limits.limit:g} u, too"
+    more = f"; {plural(others, 'other layer')} {'is' if others == 1 else 'are'} also above {limits.limit:g} u"
     return f"It is precision: {what}{_before(found, first, limits) or (more if others else '')}."
 
 

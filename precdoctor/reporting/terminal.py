@@ -23,7 +23,8 @@ from precdoctor.runlog.shell import quoted_path
 FULL_FINDINGS = 8
 #: The rules that follow a run over its steps (growth, explosions, dead layers, updates) ask for 6 to 8 of them.
 ENOUGH_STEPS = 8
-_MARKS = {
+#: Mark, its ASCII form and style.
+MARKS = {
     Status.PASSED: ("✓", "ok", "pd.good"),
     Status.FAILED: ("✗", "!!", "pd.bad"),
     Status.INDETERMINATE: ("?", "??", "pd.near"),
@@ -160,7 +161,7 @@ def _checked(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
 def _outcomes(outcomes: Sequence[RuleOutcome], console: Console) -> Table:
     table = grid(*left("", "", ""), *folded(""))
     for outcome in outcomes:
-        mark, plain, style = _MARKS[outcome.status]
+        mark, plain, style = MARKS[outcome.status]
         reason = clean(outcome.reason)
         if outcome.status is Status.INDETERMINATE:
             reason = f"cannot be judged: {reason}"
