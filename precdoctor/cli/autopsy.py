@@ -41,7 +41,7 @@ def autopsy(
         bool, typer.Option("--dry-run", help="Print the directory and the command, and run nothing.")
     ] = False,
 ) -> int:
-    """Run the recorded command again, and trace every op of the step at which it went wrong.
+    """Run the command again, tracing every op of the bad step.
 
     Finds what no replay of a step reaches: loss code, optimizers, code between modules. What it finds is added to RUN,
     where diagnose reads it. The command does all it does once more (it also writes its checkpoints) up to that step,

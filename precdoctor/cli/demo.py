@@ -27,7 +27,7 @@ def demo(
     ] = None,
     force: options.ReplaceRun = False,
 ) -> int:
-    """Record a small GPT that trains in FP16 until its loss is NaN, and diagnose it.
+    """Train a small GPT in FP16 until it is lost, and diagnose it.
 
     Takes a few seconds, on a GPU when there is one. The script it runs is an ordinary one; its path is printed.
     """

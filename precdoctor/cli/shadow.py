@@ -44,7 +44,7 @@ def shadow(
     ] = None,
     worst: Annotated[str, typer.Option(help="How many pieces of code to list.", metavar="N")] = "10",
 ) -> int:
-    """Run a training command; on some steps, run them again in FP32 and compare.
+    """Train as always, with FP32 beside it on some steps, and compare.
 
     Reports which layers are further from FP32 than their format explains. If none is, precision is not the problem.
     Your script is not modified, and its training stays bitwise identical. The exit status is the command's own.

@@ -69,7 +69,7 @@ def trial(
     ] = "full",
     worst: Annotated[str, typer.Option(help="How many casts and modules to list.", metavar="N")] = "10",
 ) -> int:
-    """Try a precision plan: a short training with its casts beside one without.
+    """Try a precision plan: a short training with and without it.
 
     Runs the command twice, one after the other, recorded, from whatever seed the script sets. In one run the operands
     of the planned modules are cast to their formats and back. Exits with 0 if the plan holds, 1 if not, 3 if it cannot

@@ -6,6 +6,7 @@ import dataclasses
 import io
 
 import pytest
+import torch
 
 import precdoctor
 from precdoctor.reporting.console import make_console
@@ -22,8 +23,15 @@ REPRODUCED = {
 }
 
 
+#: Torch before 2.12 does not keep what a compiled function returned (docs/reliability.md).
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+UNKEPT = {"compiled_loss", "compiled_with_its_model"} if OLD else set()
+
+
 @pytest.fixture(params=FAULTS)
 def name(request):
+    if request.param in UNKEPT:
+        pytest.skip("this torch does not keep what a compiled function returned")
     return request.param
 
 
