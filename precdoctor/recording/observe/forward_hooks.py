@@ -25,6 +25,7 @@ from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.call_frame import CallMode, Frame
 from precdoctor.recording.observe.callers import STAGES, asks_for_shapes, inside_function
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
+from precdoctor.recording.observe.kv_caches import KvCaches
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
 from precdoctor.recording.observe.recorded_tensors import RecordedTensors
@@ -53,11 +54,12 @@ class ForwardHooks:
         loss_code: LossCode,
         casts: Casts,
         logits: Logits,
+        caches: KvCaches,
         window: StepWindow,
         probes: Probes | None,
     ) -> None:
         self._recorder, self._manual, self._scene = recorder, manual, scene
-        self._loss_code, self._casts, self._logits = loss_code, casts, logits
+        self._loss_code, self._casts, self._logits, self._caches = loss_code, casts, logits, caches
         self._window, self._probes = window, probes
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
@@ -207,6 +209,8 @@ class ForwardHooks:
             self._window.enter_root(frame.module)
             if self._window.is_open:
                 self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})
+        if self._caches.takes():
+            self._caches.root_begins(frame, {**dict(enumerate(args)), **keyword_arguments()})
         if self._recorder.live:
             self._logits.root_begins(frame)
 
@@ -290,6 +294,8 @@ class ForwardHooks:
             self._window.leave_root(module, result)
         if not stack and self._logits.follows:
             self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
+        if not stack:
+            self._caches.root_ended(frame, result)
         if self._casts.met:
             self._casts.ended(frame)
         if result is None:
