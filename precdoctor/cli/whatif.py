@@ -49,7 +49,7 @@ def whatif(
     scaling: Annotated[
         str | None,
         typer.Option(
-            help="none, tensor, tile128, block32 or block16; default: what the format implies.", metavar="HOW"
+            help="none, tensor, tile128, block32, block16, token, channel, head or group128; default: what the format implies.", metavar="HOW"
         ),
     ] = None,
     scale: Annotated[

@@ -168,7 +168,7 @@ def tally_groups(
         hi,
     )
     found = tally(bins, fmt)
-    noise = np.bincount(tensor, energy[used] * _likely_errors(fmt)[r], minlength=lengths.size)
+    noise = np.bincount(tensor, energy[used] * _likely_errors(fmt)[r], minlength=lengths.size).astype(np.float64)
     error = np.minimum(np.divide(noise, sum_sq, out=np.zeros_like(noise), where=sum_sq > 0.0), 1.0)
     return Tally(found.elements, found.flushed, found.saturated, error), bins
 
