@@ -337,6 +337,8 @@ def _search(run: Run, selection: Selection, asked: Recipe, target: Target) -> di
     found: dict[TensorKey, Remedy] = {}
     for seen in gathered.seen:
         for index, recipe in enumerate(ladder):
+            if recipe.scaling == "channel" and seen.key.kind in ("input", "output"):
+                continue  # a product adds up over these channels: their scales cannot be taken out of it
             one = forecast_of(seen, index, recipe, target)
             if one.prediction is not None and not one.misses:
                 found[seen.key] = Remedy(recipe, one.prediction)

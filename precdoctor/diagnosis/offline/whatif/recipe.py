@@ -263,10 +263,14 @@ LADDER = tuple(
 INFERENCE_LADDER = tuple(
     sorted(
         [
-            *(Recipe(format=f, scaling=s) for f in (INT4, INT8, E4M3FN) for s in ("tensor", *GROUPINGS)),
+            *(
+                Recipe(format=f, scaling=s)
+                for f in (INT4, INT8, E4M3FN)
+                for s in ("tensor", "head", "channel", "group128", "token")
+            ),
             *(r for r in LADDER if r.scaling in ("none", "block16")),
         ],
-        key=lambda r: (r.bits_per_element, r.scaling == "token"),
+        key=lambda r: r.bits_per_element,
     )
 )
 
