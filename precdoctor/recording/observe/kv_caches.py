@@ -51,7 +51,8 @@ class KvCaches:
         given, self._given = self._given, None
         if given is None or result is None or frame.place is None:
             return
-        found = cached_keys.cached(given) or cached_keys.cached(cached_keys.results(result))
+        # A cache that was given is an object that has grown meanwhile, or tensors from before this call.
+        found = cached_keys.cached(cached_keys.results(result)) or cached_keys.cached(given)
         held = [] if found else list(cached_keys.held_by_modules(frame.module))
         if not found and not held:
             return
