@@ -50,7 +50,9 @@ def whatif(
     scaling: Annotated[
         str | None,
         typer.Option(
-            help="none, tensor, tile128, block32, block16, token, channel, head or group128; default: what the format implies.", metavar="HOW"
+            help="What shares a scale: tensor, tile128, block32, block16, token, channel, head, group128, or none; "
+            "default: what the format implies.",
+            metavar="HOW",
         ),
     ] = None,
     scale: Annotated[
@@ -231,8 +233,9 @@ def _write_plan(
 
         _refuse({"--horizon": horizon is not None}, "nothing trains in this run, so no amax has a trend")
         found = make_inference_plan(run, target, module=module, steps=steps)
-        document, show = inference_plan_view.document(found, facts), partial(
-            inference_plan_view.print_plan, found, facts
+        document, show = (
+            inference_plan_view.document(found, facts),
+            partial(inference_plan_view.print_plan, found, facts),
         )
     if shape == "json":
         stream.write(dumps(document))

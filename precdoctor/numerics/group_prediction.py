@@ -18,10 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.numerics.casting_array import Floats
-from precdoctor.numerics.cells import Cells, Estimate, Limits, Statement, error_bounds, guess, spread, squared_errors
+from precdoctor.numerics.cells import (
+    Cells,
+    Estimate,
+    Limits,
+    Statement,
+    bulk_decibels,
+    error_bounds,
+    from_error,
+    guess,
+    spread,
+    squared_errors,
+)
 from precdoctor.numerics.cells import count as counted
-from precdoctor.numerics.cells import from_error
-from precdoctor.numerics.formats import Format
+from precdoctor.numerics.formats import Format, Kind
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
 
@@ -124,6 +134,7 @@ def predict_groups(histogram: GroupHistogram, fmt: Format, grouping: str) -> Pre
         headroom_binades=Estimate(headroom, headroom, headroom),
         relative_error=error,
         sqnr_db=sqnr,
+        bulk_sqnr_db=bulk_decibels(points, weights, likely, per_element[:, None]) if fmt.kind is Kind.INTEGER else None,
     )
 
 

@@ -82,7 +82,12 @@ def document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str, Any]:
     modules: dict[tuple[str, str], dict[str, Any]] = {}
     for t in plan.tensors:
         key = t.seen.key
-        entry = {"root": key.root, "module": key.module, "module_class": t.seen.module_class or None, "operands": {}}
+        entry: dict[str, Any] = {
+            "root": key.root,
+            "module": key.module,
+            "module_class": t.seen.module_class or None,
+            "operands": {},
+        }
         operands = modules.setdefault((key.root, key.module), entry)["operands"]
         operands[key.kind if key.kind not in operands else f"{key.kind}.{key.name}"] = _tensor(t)
     return {

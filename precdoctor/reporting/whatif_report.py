@@ -111,9 +111,14 @@ def described(recipe: Recipe) -> dict[str, Any]:
 
 def _prediction(prediction: Prediction | None) -> dict[str, Any]:
     if prediction is None:
-        return {"elements": None, **dict.fromkeys(_QUANTITIES)}
+        return {"elements": None, **dict.fromkeys(_QUANTITIES), "bulk_sqnr_db": None}
     numbers: dict[str, Any] = {name: jsonable(getattr(prediction, name)) for name in _QUANTITIES}
-    return {"elements": prediction.elements, "scale": jsonable(prediction.scale), **numbers}
+    return {
+        "elements": prediction.elements,
+        "scale": jsonable(prediction.scale),
+        **numbers,
+        "bulk_sqnr_db": jsonable(prediction.bulk_sqnr_db),
+    }
 
 
 def _fractions(totals: Totals) -> dict[str, Any]:

@@ -116,9 +116,9 @@ def cache_words(layers: Sequence[LayerCache], then: str) -> str:
 
 def quantity(count: float) -> str:
     """``1.2 M``."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
+    for unit, each in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= each:
+            return f"{count / each:.3g} {unit}"
     return f"{count:.0f}"
 
 
@@ -146,6 +146,11 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
         yield "Blocks run along the last dimension: the numbers hold for products that contract it."
     if recipe.clips_by_design:
         yield "Block scales rounded down clip the largest elements a little (--scale-rule up does not): judged by SQNR."
+    if any("bulk" in f.misses for f in answer.failing):
+        yield (
+            "A few large elements hold most of the energy: integers fail where the smaller nine tenths have less than "
+            f"{recipe.limits(answer.question.target).min_bulk_db:g} dB."
+        )
     if recipe.format.bits < 8:
         yield "The target is made for 8 bits and more; formats narrower than that rarely meet it."
     if recipe.scaling in {"none", "fixed"} and recipe.loss_scale is None and "grad_output" in answer.kinds:
@@ -207,7 +212,7 @@ def _told(f: Forecast) -> dict[str, Text]:
     return {
         "flushed": Text(percent(f.flushed), "pd.bad" if "flushed" in f.misses else ""),
         "saturated": Text(percent(p.saturated.estimate), "pd.bad" if "saturated" in f.misses else ""),
-        "SQNR": Text(decibels(p.sqnr_db.estimate), "pd.bad" if "sqnr" in f.misses else ""),
+        "SQNR": Text(decibels(p.sqnr_db.estimate), "pd.bad" if {"sqnr", "bulk"} & set(f.misses) else ""),
         "headroom": Text(binades(p.headroom_binades.estimate)),
         "scale": Text(number(p.scale)),
         "step": Text(number(f.step)),

@@ -69,9 +69,10 @@ def results(value: Any) -> dict[Any, Any]:
 def held_by_modules(root: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tensor]]:
     """Pairs that modules have as buffers or attributes, with the module."""
     for module in static.modules(root):
-        own, buffers = static.module_dict(module), static.held(module, "_buffers")
+        own: dict[str, Any] = static.module_dict(module)
+        buffers: dict[str, Any] = static.held(module, "_buffers")
         for names in _OF_MODULES:
-            key, value = (dict.get(own, name, buffers.get(name)) for name in names)
+            key, value = (own.get(name, buffers.get(name)) for name in names)
             if _fit(key, value):
                 yield module, *_turned(names, key, value)
                 break
@@ -100,7 +101,7 @@ def _layers(value: Any, part: str, depth: int) -> Iterator[KeysAndValues]:
             yield from _layers(element, part, depth + 1)
         return
     entries = static.entries(value)
-    own = static.own(value) if entries is None else entries
+    own: dict[Any, Any] = static.own(value) if entries is None else entries
     for names in PAIRS:
         key, value_ = (dict.get(own, name) for name in names)
         if _fit(key, value_):
@@ -127,7 +128,7 @@ def _fit(key: Any, value: Any) -> bool:
         return False
     if tensor_leaves.plain(key) is None or tensor_leaves.plain(value) is None:
         return False
-    return key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3]
+    return bool(key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3])
 
 
 def _turned(names: tuple[str, str], key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,9 @@ class KvCaches:
         known = self._layers.get(root)
         return self._layers.put(root, cached_keys.attention_modules(root)) if known is None else known
 
-    def _measure(self, frame: Frame, place: Place, name: str, key: Tensor, value: Tensor, *, shown: bool = False) -> None:
+    def _measure(
+        self, frame: Frame, place: Place, name: str, key: Tensor, value: Tensor, *, shown: bool = False
+    ) -> None:
         recorder = self._recorder
         if not recorder.wants(place):
             return

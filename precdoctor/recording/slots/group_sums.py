@@ -16,14 +16,14 @@ from precdoctor.recording import kernels
 from precdoctor.recording.slots.slot_table import Entry
 from precdoctor.recording.slots.step_batch import deferred, is_capturing
 
+_CACHED: Final = {"token": (3,), "channel": (0, 2), "head": (0, 2, 3), "group128": (3,)}
 #: Which groupings tensors of a kind have; the dimensions that share a scale, of sequences x heads x tokens x features.
 _SHARED: Final[dict[str, dict[str, tuple[int, ...]]]] = {
     "weight": {"channel": (3,), "group128": (3,)},  # a token of a weight is one of its output channels
     "input": {"token": (3,), "channel": (0, 1, 2), "group128": (3,)},
     "output": {"token": (3,), "channel": (0, 1, 2), "group128": (3,)},
-    **dict.fromkeys(
-        ("kv_key", "kv_value"), {"token": (3,), "channel": (0, 2), "head": (0, 2, 3), "group128": (3,)}
-    ),
+    "kv_key": _CACHED,
+    "kv_value": _CACHED,
 }
 _ROW: Final = 128
 #: Elements looked at together: what is made of them on the way takes 40 times their bytes.

@@ -280,7 +280,9 @@ def _with_lost(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, predictio
     if prediction.scale is not None:
         scale = math.ldexp(1.0, round(math.log2(prediction.scale)))
         again = tail.still_flushed(recipe.format, scale) if recipe.format.flush_limit else 0.0
-    return tail.total / intended, likely if recipe.block or recipe.grouping else (likely * survivors.total + again) / intended
+    return tail.total / intended, likely if recipe.block or recipe.grouping else (
+        likely * survivors.total + again
+    ) / intended
 
 
 def predicted(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, *, growth: float = 0.0) -> Prediction:

@@ -253,9 +253,7 @@ class _Rows:
             energy = entries(self.batch.column(f"{recipe.grouping}_energy"))[1]
             there = self.batch.column(f"{recipe.grouping}_hist").is_valid().to_numpy(zero_copy_only=False)
             elements = np.where(there, self.elements, 0)
-            found, bins = tally_groups(
-                lengths, counts, energy, elements, _numbers(self.batch, "sum_sq"), recipe.format
-            )
+            found, bins = tally_groups(lengths, counts, energy, elements, _numbers(self.batch, "sum_sq"), recipe.format)
             return found, bins, there | ~self.filled
         bins, known = self._bins(recipe)
         return tally(bins, recipe.format), bins, known

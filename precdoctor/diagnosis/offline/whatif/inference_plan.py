@@ -1,7 +1,7 @@
 """A plan for inference: per weight matrix and per cache of keys or values the narrowest format that holds.
 
 What a product rounds away stays in the SQNR; a step too small to move a weight, which a training has to mind, does not
-exist here. So the SQNR alone is asked, and saturation.
+exist here. So the SQNR alone is asked, of integers also that of the smaller elements, and saturation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of, token_bytes
-from precdoctor.diagnosis.offline.whatif.forecast import forecast_of
+from precdoctor.diagnosis.offline.whatif.forecast import Forecast, forecast_of
 from precdoctor.diagnosis.offline.whatif.gather import Gathered, Seen, Selection, gather
 from precdoctor.diagnosis.offline.whatif.operands import modules_with_operands, tied_modules
 from precdoctor.diagnosis.offline.whatif.recipe import CACHED, INFERENCE_LADDER, Recipe
@@ -149,10 +149,17 @@ def _tensor_plan(seen: Seen, target: Target, keep: str) -> TensorPlan:
         if one.prediction is None:
             reason = reason or (one.unknown or "")
         elif one.misses:
-            reason = f"{recipe.short()} at step {one.step}: SQNR {one.prediction.sqnr_db.estimate:.1f} dB"
+            reason = f"{recipe.short()} at step {one.step}: {_missed(one)}"
         else:
             return TensorPlan(seen, recipe, _bits(seen, recipe), one.step, one.prediction, reason)
     return TensorPlan(seen, None, now, None, None, reason)
+
+
+def _missed(one: Forecast) -> str:
+    assert one.prediction is not None
+    if "sqnr" not in one.misses and one.prediction.bulk_sqnr_db is not None:
+        return f"SQNR {one.prediction.bulk_sqnr_db:.1f} dB without the largest tenth"
+    return f"SQNR {one.prediction.sqnr_db.estimate:.1f} dB"
 
 
 def _bits(seen: Seen, recipe: Recipe | None) -> float:

@@ -34,6 +34,8 @@ from precdoctor.numerics.names import find_format
 Bools = npt.NDArray[np.bool_]
 
 _WIDE_BITS = 16
+#: dB by which the smaller nine tenths of a Gaussian fall short of the whole (2.0), and a little.
+_BULK_ALLOWANCE = 3.0
 #: What ``--scaling`` takes; ``none`` is a multiplier of 1.
 SCALINGS = ("none", "tensor", "tile128", "block32", "block16", *GROUPINGS, "tile128x128")
 #: Kinds whose tensors an inference run keeps for later tokens.
@@ -105,12 +107,13 @@ class Recipe:
         return self.rule is ScaleRule.FLOOR
 
     def limits(self, target: Target) -> Target:
-        """What can be asked of the recipe: it may clip, or flush, by design."""
-        return replace(
-            target,
-            max_flushed=math.inf if self.format.kind is Kind.INTEGER else target.max_flushed,
-            max_saturated=math.inf if self.clips_by_design else target.max_saturated,
-        )
+        """What can be asked of the recipe: it may clip, or flush, by design. Integers keep of the small elements what
+        the largest leave them, so these are asked apart.
+        """
+        target = replace(target, max_saturated=math.inf) if self.clips_by_design else target
+        if self.format.kind is not Kind.INTEGER:
+            return target
+        return replace(target, max_flushed=math.inf, min_bulk_db=target.min_sqnr_db - _BULK_ALLOWANCE)
 
     @property
     def block_size(self) -> int | None:

@@ -28,20 +28,31 @@ class Target:
             which clip less than a binade by design: there the SQNR judges it.
         min_sqnr_db: 20 dB, an error of a tenth. Precdoctor's own: rounding alone leaves 31 dB in E4M3 and 25 dB in
             E5M2, so what falls short has lost range, not just digits. Formats of 4 bits rarely reach it.
+        min_bulk_db: the same for the smaller nine tenths of the elements, of recipes that are asked for it; see
+            :meth:`~precdoctor.diagnosis.offline.whatif.recipe.Recipe.limits`.
     """
 
     max_flushed: float = 0.005
     max_saturated: float = 0.0
     min_sqnr_db: float = 20.0
+    min_bulk_db: float | None = None
 
     def misses(self, prediction: Prediction, flushed: float) -> Iterator[str]:
-        """Which limits the likely values break: ``flushed``, ``saturated``, ``sqnr``."""
+        """Which limits the likely values break: ``flushed``, ``saturated``, ``sqnr``, ``bulk``."""
         if flushed > self.max_flushed:
             yield "flushed"
         if prediction.saturated.estimate > self.max_saturated:
             yield "saturated"
         if prediction.sqnr_db.estimate < self.min_sqnr_db:
             yield "sqnr"
+        if self._bulk_db(prediction) < 0.0:
+            yield "bulk"
+
+    def _bulk_db(self, prediction: Prediction) -> float:
+        """By how much the smaller elements are above their limit; infinite where they have none."""
+        if prediction.bulk_sqnr_db is None or self.min_bulk_db is None:
+            return math.inf
+        return prediction.bulk_sqnr_db - self.min_bulk_db
 
     def badness(self, tally: Tally) -> Floats:
         """How far each tensor is beyond the nearest limit, as a factor; to rank steps of one tensor by.
@@ -56,7 +67,7 @@ class Target:
 
     def distance(self, prediction: Prediction, flushed: float) -> float:
         """The same of a full prediction; to rank tensors by."""
-        sqnr = prediction.sqnr_db.estimate
+        sqnr = min(prediction.sqnr_db.estimate, self.min_sqnr_db + self._bulk_db(prediction))
         out = 0.0 if sqnr == math.inf else 10.0 ** (min(self.min_sqnr_db - sqnr, 6000.0) / 20.0)
         out = max(out, float(_times(np.array([flushed]), self.max_flushed)[0]))
         return max(out, float(_times(np.array([prediction.saturated.estimate]), self.max_saturated)[0]))
