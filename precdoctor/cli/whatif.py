@@ -27,6 +27,7 @@ Examples:
   precdoctor whatif runs/a --format mxfp8 --module 'blocks.*.mlp*'
   precdoctor whatif runs/a --format fp16 --loss-scale 2^13 --kind grad_output
   precdoctor whatif runs/a --format e5m2 --output-format json
+  precdoctor whatif runs/a --format int8 --scaling token
   precdoctor whatif runs/a --state e4m3
   precdoctor whatif runs/a --plan -o plan.toml
   precdoctor whatif runs/a --loss-scaler best

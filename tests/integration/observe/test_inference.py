@@ -53,8 +53,9 @@ class Attention(nn.Module):
         if KIND == "tuples" and past is not None:
             k, v, first = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2), False
         if KIND == "object":
-            if past.key_cache[layer] is not None:
-                k, v, first = torch.cat([past.key_cache[layer], k], 2), torch.cat([past.value_cache[layer], v], 2), False
+            held = past.key_cache[layer], past.value_cache[layer]
+            if held[0] is not None:
+                k, v, first = torch.cat([held[0], k], 2), torch.cat([held[1], v], 2), False
             past.key_cache[layer], past.value_cache[layer] = k, v
         if KIND == "buffers":
             first = self.used == 0
