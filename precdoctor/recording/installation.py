@@ -16,7 +16,6 @@ from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.observe.backward_hooks import BackwardHooks
 from precdoctor.recording.observe.forward_hooks import ForwardHooks
-from precdoctor.recording.observe.kv_caches import KvCaches
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
 from precdoctor.recording.observe.optimizer_hooks import OptimizerHooks
@@ -113,11 +112,10 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         if scene.enabled:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
-        casts, caches = Casts(recorder), KvCaches(recorder)
-        logits = Logits(recorder, caches)
+        casts, logits = Casts(recorder), Logits(recorder)
         scan, op_list = DeepScan(recorder), OpList(recorder)
         window = StepWindow(recorder, (op_list, scan))
-        forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, caches, window, probes)
+        forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, window, probes)
         module_hooks = forward.module_hooks
         before, after = forward.install()
         calls = CompiledCalls(recorder, scene, loss_code, before, after, manual.forward_begins, op_list.region,

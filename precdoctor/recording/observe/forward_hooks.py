@@ -25,7 +25,6 @@ from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.call_frame import CallMode, Frame
 from precdoctor.recording.observe.callers import STAGES, asks_for_shapes, inside_function
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
-from precdoctor.recording.observe.kv_caches import KvCaches
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
 from precdoctor.recording.observe.recorded_tensors import RecordedTensors
@@ -54,12 +53,11 @@ class ForwardHooks:
         loss_code: LossCode,
         casts: Casts,
         logits: Logits,
-        caches: KvCaches,
         window: StepWindow,
         probes: Probes | None,
     ) -> None:
         self._recorder, self._manual, self._scene = recorder, manual, scene
-        self._loss_code, self._casts, self._logits, self._caches = loss_code, casts, logits, caches
+        self._loss_code, self._casts, self._logits, self._caches = loss_code, casts, logits, logits.caches
         self._window, self._probes = window, probes
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)

@@ -117,8 +117,10 @@ def _meet(func: Any) -> _Known:
 class Logits:
     """One per recorder; opens and closes the mode in the thread that is recorded."""
 
-    def __init__(self, recorder: Recorder, caches: KvCaches) -> None:
-        self._recorder, self._caches = recorder, caches
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        #: Of inference runs: attention shows what it reads.
+        self.caches = KvCaches(recorder)
         self._mode: LogitMode | None = None
         #: There is something to close.
         self.follows = False
@@ -154,7 +156,7 @@ class Logits:
         """A top-level call of a sampled step begins, outside of backward passes."""
         self.close()
         place = frame.place
-        wanted = self._recorder.options.takes("logits") or self._caches.takes()
+        wanted = self._recorder.options.takes("logits") or self.caches.takes()
         inference = self._recorder.claim.forwards_are_steps
         if place is None or not frame.recorded or not wanted or not _may_open(inference=inference):
             return
@@ -264,9 +266,9 @@ class Logits:
         query, key = given.get("query"), given.get("key")
         if not isinstance(query, Tensor) or not isinstance(key, Tensor) or tensor_leaves.plain(key) is None:
             return
-        if self._caches.takes():
+        if self.caches.takes():
             causal = given.get("is_causal") is True
-            self._caches.attention_reads(self._frame(), query, key, given.get("value"), causal=causal)
+            self.caches.attention_reads(self._frame(), query, key, given.get("value"), causal=causal)
         mask = given.get("attn_mask", given.get("attn_bias"))
         causal, scale = given.get("is_causal") is True, given.get("scale")
         self._record(

@@ -128,9 +128,10 @@ def gather(
         RunUnreadableError: the log is damaged.
     """
     sizes = sorted({r.block_size for r in recipes if r.block_size is not None})
-    groupings = sorted({r.grouping for r in recipes if r.grouping is not None})
     columns = [*_ROW_COLUMNS, *(f"block{size}_{part}" for size in sizes for part in ("hist", "amax_lo", "amax_hist"))]
-    columns += [f"{grouping}_{part}" for grouping in groupings for part in ("hist", "energy")]
+    columns += [
+        f"{g}_{part}" for g in sorted({r.grouping for r in recipes if r.grouping}) for part in ("hist", "energy")
+    ]
     collector = _Collector(selection, recipes, target, columns, draw=draw)
     for batch in run.batches(
         "tensors", columns=[*KEY_COLUMNS, *_LOOKED_AT, *columns, "attempt"], filters=selection.filters()
@@ -249,11 +250,10 @@ class _Rows:
     def tallied(self, recipe: Recipe) -> tuple[Tally, Bins, npt.NDArray[np.bool_]]:
         """What becomes of each row, the bins that says it, and which rows have what the recipe needs."""
         if recipe.grouping is not None:
-            lengths, counts = entries(self.batch.column(f"{recipe.grouping}_hist"))
-            energy = entries(self.batch.column(f"{recipe.grouping}_energy"))[1]
-            there = self.batch.column(f"{recipe.grouping}_hist").is_valid().to_numpy(zero_copy_only=False)
-            elements = np.where(there, self.elements, 0)
-            found, bins = tally_groups(lengths, counts, energy, elements, _numbers(self.batch, "sum_sq"), recipe.format)
+            counted, energy = (self.batch.column(f"{recipe.grouping}_{part}") for part in ("hist", "energy"))
+            there = counted.is_valid().to_numpy(zero_copy_only=False)
+            columns = *entries(counted), entries(energy)[1], np.where(there, self.elements, 0)
+            found, bins = tally_groups(*columns, _numbers(self.batch, "sum_sq"), recipe.format)
             return found, bins, there | ~self.filled
         bins, known = self._bins(recipe)
         return tally(bins, recipe.format), bins, known
@@ -306,8 +306,7 @@ class _PerRecipe:
         chosen = best[worse]
         self._sums["badness"][ids[chosen]] = badness[chosen]
         self._kept.put(rows.batch, chosen, ids[chosen])
-        of_some_steps = self.recipe.block is not None or self.recipe.grouping is not None
-        return known & rows.filled if of_some_steps else np.ones(ids.size, dtype=np.bool_)
+        return known & rows.filled if self.recipe.block or self.recipe.grouping else np.ones(ids.size, dtype=np.bool_)
 
     def worst(self) -> dict[int, dict[str, Any]]:
         return self._kept.rows()
