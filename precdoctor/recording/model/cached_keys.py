@@ -131,5 +131,5 @@ def _fit(key: Any, value: Any) -> bool:
     return bool(key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3])
 
 
-def _turned(names: tuple[str, str], key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _turned(names: tuple[str, str], key: Any, value: Any) -> tuple[Tensor, Tensor]:
     return (key.transpose(1, 2), value.transpose(1, 2)) if names == _TOKENS_FIRST else (key, value)

@@ -129,9 +129,7 @@ def gather(
     """
     sizes = sorted({r.block_size for r in recipes if r.block_size is not None})
     columns = [*_ROW_COLUMNS, *(f"block{size}_{part}" for size in sizes for part in ("hist", "amax_lo", "amax_hist"))]
-    columns += [
-        f"{g}_{part}" for g in sorted({r.grouping for r in recipes if r.grouping}) for part in ("hist", "energy")
-    ]
+    columns += [f"{g}_{part}" for g in {r.grouping for r in recipes} - {None} for part in ("hist", "energy")]
     collector = _Collector(selection, recipes, target, columns, draw=draw)
     for batch in run.batches(
         "tensors", columns=[*KEY_COLUMNS, *_LOOKED_AT, *columns, "attempt"], filters=selection.filters()
