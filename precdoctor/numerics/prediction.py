@@ -208,7 +208,9 @@ def predict(
 
         bulk = None
         if fmt.kind is Kind.INTEGER:
-            bulk = bulk_decibels(points, weights, squared_errors(points, cells, fmt, limits, aligned=False))
+            unit = float(points.max(initial=1.0))  # squares stay in float64's range
+            errors = squared_errors(points, cells, fmt, limits, aligned=False, unit=unit)
+            bulk = bulk_decibels(points / unit, weights, errors)
         flushed, subnormal, saturated = map(fraction, (limits.flushed, limits.subnormal, limits.saturated))
         error, sqnr = from_error(*_squared_relative_error(statistics, scale, guess_of, fmt, limits))
     if not clips and saturated.high > 0.0:
