@@ -8,17 +8,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-import precdoctor
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.offline.whatif.inference_plan import InferencePlan, TensorPlan
 from precdoctor.diagnosis.offline.whatif.native import not_native
-from precdoctor.reporting.json_report import SCHEMA_VERSION
+from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.names import Name
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.run_head import print_head
+from precdoctor.reporting.tables import folded, left, right, table
 from precdoctor.reporting.text import clean, size
 from precdoctor.reporting.whatif_report import cache, described
 from precdoctor.reporting.whatif_view import cache_words, decibels
@@ -28,28 +27,22 @@ _WIDE = "as recorded"
 
 def print_plan(plan: InferencePlan, run: Mapping[str, Any], console: Console) -> None:
     """The plan as a table, with what it rests on."""
-    console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
-    console.print(Text(run_facts(run)))
-    console.print(Text(f"\nPlan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB", "pd.strong"))
+    print_head(run, console, f"Plan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB")
     for kinds, words in ((("weight",), "weight"), (("kv_key", "kv_value"), "cache")):
         counts = Counter(_choice(t) for t in plan.tensors if t.seen.key.kind in kinds)
         for choice, count in counts.most_common():
             console.print(Text(f"{choice}: {plural(count, f'{words} tensor' if words == 'cache' else words)}"))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("tensor", ratio=2)
-    table.add_column("format", no_wrap=True)
-    table.add_column("bits", justify="right", no_wrap=True)
-    table.add_column("SQNR", justify="right", no_wrap=True)
-    table.add_column("why not narrower", overflow="fold", ratio=2)
+    tensor, why = {"header": "tensor", "ratio": 2}, folded("why not narrower", ratio=2)
+    shown = table(tensor, *left("format"), *right("bits", "SQNR"), *why)
     for t in plan.tensors:
-        table.add_row(
+        shown.add_row(
             Name(_place(t)),
             Text(_choice(t), "pd.near" if t.recipe is None else "pd.good"),
             f"{t.bits:.4g}",
             "–" if t.prediction is None else decibels(t.prediction.sqnr_db.estimate),
             clean(t.reason),
         )
-    console.print(Padding(table, (1, 0, 0, 0)))
+    console.print(Padding(shown, (1, 0, 0, 0)))
     console.print()
     for line in _lines(plan, run):
         console.print(Text(line))
@@ -91,9 +84,7 @@ def document(plan: InferencePlan, run: Mapping[str, Any]) -> dict[str, Any]:
         operands = modules.setdefault((key.root, key.module), entry)["operands"]
         operands[key.kind if key.kind not in operands else f"{key.kind}.{key.name}"] = _tensor(t)
     return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
-        "run": jsonable(run),
+        **answer_head(run),
         "plan": {
             "of": "inference",
             "first_step": plan.steps[0],

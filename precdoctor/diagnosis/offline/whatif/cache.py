@@ -16,6 +16,7 @@ class LayerCache:
     """Keys and values of one layer; bytes are of one token of one sequence.
 
     Attributes:
+        tensors: 2; 1 where only keys or only values are there.
         heads, features: of a key: heads of the cache, not of the queries, and the width of each.
         now, asked: bytes as recorded, and under the recipe with the scales that a token has of its own. Scales that all
             tokens share count for nothing.
@@ -24,6 +25,7 @@ class LayerCache:
     root: str
     module: str
     name: str
+    tensors: int
     heads: int
     features: int
     now: float
@@ -47,7 +49,7 @@ def cache_of(seen: Iterable[Seen], recipe: Callable[[Seen], Recipe | None]) -> l
         first = min(both, key=lambda s: s.key.kind)
         asked = sum(token_bytes(s, recipe(s)) for s in both)
         now = sum(token_bytes(s, None) for s in both)
-        found.append(LayerCache(root, module, name, first.shape[1], first.shape[3], now, asked))
+        found.append(LayerCache(root, module, name, len(both), first.shape[1], first.shape[3], now, asked))
     return found
 
 
