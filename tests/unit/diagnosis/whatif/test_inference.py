@@ -13,48 +13,22 @@ from precdoctor.diagnosis.offline.whatif.inference_plan import make_inference_pl
 from precdoctor.diagnosis.offline.whatif.recipe import ask
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.errors import UsageError
-from precdoctor.numerics.group_prediction import GroupHistogram
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run
-from tests.support.tensors import row_of
+from tests.support.tensors import grouped_row_of, row_of
 
 RNG = np.random.default_rng(0)
 ATTENTION = {"module": "layers.0.attention", "module_class": "Attention"}
 
 
-def flat(x):
-    return x.reshape(-1, x.shape[-1])
-
-
-def groups_of(x, kind):
-    if kind == "weight":
-        return {"channel": x}
-    if kind == "output":
-        return {"token": flat(x), "channel": flat(x).T}
-    return {
-        "token": flat(x),
-        "channel": x.transpose(1, 3, 0, 2).reshape(x.shape[1] * x.shape[3], -1),
-        "head": x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1),
-    }
-
-
-def row(x, kind, **columns):
-    """A row with its groups."""
-    found = {}
-    for grouping, groups in groups_of(x, kind).items():
-        counted = GroupHistogram.of_groups(groups)
-        found |= {f"{grouping}_hist": list(counted.counts), f"{grouping}_energy": list(counted.energy)}
-    return row_of(x, kind=kind, blocks=(16, 32), **found, **columns)
-
-
 def keys(*, outlier=1.0, tokens=48, step=0, **columns):
     x = RNG.standard_normal((2, 4, tokens, 64))
     x[:, :, :, 5] *= outlier
-    return row(x, "kv_key", step=step, order=5, **{**ATTENTION, **columns})
+    return grouped_row_of(x, "kv_key", step=step, order=5, **{**ATTENTION, **columns})
 
 
 def values(**columns):
-    return row(RNG.standard_normal((2, 4, 48, 64)), "kv_value", step=0, order=6, **{**ATTENTION, **columns})
+    return grouped_row_of(RNG.standard_normal((2, 4, 48, 64)), "kv_value", step=0, order=6, **{**ATTENTION, **columns})
 
 
 def weight(name, *, outlier=1.0, order=10, kind="Linear"):
@@ -62,8 +36,8 @@ def weight(name, *, outlier=1.0, order=10, kind="Linear"):
     w[3] *= outlier
     place = {"module": name, "module_class": kind, "step": 0}
     return [
-        row(w, "weight", name="weight", **place),
-        row(RNG.standard_normal((2, 6, 64)), "output", order=order, **place),
+        grouped_row_of(w, "weight", name="weight", **place),
+        grouped_row_of(RNG.standard_normal((2, 6, 64)), "output", order=order, **place),
     ]
 
 
