@@ -42,7 +42,10 @@ def measure_groups(entry: Entry, x: Tensor) -> Entry:
     if is_capturing():
         return entry
     with kernels.apart_from_user_modes():
-        found = group_sums(entry.site.kind, x)
+        try:
+            found = group_sums(entry.site.kind, x)
+        except torch.OutOfMemoryError:
+            return entry
     if found is not None:
         entry.groups.append(found)
     return entry
