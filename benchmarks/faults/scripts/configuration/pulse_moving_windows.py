@@ -23,12 +23,11 @@ class StageNet(nn.Module):
     def __init__(self, stages=4, hidden=48):
         super().__init__()
         self.means = MovingMeans()
-        self.norm = nn.LayerNorm(4)
         self.fc1, self.fc2 = nn.Linear(4, hidden), nn.Linear(hidden, stages)
 
     def forward(self, pulse):
         features = torch.cat([pulse[..., None], self.means(pulse)], -1)
-        return self.fc2(F.gelu(self.fc1(self.norm(features))))
+        return self.fc2(F.gelu(self.fc1((features - 65) / 8)))
 
 
 class Sleepers:
@@ -49,8 +48,8 @@ def main():
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
     for step in range(160):
         pulse, stage = sleepers.nights(8)
-        with torch.autocast("cpu", dtype=torch.float16):
-            logits = net(pulse.half())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = net(pulse.to(torch.bfloat16))
         loss = F.cross_entropy(logits.float().flatten(0, 1), stage.flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -8,7 +8,7 @@ RADIUS = 6_371_000.0
 
 
 class KernelInterpolator(nn.Module):
-    def __init__(self, lengthscale=4000.0):
+    def __init__(self, lengthscale=1000.0):
         super().__init__()
         self.log_length = nn.Parameter(torch.tensor(lengthscale).log())
 
@@ -38,20 +38,20 @@ def cartesian(latitude, longitude):
 
 
 class Region:
-    """A square of fifty kilometres in the Alps."""
+    """A square of twelve kilometres in the Alps."""
 
     def __init__(self, gauges=160, fields=4):
-        self.latitude = torch.deg2rad(46.5 + 0.45 * torch.rand(gauges))
-        self.longitude = torch.deg2rad(11.0 + 0.65 * torch.rand(gauges))
-        self.wave = torch.randn(fields, 2) * 700
+        self.latitude = torch.deg2rad(46.5 + 0.11 * torch.rand(gauges))
+        self.longitude = torch.deg2rad(11.0 + 0.16 * torch.rand(gauges))
+        self.wave = torch.randn(fields, 2) * 2500
 
     def rain(self, latitude, longitude):
         place = torch.stack([latitude - latitude.new_tensor(0.815), longitude - longitude.new_tensor(0.198)], -1)
         return torch.sin(place @ self.wave.t()) + torch.cos(1.7 * place @ self.wave.flip(1).t())
 
     def batch(self, n):
-        latitude = torch.deg2rad(46.5 + 0.45 * torch.rand(n))
-        longitude = torch.deg2rad(11.0 + 0.65 * torch.rand(n))
+        latitude = torch.deg2rad(46.5 + 0.11 * torch.rand(n))
+        longitude = torch.deg2rad(11.0 + 0.16 * torch.rand(n))
         return cartesian(latitude, longitude), self.rain(latitude, longitude)
 
 

@@ -14,7 +14,7 @@ class LinearAttention(nn.Module):
     def forward(self, x):
         b, t, d = x.shape
         q, k, v = self.qkv(x).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q, k = F.elu(q) + 1, F.elu(k) + 1
+        q, k = torch.sigmoid(q), torch.sigmoid(k) / q.shape[-1] ** 0.5
         weights = torch.tril(q @ k.transpose(-1, -2))
         y = weights @ v
         return self.out(y.transpose(1, 2).reshape(b, t, d))
@@ -45,7 +45,7 @@ class LogModel(nn.Module):
         return self.predict(x)
 
 
-def windows(n, length=96, events=24):
+def windows(n, length=48, events=24):
     ids = [torch.randint(events, (n,))]
     for _ in range(length):
         jump = torch.rand(n) < 0.1

@@ -43,7 +43,7 @@ class Font:
 def main(argv=None):
     parser = argparse.ArgumentParser()
     parser.add_argument("--lr", type=float, default=0.03)
-    parser.add_argument("--loss-scale", type=float, default=2.0**19)
+    parser.add_argument("--loss-scale", type=float, default=2.0**16)
     parser.add_argument("--steps", type=int, default=120)
     args = parser.parse_args(argv)
     torch.manual_seed(109)

@@ -55,8 +55,8 @@ torch.manual_seed(131)
 collection, towers = Collection(), Towers()
 dense = torch.optim.Adam([*towers.query.parameters(), *towers.document.parameters()], lr=2e-3, eps=1e-15)
 sparse = RowAdagrad(towers.table, lr=0.02)
-batch, replicas, accumulate = 128, 64, 64
-for step in range(160):
+batch, replicas, accumulate = 128, 256, 64
+for step in range(90):
     query, document = collection.pairs(batch)
     logits = towers(query, document) / 0.5
     loss = F.cross_entropy(logits, torch.arange(batch), reduction="sum") / (batch * replicas * accumulate)
@@ -64,5 +64,5 @@ for step in range(160):
     dense.step()
     sparse.step()
     dense.zero_grad()
-    if step % 4 == 0:
+    if step % 3 == 0:
         print(f"step {step} loss {loss.item() * replicas * accumulate:.4f}")

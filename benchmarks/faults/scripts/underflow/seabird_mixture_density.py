@@ -31,7 +31,7 @@ def nll(mixture, position, eps=1e-20):
 
 class Colony:
     def __init__(self):
-        self.grounds = 20 * torch.randn(4, 2)
+        self.grounds = 40 * torch.randn(4, 2)
         self.taste = torch.randn(4, 5)
 
     def tracks(self, n):
@@ -50,7 +50,7 @@ def exact(mixture, position):
 torch.manual_seed(139)
 colony, net = Colony(), DriftNet()
 optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
-for step in range(400):
+for step in range(300):
     weather, position = colony.tracks(64)
     mixture = net(weather)
     loss = nll(mixture, position)

@@ -41,7 +41,7 @@ def main():
     torch.manual_seed(127)
     net = StrokeNet()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    weight, accumulate = 1e-3, 16
+    weight, accumulate = 1e-3, 6
     for step in range(120):
         strokes = sketches(16)
         valid = (torch.arange(64) < torch.randint(20, 65, (16, 1))).float()

@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-CONFIG = {"lr": 3e-3, "warmup_steps": 15, "steps": 240, "batch": 32, "history": 64}
+CONFIG = {"lr": 3e-3, "warmup_steps": 10, "steps": 240, "batch": 32, "history": 64}
 
 
 class CausalConv(nn.Module):

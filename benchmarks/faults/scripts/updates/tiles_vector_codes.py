@@ -60,7 +60,7 @@ torch.manual_seed(67)
 prototypes = torch.randn(40, 48)
 model = TileCoder().to(torch.bfloat16)
 optimizer = MixedPrecisionOptimizer(model.parameters(), lr=2e-3)
-for step in range(400):
+for step in range(410):
     x = tiles(96, prototypes).to(torch.bfloat16)
     out, latent, z = model(x)
     loss = F.mse_loss(out.float(), x.float()) + latent
