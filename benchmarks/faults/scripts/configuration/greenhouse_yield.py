@@ -1,4 +1,4 @@
-"""Forecasts the yield of greenhouses from raw climate curves, with a norm written in one pass."""
+"""Forecasts the yield of greenhouses from raw climate curves with a small convolutional network."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Segments small lesions in slices with FP16 autocast; the loss scale is the constant of an older recipe."""
+"""Segments small lesions in slices of a scan with FP16 autocast and a focal loss."""
 
 import torch
 import torch.nn as nn
