@@ -60,8 +60,8 @@ def lines(n, length=640):
 torch.manual_seed(191)
 model = Smoother()
 optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
-for step in range(90):
-    ink, density = lines(4)
+for step in range(80):
+    ink, density = lines(2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         smooth = model(ink)
     loss = F.mse_loss(smooth.float(), density)

@@ -59,7 +59,7 @@ net = SliceNet()
 optimizer = torch.optim.Adam(net.parameters(), lr=3e-3, eps=1e-12)
 scaler = StaticScaler(scale=8.0)
 steps_per_case, case_weight = 16, 0.05
-for step in range(80):
+for step in range(56):
     image, mask = slices(4)
     with torch.autocast("cpu", dtype=torch.float16):
         logits = net(image)

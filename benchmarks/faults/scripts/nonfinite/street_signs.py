@@ -53,11 +53,11 @@ class Signs:
 torch.manual_seed(113)
 signs, net = Signs(), SignNet().half()
 optimizer = MasterSGD(net.parameters(), lr=0.02)
-for step in range(160):
+for step in range(100):
     image, label = signs.draw(32)
     loss = F.cross_entropy(net(image.half()).float(), label)
     (loss * SCALE).backward()
     nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM * SCALE)
     optimizer.step(SCALE)
-    if step % 4 == 0:
+    if step % 2 == 0:
         print("step %d loss %.4f" % (step, loss.item()))

@@ -41,10 +41,10 @@ def main():
     torch.manual_seed(127)
     net = StrokeNet()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    weight, accumulate = 1e-3, 6
-    for step in range(120):
-        strokes = sketches(16)
-        valid = (torch.arange(64) < torch.randint(20, 65, (16, 1))).float()
+    weight, accumulate = 1e-3, 12
+    for step in range(80):
+        strokes = sketches(8)
+        valid = (torch.arange(64) < torch.randint(20, 65, (8, 1))).float()
         with torch.autocast("cpu", dtype=torch.float16):
             params = net(strokes[:, :-1])
         nll = (mixture_nll(params, strokes[:, 1:]) * valid).mean()
@@ -52,7 +52,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 4 == 0:
+        if step % 2 == 0:
             print(f"{step} loss {loss.item() * accumulate / weight:.4f}")
 
 
