@@ -9,7 +9,7 @@ MAX_NORM = 1.0
 
 
 class SignNet(nn.Module):
-    def __init__(self, classes=10, width=24):
+    def __init__(self, classes=10, width=16):
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, padding=1)
         self.conv2 = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
@@ -53,11 +53,11 @@ class Signs:
 torch.manual_seed(113)
 signs, net = Signs(), SignNet().half()
 optimizer = MasterSGD(net.parameters(), lr=0.02)
-for step in range(100):
+for step in range(160):
     image, label = signs.draw(32)
     loss = F.cross_entropy(net(image.half()).float(), label)
     (loss * SCALE).backward()
     nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM * SCALE)
     optimizer.step(SCALE)
-    if step % 2 == 0:
+    if step % 4 == 0:
         print("step %d loss %.4f" % (step, loss.item()))

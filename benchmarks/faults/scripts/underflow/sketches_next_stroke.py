@@ -1,4 +1,4 @@
-"""Completes pen strokes: a recurrent network with a mixture head, run in FP16 under autocast."""
+"""Completes pen strokes: a causal network with a mixture head, run in FP16 under autocast."""
 
 import math
 
