@@ -20,6 +20,9 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OptimizedModule": "_orig_mod",
+    "DeepSpeedEngine": "module",
+    "PipelineEngine": "module",
+    "Float16Module": "module",
 }
 _PREFIXES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 #: What stands for a compiled function in replays: the modules it uses are roots, not its own.

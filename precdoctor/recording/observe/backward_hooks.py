@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.window import StepWindow
-from precdoctor.recording.fp8 import engine_scales
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
@@ -140,11 +139,6 @@ class BackwardHooks:
         self._kept.backward_begins()
         self._kept.losses.backward_begins(roots)
         facts = recorder.current
-        if facts.loss_scale is None:
-            for known in recorder.names.roots.values():
-                if (engine := known.module()) is not None and type(engine).__name__ == engine_scales.ENGINE:
-                    facts.loss_scale = engine_scales.loss_scale([engine])
-                    break
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
