@@ -21,10 +21,10 @@ _ENGINES: Final = frozenset(("DeepSpeedEngine", "PipelineEngine"))
 
 
 class Piece(NamedTuple):
-    """A weight of a model, and which elements of a flat tensor are a copy of it or of a part of it."""
+    """A weight of a model, and which elements of a tensor are a copy of it or of a part of it; null for all."""
 
     weight: weakref.ref[Tensor]
-    part: slice
+    part: slice | None
 
 
 class Pieces:
@@ -37,26 +37,36 @@ class Pieces:
     def __init__(self, models: Callable[[], Iterable[nn.Module]]) -> None:
         self._models = models
         self._known: static.ByIdentity[Tensor, tuple[int, tuple[Piece, ...]]] = static.ByIdentity()
+        #: Copies by the memory they lie in, while the tensors of one optimizer are asked for.
+        self._copies: dict[int, list[_Copy]] | None = None
 
-    def of(self, flat: Tensor) -> tuple[Piece, ...]:
+    def begin(self) -> None:
+        """Forget where copies were: models may have changed, and tensors may have moved."""
+        self._copies = None
+
+    def of(self, x: Tensor) -> tuple[Piece, ...]:
         """Its pieces, in their order; none where it is no such tensor."""
-        if type(flat) not in static.TENSORS or flat.dim() != 1 or not flat.is_contiguous() or not _stored(flat):
+        if type(x) not in static.TENSORS or not x.is_contiguous() or not _has_memory(x):
             return ()
-        known = self._known.get(flat)
-        if known is not None and known[0] == flat.data_ptr() and all(p.weight() is not None for p in known[1]):
+        known = self._known.get(x)
+        if known is not None and known[0] == x.data_ptr() and all(p.weight() is not None for p in known[1]):
             return known[1]
-        return self._known.put(flat, (flat.data_ptr(), tuple(self._search(flat))))[1]
+        found = tuple(self._search(x))
+        return self._known.put(x, (x.data_ptr(), found))[1] if found else ()
 
-    def _search(self, flat: Tensor) -> Iterator[Piece]:
-        memory, begin, size = flat.untyped_storage().data_ptr(), flat.storage_offset(), flat.numel()
-        copies = (copy for model in self._models() for copy in _copies(model))
-        inside = [
-            (start - begin, numel, weight)
-            for weight, where, start, numel in copies
-            if where == memory and numel and begin <= start and start + numel <= begin + size
-        ]
-        for start, numel, weight in sorted(inside, key=lambda found: found[:2]):
-            yield Piece(weakref.ref(weight), slice(start, start + numel))
+    def _search(self, x: Tensor) -> Iterator[Piece]:
+        if self._copies is None:
+            self._copies = {}
+            for model in self._models():
+                for copy in _copies(model):
+                    self._copies.setdefault(copy.memory, []).append(copy)
+        begin, size = x.storage_offset(), x.numel()
+        copies = self._copies.get(x.untyped_storage().data_ptr(), ())
+        inside = [c for c in copies if c.numel and begin <= c.start and c.start + c.numel <= begin + size]
+        for copy in sorted(inside, key=lambda c: (c.start, c.numel)):
+            whole = copy.numel == size and x.shape == copy.weight.shape
+            part = None if whole else slice(copy.start - begin, copy.start - begin + copy.numel)
+            yield Piece(weakref.ref(copy.weight), part)
 
     def replicated(self) -> Iterator[Tensor]:
         """Weights that each rank has in whole while their FP32 copies are shared out."""
@@ -66,8 +76,19 @@ class Pieces:
                     yield weight
 
 
-#: A weight, and the memory, the first element and the number of elements of a copy of it.
-_Copy = tuple[Tensor, int, int, int]
+class _Copy(NamedTuple):
+    """The memory that a copy lies in, its first element there, how many it has, and the weight."""
+
+    memory: int
+    start: int
+    numel: int
+    weight: Tensor
+
+
+def stored(weight: Tensor) -> Tensor:
+    """What this rank keeps of a weight between two steps: of one that ZeRO 3 shares out its own part."""
+    part: Any = static.own(weight).get("ds_tensor")
+    return part if type(part) in static.TENSORS else weight
 
 
 def _copies(model: nn.Module) -> Iterator[_Copy]:
@@ -77,8 +98,8 @@ def _copies(model: nn.Module) -> Iterator[_Copy]:
         fragment: Any = static.attribute(own.get("_hp_mapping"), "hp_fragment")
         copies: tuple[Any, ...] = fragment, own.get("main_param"), weight
         for copy in copies:
-            if type(copy) in static.TENSORS and copy.is_contiguous() and _stored(copy):
-                yield weight, copy.untyped_storage().data_ptr(), copy.storage_offset(), copy.numel()
+            if type(copy) in static.TENSORS and copy.is_contiguous() and _has_memory(copy):
+                yield _Copy(copy.untyped_storage().data_ptr(), copy.storage_offset(), copy.numel(), weight)
         if (zero := own.get("_z3_optimizer")) is not None and (found := _of_zero3(weight, own, zero)) is not None:
             yield found
     if type(model).__name__ in _ENGINES:
@@ -91,9 +112,9 @@ def _of_zero3(weight: Tensor, own: dict[str, Any], zero: Any) -> _Copy | None:
     if len(position) != 3 or not {int}.issuperset(map(type, position)) or not 0 <= position[0] < len(groups):
         return None
     flat = groups[position[0]]
-    if type(flat) not in static.TENSORS or not _stored(flat):
+    if type(flat) not in static.TENSORS or not _has_memory(flat):
         return None
-    return weight, flat.untyped_storage().data_ptr(), flat.storage_offset() + position[1], position[2]
+    return _Copy(flat.untyped_storage().data_ptr(), flat.storage_offset() + position[1], position[2], weight)
 
 
 def _of_flat_groups(engine: nn.Module) -> Iterator[_Copy]:
@@ -103,14 +124,14 @@ def _of_flat_groups(engine: nn.Module) -> Iterator[_Copy]:
     groups = {
         a.untyped_storage().data_ptr(): (a.storage_offset(), b)
         for a, b in zip(narrow, wide, strict=False)
-        if type(a) in static.TENSORS and type(b) in static.TENSORS and _stored(a) and _stored(b)
+        if type(a) in static.TENSORS and type(b) in static.TENSORS and _has_memory(a) and _has_memory(b)
     }
     for weight in static.parameters(engine) if groups else ():
         if type(weight) in static.TENSORS and (found := groups.get(weight.untyped_storage().data_ptr())) is not None:
             begin, flat = found
             start = flat.storage_offset() + weight.storage_offset() - begin
-            yield weight, flat.untyped_storage().data_ptr(), start, weight.numel()
+            yield _Copy(flat.untyped_storage().data_ptr(), start, weight.numel(), weight)
 
 
-def _stored(x: Tensor) -> bool:
+def _has_memory(x: Tensor) -> bool:
     return not x.is_meta and x.untyped_storage().nbytes() > 0

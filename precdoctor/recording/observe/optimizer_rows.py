@@ -13,7 +13,7 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in, parameters_of
-from precdoctor.recording.model.weight_pieces import Pieces
+from precdoctor.recording.model.weight_pieces import Pieces, stored
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
@@ -37,6 +37,11 @@ class Held(NamedTuple):
     group: dict[str, Any]
     weight: Tensor | None = None
     part: slice | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether a gradient reaches it; copies need not say so."""
+        return self.weight is not None or self.parameter.requires_grad
 
     def of(self, x: Tensor) -> Tensor:
         """Its part of a tensor of the parameter's shape."""
@@ -70,21 +75,24 @@ class OptimizerRows:
             for i, parameter in enumerate(parameters_in(group)):
                 if not (parameter.is_floating_point() or parameter.is_complex()):  # leaves.counts, without the call
                     continue
-                weight = self._masters.weight_of(parameter)
-                found = recorder.names.parameter(parameter if weight is None else weight)
+                found = recorder.names.parameter(parameter)
                 if found is None and (parts := list(self._parts(parameter, group))):
                     yield from (held for held in parts if recorder.wants(held.place))
                     continue
+                if found is None and (weight := self._masters.weight_of(parameter)) is not None:
+                    found = recorder.names.parameter(weight)
+                else:
+                    weight = None
                 place, name = found or (Place(self._name_of(optimizer), "", type(optimizer).__name__), f"{g}.{i}")
                 if recorder.wants(place):
                     yield Held(parameter, place, name, group, weight)
 
-    def _parts(self, flat: Tensor, group: dict[str, Any]) -> Iterator[Held]:
-        for piece in self._pieces.of(flat):
+    def _parts(self, copy: Tensor, group: dict[str, Any]) -> Iterator[Held]:
+        for piece in self._pieces.of(copy):
             weight = piece.weight()
             found = self._recorder.names.parameter(weight) if weight is not None else None
             if found is not None:
-                yield Held(flat, *found, group, weight, piece.part)
+                yield Held(copy, *found, group, weight, piece.part)
 
     def owned(self, optimizer: torch.optim.Optimizer) -> frozenset[tuple[str, str, str]] | None:
         """Root, module and name of its parameters; null when not all of their gradients have rows."""
@@ -103,15 +111,16 @@ class OptimizerRows:
             first: of the step: weights of other optimizers and groups have not changed yet.
         """
         recorder = self._recorder
-        self._masters.look_at(optimizer)
+        self._pieces.begin()
+        self._masters.look_at(optimizer, lambda p: bool(self._pieces.of(p)))
         with self._weights as together:
             shared_out = False
             for held in self._held(optimizer):
                 parameter, place, name = held.parameter, held.place, held.name
-                if not parameter.requires_grad:
+                if not held.trains:
                     continue
                 shared_out = shared_out or held.part is not None
-                own = parameter if held.weight is None else held.weight
+                own = parameter if held.weight is None else stored(held.weight)
                 if tensor_leaves.plain(own) is not None:
                     recorder.measure(recorder.site(place, "weight", name, own), own, restart=True, together=together)
                 for master in masters_in_state(optimizer, parameter) if held.weight is None else (held.of(parameter),):
@@ -154,7 +163,7 @@ class OptimizerRows:
         """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
         if not self._recorder.options.takes("update"):
             return
-        changing = {id(h.parameter): h.parameter for h in self._held(attempt.optimizer) if h.parameter.requires_grad}
+        changing = {id(h.parameter): h.parameter for h in self._held(attempt.optimizer) if h.trains}
         candidates = [p for p in changing.values() if attempt.closure or p.grad is not None]
         budget, taken = memory_limits.for_copies(self._recorder.options), 0
         start = self._next_copied % len(candidates) if candidates else 0

@@ -131,11 +131,15 @@ class Masters:
         known = self._weights.get(id(parameter))
         return known[1]() if known is not None and known[0]() is parameter else None
 
-    def look_at(self, optimizer: torch.optim.Optimizer) -> None:
+    def look_at(self, optimizer: torch.optim.Optimizer, is_known: Callable[[Tensor], bool]) -> None:
         """Find the masters among its parameters; done again only when it has got other ones, or the model is known.
 
         Shapes must agree, and the master rounded must be the weight, as it is between two steps. Comparing them waits
         for the device once, and is not done with ``--on-nonfinite observe``, which never waits.
+
+        Args:
+            optimizer: about to step.
+            is_known: whether it is known otherwise of which weight a parameter is the copy.
         """
         parameters = parameters_of(optimizer)
         known = self._looked.get(id(optimizer))
@@ -143,7 +147,8 @@ class Masters:
         if known is not None and known[0]() is optimizer and known[1:] == now:
             return
         self._looked[id(optimizer)] = (weakref.ref(optimizer), *now)
-        copies = [p for p in parameters if p.dtype is torch.float32 and self._recorder.names.parameter(p) is None]
+        wide = (p for p in parameters if p.dtype is torch.float32 and self._recorder.names.parameter(p) is None)
+        copies = [p for p in wide if not is_known(p)]
         if self._recorder.options.on_nonfinite == "observe":
             copies = [p for p in copies if p.is_cpu]
         if not copies:
