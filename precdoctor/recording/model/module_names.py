@@ -144,6 +144,11 @@ class Names:
         found = self._parameters.get(id(parameter))
         return found[1:] if found is not None and found[0]() is parameter else None
 
+    def name_alike(self, parameter: torch.Tensor, other: torch.Tensor) -> None:
+        """Give another tensor the place and the name of a parameter: the whole of a shard."""
+        if self.parameter(other) is None and (found := self.parameter(parameter)) is not None:
+            self._parameters[id(other)] = (weakref.ref(other), *found)
+
     def trained_weights(self) -> list[torch.Tensor]:
         """The parameters of every root that a backward pass went through."""
         models = [module for root in self.roots.values() if root.trained and (module := root.module()) is not None]

@@ -1,4 +1,4 @@
-"""Where the FP32 copy of a weight lies when an optimizer holds it under no name: in a flat partition, or as a shard.
+"""Where a weight lies that ranks share out: its FP32 copy in a flat partition or a shard, and the whole of a shard.
 
 Read from what the libraries keep at the weights and at the engine, by name: DeepSpeed 0.19 (``_hp_mapping`` of ZeRO 1
 and 2 and of its BF16 optimizer, ``grad_position`` of ZeRO 3, flat groups without ZeRO) and Megatron-core 0.16
@@ -7,6 +7,7 @@ and 2 and of its BF16 optimizer, ``grad_position`` of ZeRO 3, flat groups withou
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -83,6 +84,22 @@ class _Copy(NamedTuple):
     start: int
     numel: int
     weight: Tensor
+
+
+def gathered(module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Shards of ``fully_shard``, each with the whole weight that the backward pass accumulates its gradient in."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    for part in static.modules(module) if kind is not None else ():
+        if not issubclass(type(part), kind):
+            continue
+        state = kind._get_fsdp_state(part)
+        # one group up to torch 2.11
+        groups = static.attribute(state, "_fsdp_param_groups") or [static.attribute(state, "_fsdp_param_group")]
+        for group in static.elements(groups):
+            for held in static.elements(static.attribute(group, "fsdp_params")):
+                shard, whole = (static.attribute(held, name) for name in ("sharded_param", "_unsharded_param"))
+                if issubclass(type(shard), Tensor) and type(whole) in static.TENSORS:
+                    yield shard, whole
 
 
 def stored(weight: Tensor) -> Tensor:
