@@ -41,13 +41,13 @@ LAYOUTS = {
 ENGINES = {
     "torchao: Float8Linear": (
         "torchao",
-        ("torchao_tensorwise", "torchao_scaled_mm", "torchao_rowwise", "torchao_mxfp8"),
-        ("torchao_saturated", "torchao_flushed"),
+        ("torchao_float8_tensorwise", "torchao_float8_rowwise", "torchao_float8_scaled_mm", "torchao_mxfp8"),
+        ("torchao_float8_scale_too_large", "torchao_float8_rowwise_scale_too_small"),
     ),
     "torchao: quantised optimizers": (
         "torchao",
-        ("torchao_adam8bit", "torchao_adam4bit", "torchao_adamfp8"),
-        ("torchao_lost_state",),
+        ("torchao_adamw8bit", "torchao_adamw4bit", "torchao_adamwfp8"),
+        ("torchao_adamwfp8_outliers",),
     ),
     "Transformer Engine": (
         "2.18",
@@ -142,10 +142,10 @@ def layout(folder: Path, title: str) -> Stack:
     out = folder / title.replace(" ", "-").replace(":", "")
     out.mkdir(parents=True)
     names = (*healthy, *faulty)
-    run_ranks(
-        sys.executable, ranks, out, "tests.support.layouts", str(out), "12", *(f"{n}.plain" for n in names), *names
-    )
-    equal = {n: (out / n / "weights").read_bytes() == (out / f"{n}.plain" / "weights").read_bytes() for n in names}
+    plain = [f"{name}.plain" for name in names]
+    run_ranks(sys.executable, ranks, out, "tests.support.layouts", str(out), "12", *plain, *names)
+    weights = {n: (out / n / "weights").read_bytes() for n in (*plain, *names)}
+    equal = {n: weights[n] == weights[f"{n}.plain"] for n in names}
     version = torch.__version__.partition("+")[0]
     runs = {n: open_run(out / n) for n in names}
     return Stack(title, version, "real", equal, {n: runs[n] for n in healthy}, {n: runs[n] for n in faulty})
