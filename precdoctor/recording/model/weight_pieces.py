@@ -65,9 +65,10 @@ class Pieces:
         copies = self._copies.get(x.untyped_storage().data_ptr(), ())
         inside = [c for c in copies if c.numel and begin <= c.start and c.start + c.numel <= begin + size]
         for copy in sorted(inside, key=lambda c: (c.start, c.numel)):
-            whole = copy.numel == size and x.shape == copy.weight.shape
+            weight = copy.weight()
+            whole = copy.numel == size and weight is not None and x.shape == weight.shape
             part = None if whole else slice(copy.start - begin, copy.start - begin + copy.numel)
-            yield Piece(weakref.ref(copy.weight), part)
+            yield Piece(copy.weight, part)
 
     def replicated(self) -> Iterator[Tensor]:
         """Weights that each rank has in whole while their FP32 copies are shared out."""
@@ -83,7 +84,7 @@ class _Copy(NamedTuple):
     memory: int
     start: int
     numel: int
-    weight: Tensor
+    weight: weakref.ref[Tensor]
 
 
 def gathered(module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
@@ -116,7 +117,7 @@ def _copies(model: nn.Module) -> Iterator[_Copy]:
         copies: tuple[Any, ...] = fragment, own.get("main_param"), weight
         for copy in copies:
             if type(copy) in static.TENSORS and copy.is_contiguous() and _has_memory(copy):
-                yield _Copy(copy.untyped_storage().data_ptr(), copy.storage_offset(), copy.numel(), weight)
+                yield _Copy(copy.untyped_storage().data_ptr(), copy.storage_offset(), copy.numel(), weakref.ref(weight))
         if (zero := own.get("_z3_optimizer")) is not None and (found := _of_zero3(weight, own, zero)) is not None:
             yield found
     if type(model).__name__ in _ENGINES:
@@ -131,7 +132,9 @@ def _of_zero3(weight: Tensor, own: dict[str, Any], zero: Any) -> _Copy | None:
     flat = groups[position[0]]
     if type(flat) not in static.TENSORS or not _has_memory(flat):
         return None
-    return _Copy(flat.untyped_storage().data_ptr(), flat.storage_offset() + position[1], position[2], weight)
+    return _Copy(
+        flat.untyped_storage().data_ptr(), flat.storage_offset() + position[1], position[2], weakref.ref(weight)
+    )
 
 
 def _of_flat_groups(engine: nn.Module) -> Iterator[_Copy]:
@@ -147,7 +150,7 @@ def _of_flat_groups(engine: nn.Module) -> Iterator[_Copy]:
         if type(weight) in static.TENSORS and (found := groups.get(weight.untyped_storage().data_ptr())) is not None:
             begin, flat = found
             start = flat.storage_offset() + weight.storage_offset() - begin
-            yield _Copy(flat.untyped_storage().data_ptr(), start, weight.numel(), weight)
+            yield _Copy(flat.untyped_storage().data_ptr(), start, weight.numel(), weakref.ref(weight))
 
 
 def _has_memory(x: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -123,7 +123,12 @@ class OptimizerRows:
                 own = parameter if held.weight is None else stored(held.weight)
                 if tensor_leaves.plain(own) is not None:
                     recorder.measure(recorder.site(place, "weight", name, own), own, restart=True, together=together)
-                for master in masters_in_state(optimizer, parameter) if held.weight is None else (held.of(parameter),):
+                masters: Iterable[Tensor] = ()
+                if held.weight is None:
+                    masters = masters_in_state(optimizer, parameter)
+                elif own.dtype != parameter.dtype:
+                    masters = (held.of(parameter),)
+                for master in masters:
                     site = recorder.site(place, "master_weight", name, master)
                     recorder.measure(site, master, restart=True, together=together)
             if not first:
