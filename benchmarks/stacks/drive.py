@@ -1,6 +1,6 @@
 """Trains with one stack, plain and recorded: `torchrun ... -m benchmarks.stacks.drive STACK DIRECTORY [NAME ...]`.
 
-All plain ones come first, before there is a recorder in the process. Writes one JSON file per rank: by name, whether
+Trainings that the directory has are not repeated. All plain ones come first, before there is a recorder in the process. Writes one JSON file per rank: by name, whether
 losses and weights are equal in every bit, and the version of the library.
 """
 
@@ -23,14 +23,18 @@ def main() -> None:
     module = importlib.import_module(f"benchmarks.stacks.with_{stack}")
     module.start()
     rank = dist.get_rank()
-    names = names or [*module.HEALTHY, *module.FAULTY]
+    results = Path(folder) / f"{stack}.{rank}.json"
+    known = json.loads(results.read_text())["equal"] if results.exists() else {}
+    every = names or [*module.HEALTHY, *module.FAULTY]
+    names = [name for name in every if name not in known or not (Path(folder) / name).exists()]
+    dist.barrier()
     plain = {name: _ended(module, name, rank) for name in names}
 
     from precdoctor.recording import installation  # a plain process has none of it
     from precdoctor.recording.options import RecordOptions
     from precdoctor.runlog.layout import create_run
 
-    equal = {}
+    equal = known
     for name in names:
         run = Path(folder) / name
         if rank == 0:
@@ -42,8 +46,8 @@ def main() -> None:
         finally:
             recorder.end()
         equal[name] = recorded == plain[name] and not recorded.startswith("failed")
-    found = {"version": module.VERSION, "equal": equal, "healthy": [n for n in names if n in module.HEALTHY]}
-    (Path(folder) / f"{stack}.{rank}.json").write_text(json.dumps(found))
+    healthy = [name for name in every if name in module.HEALTHY]
+    results.write_text(json.dumps({"version": module.VERSION, "equal": equal, "healthy": healthy}))
     dist.barrier()
     dist.destroy_process_group()
 

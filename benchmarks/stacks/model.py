@@ -73,7 +73,7 @@ def go_wrong(model: nn.Module, step: int, rank: int, faults: set[str]) -> None:
     if "drift" in faults and step >= FAULT and rank == RANK:
         weight = next(p for name, p in model.named_parameters() if name.endswith("experts.1.weight"))
         with torch.no_grad():
-            weight.data.view(-1)[:8].mul_(1.5)
+            weight.data.view(-1)[:8].add_(0.5)
 
 
 def digest(losses: Iterable[float], weights: Iterable[Tensor]) -> str:

@@ -125,7 +125,7 @@ def run_ranks(python: str, ranks: int, folder: Path, *arguments: str) -> None:
 def trainer(python: str, folder: Path, name: str) -> Stack:
     """Of a module beside this one."""
     out = folder / name
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
     run_ranks(python, 2, out, "benchmarks.stacks.drive", name, str(out))
     found = [json.loads((out / f"{name}.{rank}.json").read_text()) for rank in (0, 1)]
     equal = {n: all(f["equal"][n] for f in found) for n in found[0]["equal"]}
@@ -140,10 +140,11 @@ def layout(folder: Path, title: str) -> Stack:
 
     ranks, healthy, faulty = LAYOUTS[title]
     out = folder / title.replace(" ", "-").replace(":", "")
-    out.mkdir(parents=True)
     names = (*healthy, *faulty)
     plain = [f"{name}.plain" for name in names]
-    run_ranks(sys.executable, ranks, out, "tests.support.layouts", str(out), "12", *plain, *names)
+    if not out.exists():
+        out.mkdir(parents=True)
+        run_ranks(sys.executable, ranks, out, "tests.support.layouts", str(out), "12", *plain, *names)
     weights = {n: (out / n / "weights").read_bytes() for n in (*plain, *names)}
     equal = {n: weights[n] == weights[f"{n}.plain"] for n in names}
     version = torch.__version__.partition("+")[0]
@@ -159,9 +160,13 @@ def engine(folder: Path, title: str) -> Stack:
 
     package, healthy, faulty = ENGINES[title]
     out = folder / title.replace(" ", "-").replace(":", "")
-    out.mkdir(parents=True)
-    plain, recorded = train(out, *healthy, *faulty)
-    equal = {n: plain[n]["digest"] == recorded[n]["digest"] != "failed" for n in (*healthy, *faulty)}
+    results = out / "equal.json"
+    if not results.exists():
+        out.mkdir(parents=True)
+        plain, recorded = train(out, *healthy, *faulty)
+        same = {n: plain[n]["digest"] == recorded[n]["digest"] != "failed" for n in (*healthy, *faulty)}
+        results.write_text(json.dumps(same))
+    equal = json.loads(results.read_text())
     real = not package[0].isdigit()
     version = metadata.version(package) if real else package
     runs = {n: open_run(out / "runs" / n) for n in (*healthy, *faulty)}
@@ -222,7 +227,7 @@ def main() -> None:
     """Train, diagnose, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the libraries")
-    parser.add_argument("--keep", type=Path, help="directory for the runs")
+    parser.add_argument("--keep", type=Path, help="directory for the runs; what it has is not repeated")
     parser.add_argument("-k", default="", help="stacks with this in their name only, printed and not written")
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
