@@ -1,7 +1,8 @@
 """Trains with one stack, plain and recorded: `torchrun ... -m benchmarks.stacks.drive STACK DIRECTORY [NAME ...]`.
 
-Trainings that the directory has are not repeated. All plain ones come first, before there is a recorder in the process. Writes one JSON file per rank: by name, whether
-losses and weights are equal in every bit, and the version of the library.
+Trainings that the directory has are not repeated. All plain ones come first, before there is a recorder in the process.
+Writes one JSON file per rank: by name, whether losses and weights are equal in every bit, and the version of the
+library.
 """
 
 from __future__ import annotations
