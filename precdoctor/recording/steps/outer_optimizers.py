@@ -77,14 +77,15 @@ class OuterOptimizers:
             if self.runs or recorder.state != "armed" or recorder.capture.runs or torch.compiler.is_compiling():
                 return original(outer, *args, **kwargs)
             self.runs = True
-            result = None
+            returned, result = False, None
             try:
                 self._begin(outer)
                 result = original(outer, *args, **kwargs)
+                returned = True
                 return result
             finally:
                 self.runs = False
-                self._end(outer, result)
+                self._end(outer, result, returned=returned)
 
         return step
 
@@ -92,8 +93,8 @@ class OuterOptimizers:
         self._recorder.claim.make()
         self._tell[0](_loss_scale(outer))
 
-    def _ends(self, outer: Any, result: Any) -> None:
-        overflow = static.attribute(outer, "overflow")
+    def _ends(self, outer: Any, result: Any, *, returned: bool) -> None:
+        overflow = static.attribute(outer, "overflow") if returned else None  # else it may be of the step before
         norm = static.attribute(outer, "_global_grad_norm")
         if type(result) is tuple and len(result) == 3:  # Megatron: whether it stepped, the norm, the number of zeros
             overflow, norm = result[0] is False, result[1]
