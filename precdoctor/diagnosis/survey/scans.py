@@ -257,6 +257,18 @@ def wrong_results(options: Options) -> Callable[[Fact], float]:
     return weight
 
 
+def is_optimizers(fact: Fact) -> bool:
+    """Whether the line calls an optimizer, so that torch's own code ran the op."""
+    return fact.source is not None and ".step(" in (fact.source.code or "")
+
+
+def stands(view: RunView, group: Group, *, from_the_first: bool = False) -> bool:
+    """Whether two scans or more show it, and half of all; ``from_the_first``: the first one among them."""
+    done = [s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank]
+    still = [s for s in group.steps if s in done]
+    return len(still) > 1 and 2 * len(still) >= len(done) and (not from_the_first or min(done) in still)
+
+
 def effect_words(fact: Fact, limit: float) -> str:
     """The effect of an error, as a sentence; empty if it was not measured."""
     op, source = fact.where("fed")

@@ -18,8 +18,8 @@ from precdoctor.diagnosis.survey.scans import (
     op_words,
     place_finding,
     place_words,
-    scans,
     short_name,
+    stands,
 )
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -83,8 +83,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def lasts(group: Group) -> bool:
         """Whether it cancels by design, from the start: predictions come close to their targets only late in a run."""
-        done = sum(s.outcome == "done" and s.rank == group.worst.rank for s in scans(view))
-        return not _rounded_before(group.worst) or (len(group.steps) > 1 and 2 * len(group.steps) >= done)
+        return not _rounded_before(group.worst) or stands(view, group)
 
     return check_facts(
         view, ("cancellation",), guilty, lambda g: _finding(view, g, options), seen="no difference that cancels",

@@ -1,0 +1,129 @@
+"""PD208: a bounded function at its bound, through which next to no gradient passes, from the first step on."""
+
+from __future__ import annotations
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import same_module, when
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.scans import (
+    Fact,
+    Group,
+    check_facts,
+    elsewhere_words,
+    op_words,
+    place_finding,
+    place_words,
+    stands,
+)
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+A sigmoid, tanh, hardtanh, GELU, SiLU or clamp that lies at its bound, so that its slope is exactly zero in its format:
+at least `lost` of the magnitude of the gradient that arrives behind it ends there, or `channels` of its channels get
+none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if in `hot`
+of its rows one probability is all there is, with a choice of two or more. It must be so on the first scanned step, on
+two or more, and on half of all: what has learnt saturates late, and rightly. `clamp(min=0)` is a ReLU and no bound.
+""",
+    matters="""
+The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
+decided. It is a matter of scale: inputs of thousands, weights that begin too large, scores that are not divided by the
+root of their width, a clamp in front of a logarithm that cuts off exactly what is most wrong.
+""",
+    example="""
+    scores = q @ k.mT * dim**0.5        # instead of dim**-0.5
+    return scores.softmax(-1) @ v       # a hard choice from the first step on
+""",
+    remedy="""
+Bring the input of the function to order one: normalise the data, initialise with a smaller gain, divide attention
+scores by the root of the head's width. In place of a sigmoid and a clamped logarithm take
+`binary_cross_entropy_with_logits`, whose gradient does not end.
+""",
+    confidence="""
+0.85: each element of the gradient was counted in front of the function and behind it.
+""",
+    references=(
+        "LeCun et al., Efficient BackProp, 1998, section 4 (start where the sigmoid is linear)",
+        "Vaswani et al., Attention Is All You Need, arXiv:1706.03762, section 3.2.1 (why scores are scaled)",
+    ),
+)
+_REASON = "each element of the gradient was counted in front of the function and behind it"
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding per line of code."""
+
+    def guilty(fact: Fact) -> float:
+        lost = fact.number("lost")
+        if text(fact.data.get("function")) == "softmax":
+            return lost if lost >= options["hot"] else 0.0
+        counts = lost >= options["lost"] or fact.number("channels") >= options["channels"]
+        return max(lost, fact.number("channels")) if counts else 0.0
+
+    return check_facts(
+        view, ("closed",), guilty, lambda g: _finding(view, g, options), seen="no function at its bound from the start",
+        keep=lambda g: stands(view, g, from_the_first=True),
+    )  # fmt: skip
+
+
+def _finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact = group.worst
+    function, lost, distance = text(fact.data.get("function")), fact.number("lost"), fact.number("distance")
+    if function == "softmax":
+        title = f"softmax {place_words(fact)} is one-hot in {percent(lost)} of its rows from the first step on{fact.line}"
+        message = (
+            f"{op_words(fact)} gives one of its scores all of the weight in {fact.count('closed'):,} of "
+            f"{fact.count('of'):,} rows ({percent(lost)}, limit {percent(options['hot'])}): the largest is "
+            f"{distance:.3g} above the next (median). No gradient reaches the scores."
+        )
+        scale = 2.0 ** -max(1, round(distance).bit_length())
+        cure = f"scores times {scale:g}{fact.line}: distance {distance:.3g} -> {distance * scale:.2g}"
+        predicted = {"distance": {"from": distance, "to": distance * scale}}
+    else:
+        title = f"{function} {place_words(fact)} is at its bound: {percent(lost)} of the gradient ends there{fact.line}"
+        message = (
+            f"{op_words(fact)} passes nothing on for {fact.count('closed'):,} of {fact.count('of'):,} elements that a "
+            f"gradient arrives at: {percent(lost)} of its magnitude (limit {percent(options['lost'])}), and all of it "
+            f"in {percent(fact.number('channels'))} of the channels (limit {percent(options['channels'])}). The slope "
+            f"of {function} is zero there."
+        )
+        scale = 1.0 / 16
+        cure = f"bring the input of {function} to order one{fact.line}: gradient lost {percent(lost)} -> 0 %"
+        predicted = {"gradient_lost": {"from": lost, "to": 0.0}}
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=title,
+        message=f"{message}{elsewhere_words(group)}",
+        certain=(0.85, _REASON),
+        limits={n: options[n] for n in ("lost", "channels", "hot")},
+        prescription=Prescription(
+            title=cure,
+            change={"input_scale": scale, "op": fact.op},
+            predicted=predicted,
+            snippet=f"y = f(x * {scale:g})  # x: what goes into {function}; normalise it, or begin with smaller weights\n",
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD208",
+    name="saturated-function",
+    severity=Severity.WARNING,
+    triage=Triage.BACKWARD,
+    page=PAGE,
+    options=(
+        RuleOption("lost", 0.75, "fraction", "Least share of the arriving gradient's magnitude that ends there.",
+                   "Chosen empirically: most of it.", maximum=1.0),
+        RuleOption("channels", 0.5, "fraction", "Least share of channels through which no gradient passes.",
+                   "Half of a layer.", maximum=1.0),
+        RuleOption("hot", 0.9, "fraction", "Least share of the rows of a softmax that are one-hot.",
+                   "Chosen empirically: sharp heads of trained models leave more rows undecided.", maximum=1.0),
+    ),
+    sampled_steps=False,
+    explains=when(same_module, "PD203", "PD204"),
+    check=check,
+)  # fmt: skip
