@@ -2,7 +2,8 @@
 
 A tanh of 30 is 1 in every format and its slope exactly zero; so is what a clamp cuts off. Judged is the gradient: the
 share of what arrives that ends there. A softmax is at its bound where one probability is all there is of a row that had
-a choice: then a change of its scores changes nothing.
+a choice: then a change of its scores changes nothing. The diagonal of its derivative says how far it is from there:
+1 - sum of squares, which is 1 - 1/n for n equal probabilities and 0 for a single one.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ _FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_back
 #: Autograd nodes of clamps, whose backward pass is a ``where``.
 _CLAMPS = ("ClampBackward", "ClampMinBackward", "ClampMaxBackward")
 _SOFTMAX = names("_softmax _safe_softmax")
-#: Shares of what arrives, of channels and of rows from which on a fact is noted, and the least number of each.
+#: Shares of what arrives and of channels from which on a fact is noted, and the least number of elements or rows.
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
-#: One probability is all there is from here on: what is left moves no bit of BF16 or FP16.
-_ALL = 1.0 - 2.0**-10
+#: 1 - sum of squares of the median row, beside that of equal probabilities: from here on a softmax is noted.
+_OPEN = 1.0 / 16
 #: Scores below are masks.
 _MASKED = -9e3
 #: Elements of scores that are looked at.
@@ -47,15 +48,18 @@ class Saturation:
         scores, shares = scores.detach().movedim(dim, -1), call.results[0].detach().movedim(dim, -1)
         width = scores.shape[-1]
         scores, shares = (x.reshape(-1, width)[: max(1, _MAX_SCORES // width)] for x in (scores, shares))
-        chosen = (scores > _MASKED).sum(-1) > 1
-        hot = chosen & (shares.amax(-1) >= _ALL)
-        many, of = int(hot.sum()), int(chosen.sum())
-        if of < _LEAST or many < _NOTED * of:
+        choices = (scores > _MASKED).sum(-1)
+        chosen = choices > 1
+        if int(chosen.sum()) < _LEAST:
             return
-        best = scores[hot].topk(2, -1).values.double()
-        data = {"function": "softmax", "closed": many, "of": of, "lost": many / of,
+        even = 1.0 - choices[chosen].double().reciprocal()
+        open_ = ((1.0 - shares[chosen].double().square().sum(-1)).clamp_min(0.0) / even).median()
+        if not open_ <= _OPEN:
+            return
+        best = scores[chosen].topk(2, -1).values.double()
+        data = {"function": "softmax", "open": float(open_), "of": int(chosen.sum()),
                 "distance": float((best[:, 0] - best[:, 1]).median())}  # fmt: skip
-        self._findings.add("closed", call, many / of, **data)
+        self._findings.add("closed", call, 1.0 - float(open_), **data)
 
     def backward(self, call: Call) -> None:
         """An op of the backward pass has run."""

@@ -23,9 +23,10 @@ PAGE = RulePage(
     finds="""
 A sigmoid, tanh, hardtanh, GELU, SiLU or clamp that lies at its bound, so that its slope is exactly zero in its format:
 at least `lost` of the magnitude of the gradient that arrives behind it ends there, or `channels` of its channels get
-none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if in `hot`
-of its rows one probability is all there is, with a choice of two or more. It must be so on the first scanned step, on
-two or more, and on half of all: what has learnt saturates late, and rightly. `clamp(min=0)` is a ReLU and no bound.
+none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if its median
+row passes at most `open` of the gradient that equal scores would pass (1 - sum of squared probabilities); masked scores
+are no choice. It must be so on the first scanned step, on two or more, and on half of all: what has learnt saturates
+late, and rightly. `clamp(min=0)` is a ReLU and no bound.
 """,
     matters="""
 The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
@@ -58,7 +59,7 @@ def check(view: RunView, options: Options) -> Checked:
     def guilty(fact: Fact) -> float:
         lost = fact.number("lost")
         if text(fact.data.get("function")) == "softmax":
-            return lost if lost >= options["hot"] else 0.0
+            return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
         counts = lost >= options["lost"] or fact.number("channels") >= options["channels"]
         return max(lost, fact.number("channels")) if counts else 0.0
 
@@ -72,11 +73,12 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     function, lost, distance = text(fact.data.get("function")), fact.number("lost"), fact.number("distance")
     if function == "softmax":
-        title = f"softmax {place_words(fact)} is one-hot in {percent(lost)} of its rows from the first step on{fact.line}"
+        passed = percent(fact.number("open"))
+        title = f"softmax {place_words(fact)} is a hard choice from the first step on, and passes {passed}{fact.line}"
         message = (
-            f"{op_words(fact)} gives one of its scores all of the weight in {fact.count('closed'):,} of "
-            f"{fact.count('of'):,} rows ({percent(lost)}, limit {percent(options['hot'])}): the largest is "
-            f"{distance:.3g} above the next (median). No gradient reaches the scores."
+            f"{op_words(fact)} passes {passed} of the gradient that a softmax of equal scores would (limit "
+            f"{percent(options['open'])}; 1 - sum of squares, median of {fact.count('of'):,} rows): the largest score "
+            f"is {distance:.3g} above the next. The layers that make the scores hardly learn."
         )
         scale = 2.0 ** -max(1, round(distance).bit_length())
         cure = f"scores times {scale:g}{fact.line}: distance {distance:.3g} -> {distance * scale:.2g}"
@@ -99,7 +101,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         title=title,
         message=f"{message}{elsewhere_words(group)}",
         certain=(0.85, _REASON),
-        limits={n: options[n] for n in ("lost", "channels", "hot")},
+        limits={n: options[n] for n in ("lost", "channels", "open")},
         prescription=Prescription(
             title=cure,
             change={"input_scale": scale, "op": fact.op},
@@ -120,8 +122,8 @@ RULE = Rule(
                    "Chosen empirically: most of it.", maximum=1.0),
         RuleOption("channels", 0.5, "fraction", "Least share of channels through which no gradient passes.",
                    "Half of a layer.", maximum=1.0),
-        RuleOption("hot", 0.9, "fraction", "Least share of the rows of a softmax that are one-hot.",
-                   "Chosen empirically: sharp heads of trained models leave more rows undecided.", maximum=1.0),
+        RuleOption("open", 1.0 / 64, "fraction", "Largest share of an even softmax's gradient that half of its rows pass.",
+                   "Chosen empirically: scores with a standard deviation of 8 pass a tenth.", maximum=1.0),
     ),
     sampled_steps=False,
     explains=when(same_module, "PD203", "PD204"),
