@@ -9,6 +9,7 @@ normalise have their epsilon inside; they are run again without it.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,7 +54,6 @@ class _Place:
     event: Event
     data: dict[str, Any]
     wrong: int = 0
-    of: int = 0
 
 
 class Floors:
@@ -62,7 +62,9 @@ class Floors:
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
         self._held: dict[int, _Guarded] = {}
+        #: By op and line, outside of modules and losses; and the numbers there that are not zero.
         self._places: dict[Any, _Place] = {}
+        self._guarded: Counter[Any] = Counter()
 
     @staticmethod
     def follows(name: str) -> bool:
@@ -100,7 +102,11 @@ class Floors:
             return
         x = call.before(call.args[0])
         counts = call.counts(x)
-        if counts is None or counts.bad or counts.amin_nonzero is None or counts.amin_nonzero >= constant:
+        if counts is None or counts.bad or counts.amin_nonzero is None:
+            return
+        if call.phase not in _FOLLOWED:
+            self._guarded[_place(call)] += counts.numel - counts.zero
+        if counts.amin_nonzero >= constant:
             return
         value = x.detach().double()
         below, there = (value > 0) & (value < constant), value > 0
@@ -135,10 +141,15 @@ class Floors:
             self._keep(call.results[0], again[0], guarded.event, guarded.data)
 
     def _norm(self, call: Call) -> None:
-        at = next((i for i, a in enumerate(call.func._schema.arguments) if a.name == "eps"), None)
-        eps = call.args[at] if at is not None and at < len(call.args) else None
+        at = next((i for i, a in enumerate(call.func._schema.arguments) if a.name == "eps"), len(call.args))
+        eps = call.args[at] if at < len(call.args) else None
         spread = call.results[_NORMS[call.name]] if len(call.results) > _NORMS[call.name] else None
-        if not isinstance(eps, float) or spread is None or not spread.numel() or call.results[0].numel() > _MAX_ELEMENTS:
+        if (
+            not isinstance(eps, float)
+            or spread is None
+            or not spread.numel()
+            or call.results[0].numel() > _MAX_ELEMENTS
+        ):
             return
         counts = call.counts(spread)
         if counts is None or counts.amax is None or counts.amax**2 * eps < 1 - _WRONG**2:
@@ -166,7 +177,7 @@ class Floors:
         if call.phase not in _FOLLOWED:
             place = event["op"], event.get("file"), event.get("line")
             noted = self._places.setdefault(place, _Place(event, {**data, "read_by": said(call)}))
-            noted.wrong, noted.of = noted.wrong + many, noted.of + of
+            noted.wrong += many
         elif many >= _NOTED * of and many:
             at = int(torch.where(wrong, size, -1.0).flatten().argmax())
             self._effects.begin(
@@ -174,19 +185,18 @@ class Floors:
                 seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), read_by=said(call), **data,
             )  # fmt: skip
 
-    def unguarded(self, call: Call) -> None:
-        """Elements that no constant decides count as well, outside of modules and losses."""
-        place = call.op, call.where.line.shown if call.where.line else None, call.where.line.number if call.where.line else None  # fmt: skip
-        if (known := self._places.get(place)) is not None:
-            known.of += call.results[0].numel()
-
     def finish(self) -> None:
         """The window is over."""
-        for place in self._places.values():
-            if place.wrong >= _NOTED * place.of and place.wrong:
-                self._findings.add_event("floor", place.event, place.wrong / place.of, **place.data,
-                                         wrong=place.wrong, of=place.of)  # fmt: skip
+        for key, place in self._places.items():
+            of = self._guarded[key]
+            if place.wrong and place.wrong >= _NOTED * of:
+                self._findings.add_event("floor", place.event, place.wrong / of, **place.data, wrong=place.wrong, of=of)
         self._places = {}
+
+
+def _place(call: Call) -> tuple[Any, ...]:
+    line = call.where.line
+    return (call.op, line.shown, line.number) if line is not None else (call.op, None, None)
 
 
 def _constant(name: str, args: Any, kwargs: Any) -> float | None:
@@ -195,7 +205,10 @@ def _constant(name: str, args: Any, kwargs: Any) -> float | None:
         return None
     given = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))
     if isinstance(given, Tensor):
-        if given.numel() != 1 and not (name == "maximum" and given.numel() and bool((given == given.flatten()[0]).all())):
+        same = given.numel() == 1 or (
+            name == "maximum" and given.numel() > 0 and bool((given == given.flatten()[0]).all())
+        )
+        if not same:
             return None
         given = float(given.detach().flatten()[0])
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given <= _LARGEST:

@@ -34,8 +34,9 @@ estimators. Nor is a difference that ends as less than `effect` of a sum. Where 
 the result that it feeds, `few` of the elements are enough: one channel of eight can decide.
 
 In loss code the difference of two tensors that were cast to half also counts, if most of its elements are off by more
-than half against the numbers before the cast, on two scanned steps or more and on half of all. In a module it counts if
-both tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
+than half against the numbers before the cast, on two scanned steps or more and on half of all. So does a constant minus
+what an op has just made (`1 - sigmoid(x)`, `exp(x) - 1`), against the same op in FP64. In a module it counts if both
+tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
 with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
 that were cast to FP32); there `noise` of the difference in all (L2) is enough.
 """,

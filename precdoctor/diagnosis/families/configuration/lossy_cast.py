@@ -28,7 +28,7 @@ from precdoctor.numerics.formats import Format
 
 PAGE = RulePage(
     finds="""
-Two kinds of casts in the forward pass, in deep scans (`record --deep-scan`).
+Three kinds of casts in the forward pass, in deep scans (`record --deep-scan`).
 
 Range: the cast flushes to zero, clips to the largest number or sends to infinity most of the tensor, by magnitude: sum
 |x - cast(x)| over sum |x|. The loss must matter: the scan carries the right values along in FP64 to the first result
@@ -40,6 +40,9 @@ Integers: positions, indices or counts that are cast to BF16 (exact up to 256) o
 `arange`, so that distinct integers become the same number. So do indices that are read from a BF16 or FP16 tensor
 (`batch[:, 0].long()`, then an embedding or a lookup). There the finding counts which integers of their range the format
 holds.
+
+Bytes and 16-bit integers that wrap round (`a - b` of two images), and floats that are cast to integers beyond their
+range, count if `wrapped` of the elements are other numbers and an op reads them as floats.
 
 Casts of gradients, buffers and data outside of modules are measured in the same way, without their effect.
 """,
@@ -241,7 +244,8 @@ RULE = Rule(
                    "Chosen empirically: 64 random integers below 1000 stay below it; 512 positions in BF16 reach it.",
                    maximum=1.0),
         RuleOption("wrapped", 0.05, "fraction", "Least share of integers beyond the range of their type.",
-                   "Chosen empirically: images that are subtracted as bytes wrap in half of their pixels.", maximum=1.0),
+                   "Chosen empirically: images that are subtracted as bytes wrap in half of their pixels.",
+                   maximum=1.0),
     ),
     sampled_steps=False,
     explains=when(cast_of_angles, "PD703"),

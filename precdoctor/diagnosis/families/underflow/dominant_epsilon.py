@@ -99,8 +99,8 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=certainty(group, 0.9, _REASON),
         limits={n: options[n] for n in ("wrong_share", "effect")},
         prescription=Prescription(
-            title=f"scale the numbers up, or guard with less{fact.line}: {constant:.3g} -> {smaller:.2g}; wrong results "
-            f"{share} -> 0 %",
+            title=f"scale the numbers up, or guard with less{fact.line}: {constant:.3g} -> {smaller:.2g}; wrong "
+            f"results {share} -> 0 %",
             change={"epsilon": {"from": constant, "to": smaller}, "op": fact.op},
             predicted={"wrong_share": {"from": wrong_share(fact), "to": 0.0}},
             snippet=f"eps = {smaller:.2g}  # was {constant:.3g}, above most of what it guards\n",
@@ -117,8 +117,9 @@ RULE = Rule(
     options=(
         RuleOption("wrong_share", 0.5, "fraction", "Least share of the results that the constant changes by half.",
                    "Most of them: a guard is for the exception.", maximum=1.0),
-        RuleOption("effect", 0.25, "fraction", "Least share that the error must make up of the result that it feeds.",
-                   "Chosen empirically: a quarter of it.", maximum=1.0),
+        RuleOption("effect", 1.0 / 32, "fraction", "Least share that the error must make up of what it feeds.",
+                   "Chosen empirically: biases dilute what a layer loses to a few percent of the logits.",
+                   maximum=1.0),
     ),
     sampled_steps=False,
     explains=when(same_module, "PD201", "PD203", "PD204", "PD208"),

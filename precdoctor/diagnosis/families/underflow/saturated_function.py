@@ -23,10 +23,10 @@ PAGE = RulePage(
     finds="""
 A sigmoid, tanh, hardtanh, GELU, SiLU or clamp that lies at its bound, so that its slope is exactly zero in its format:
 at least `lost` of the magnitude of the gradient that arrives behind it ends there, or `channels` of its channels get
-none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if its median
-row passes at most `open` of the gradient that equal scores would pass (1 - sum of squared probabilities); masked scores
-are no choice. It must be so on the first scanned step, on two or more, and on half of all: what has learnt saturates
-late, and rightly. `clamp(min=0)` is a ReLU and no bound.
+none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if its
+median row passes at most `open` of the gradient that equal scores would pass (1 - sum of squared probabilities); masked
+scores are no choice. It must be so on the first scanned step, on two or more, and on half of all: what has learnt
+saturates late, and rightly. `clamp(min=0)` is a ReLU and no bound.
 """,
     matters="""
 The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
@@ -106,7 +106,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             title=cure,
             change={"input_scale": scale, "op": fact.op},
             predicted=predicted,
-            snippet=f"y = f(x * {scale:g})  # x: what goes into {function}; normalise it, or begin with smaller weights\n",
+            snippet=f"y = f(x * {scale:g})  # what goes into {function}; normalise it, or begin smaller\n",
         ),
     )
 
@@ -122,7 +122,7 @@ RULE = Rule(
                    "Chosen empirically: most of it.", maximum=1.0),
         RuleOption("channels", 0.5, "fraction", "Least share of channels through which no gradient passes.",
                    "Half of a layer.", maximum=1.0),
-        RuleOption("open", 1.0 / 64, "fraction", "Largest share of an even softmax's gradient that half of its rows pass.",
+        RuleOption("open", 1.0 / 32, "fraction", "Most of an even softmax's gradient that its median row passes.",
                    "Chosen empirically: scores with a standard deviation of 8 pass a tenth.", maximum=1.0),
     ),
     sampled_steps=False,
