@@ -135,9 +135,9 @@ class Floors:
         again = call.again({key: g.value for key, g in given.items()})
         if again is None:
             return
-        if reads:
+        if reads and (call.phase in _FOLLOWED or _is_elementwise(call)):
             self._judge(call, guarded.event, guarded.data, again[0])
-        elif again[0].numel() <= _MAX_ELEMENTS:
+        elif not reads and again[0].numel() <= _MAX_ELEMENTS:
             self._keep(call.results[0], again[0], guarded.event, guarded.data)
 
     def _norm(self, call: Call) -> None:
@@ -192,6 +192,12 @@ class Floors:
             if place.wrong and place.wrong >= _NOTED * of:
                 self._findings.add_event("floor", place.event, place.wrong / of, **place.data, wrong=place.wrong, of=of)
         self._places = {}
+
+
+def _is_elementwise(call: Call) -> bool:
+    """Whether tensors of one shape are divided, as moments are: factors of whole units may be bounded afterwards."""
+    shapes = {x.shape for x in call.operands}
+    return call.plain_name == "div" and len(call.operands) == 2 and len(shapes) == 1 and 1 not in call.results[0].shape
 
 
 def _place(call: Call) -> tuple[Any, ...]:

@@ -102,6 +102,26 @@ def averaged_beside_its_remainder(x):
     x.copy_(new)
 
 
+def clipped_by_unit(gradient):
+    """The factor of a unit whose gradient is next to nothing is 1 in any case."""
+    norm = gradient.square().sum(-1, keepdim=True).sqrt()
+    gradient.mul_((torch.ones_like(norm) / norm.clamp(min=1e-6)).clamp(max=1.0))
+
+
+def test_what_is_bounded_afterwards_was_not_decided_by_an_epsilon():
+    assert "floor" not in facts(clipped_by_unit, torch.full((128, 4), 1e-9), stage="optimizer")
+
+
+def test_one_tensor_of_many_below_the_epsilon_is_none_of_the_line():
+    def step(moments):
+        for m, square in moments:
+            m.sub_(m / (square.sqrt() + 1e-8))
+
+    many = [(torch.ones(64), torch.full((64,), v)) for v in (1e-30, 1.0, 1.0, 1.0, 1.0)]
+    assert "floor" not in facts(step, many, stage="optimizer")
+    assert facts(step, many[:1], stage="optimizer")["floor"]["wrong"] == 64
+
+
 HARMLESS = {
     "moves": lambda x: x.mul_(0.9),
     "nothing to do": lambda x: x.add_(torch.zeros(64, dtype=x.dtype)),
