@@ -262,11 +262,16 @@ def is_optimizers(fact: Fact) -> bool:
     return fact.source is not None and ".step(" in (fact.source.code or "")
 
 
-def stands(view: RunView, group: Group, *, from_the_first: bool = False) -> bool:
-    """Whether two scans or more show it, and half of all; ``from_the_first``: the first one among them."""
-    done = [s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank]
+def stands(view: RunView, group: Group) -> bool:
+    """Whether two scans or more show it, and half of all."""
+    done = done_steps(view, group)
     still = [s for s in group.steps if s in done]
-    return len(still) > 1 and 2 * len(still) >= len(done) and (not from_the_first or min(done) in still)
+    return len(still) > 1 and 2 * len(still) >= len(done)
+
+
+def done_steps(view: RunView, group: Group) -> list[int]:
+    """The scanned steps of the process of a group, in order."""
+    return sorted(s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank)
 
 
 def effect_words(fact: Fact, limit: float) -> str:

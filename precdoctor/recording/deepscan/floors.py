@@ -214,7 +214,7 @@ def _constant(name: str, args: Any, kwargs: Any) -> float | None:
         same = given.numel() == 1 or (
             name == "maximum" and given.numel() > 0 and bool((given == given.flatten()[0]).all())
         )
-        if not same:
+        if not same or given.requires_grad or args[0].numel() == 1:
             return None
         given = float(given.detach().flatten()[0])
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given <= _LARGEST:

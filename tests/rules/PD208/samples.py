@@ -36,6 +36,10 @@ def nothing_found() -> Training:
 
 
 FIRING = {
+    "closed-later": Sample(
+        lambda: with_scans(scanned(closed(channels=0.95), steps=(8, 9)), 0, 1), 8, "blocks.0.attn", severity="warning",
+        says=("95 % of the channels",),
+    ),
     "tanh": Sample(
         lambda: scanned(closed()), 0, "blocks.0.attn", severity="warning",
         says=("tanh in `blocks.0.attn` is at its bound: 95 % of the gradient ends there", "60 % of the channels"),

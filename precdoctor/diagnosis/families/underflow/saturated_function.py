@@ -11,6 +11,7 @@ from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
     check_facts,
+    done_steps,
     elsewhere_words,
     op_words,
     place_finding,
@@ -25,8 +26,9 @@ A sigmoid, tanh, hardtanh, GELU, SiLU or clamp that lies at its bound, so that i
 at least `lost` of the magnitude of the gradient that arrives behind it ends there, or `channels` of its channels get
 none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if its
 median row passes at most `open` of the gradient that equal scores would pass (1 - sum of squared probabilities); masked
-scores are no choice. It must be so on the first scanned step, on two or more, and on half of all: what has learnt
-saturates late, and rightly. `clamp(min=0)` is a ReLU and no bound.
+scores are no choice. It must be so on two scanned steps or more and on half of all, the first one among them: what has
+learnt saturates late, and rightly. A layer that is closed in `all_channels` at the last scan counts in any case.
+`clamp(min=0)` is a ReLU and no bound.
 """,
     matters="""
 The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
@@ -60,12 +62,18 @@ def check(view: RunView, options: Options) -> Checked:
         lost = fact.number("lost")
         if text(fact.data.get("function")) == "softmax":
             return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
-        counts = lost >= options["lost"] or fact.number("channels") >= options["channels"]
-        return max(lost, fact.number("channels")) if counts else 0.0
+        channels = fact.number("channels")
+        return max(lost, channels) if lost >= options["lost"] or channels >= options["channels"] else 0.0
+
+    def counts(group: Group) -> bool:
+        """Whether it was so from the first scan on, or is closed altogether at the end."""
+        done = done_steps(view, group)
+        last = [f.number("channels") for f in group.facts if f.step == done[-1] and f.module]
+        return stands(view, group) and (done[0] in group.steps or max(last, default=0.0) >= options["all_channels"])
 
     return check_facts(
         view, ("closed",), guilty, lambda g: _finding(view, g, options), seen="no function at its bound from the start",
-        keep=lambda g: stands(view, g, from_the_first=True),
+        keep=counts,
     )  # fmt: skip
 
 
@@ -101,7 +109,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         title=title,
         message=f"{message}{elsewhere_words(group)}",
         certain=(0.85, _REASON),
-        limits={n: options[n] for n in ("lost", "channels", "open")},
+        limits={n: options[n] for n in ("lost", "channels", "all_channels", "open")},
         prescription=Prescription(
             title=cure,
             change={"input_scale": scale, "op": fact.op},
@@ -122,6 +130,8 @@ RULE = Rule(
                    "Chosen empirically: most of it.", maximum=1.0),
         RuleOption("channels", 0.5, "fraction", "Least share of channels through which no gradient passes.",
                    "Half of a layer.", maximum=1.0),
+        RuleOption("all_channels", 0.9, "fraction", "The same on the last scanned step, if it began later.",
+                   "Nearly all of a layer.", maximum=1.0),
         RuleOption("open", 1.0 / 32, "fraction", "Most of an even softmax's gradient that its median row passes.",
                    "Chosen empirically: scores with a standard deviation of 8 pass a tenth.", maximum=1.0),
     ),
