@@ -86,8 +86,8 @@ class Differences:
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
-        #: The last ops that may have made something next to a constant.
-        self._last: deque[Call] = deque(maxlen=2)
+        #: The last ops that may have made something next to a constant, and the versions of their operands.
+        self._last: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
         self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
         #: Of differences of expanded data: what is to be told where something is chosen by them.
@@ -194,13 +194,16 @@ class Differences:
             self._choose(call)
         self.remember(call)
         if call.phase in ("forward", "loss") and call.name in _NEXT_TO:
-            self._last.append(call)
+            self._last.append((call, [_version(x) for x in call.operands]))
 
     def _complement(self, call: Call) -> None:
         """A constant and what an op has just made: where both are next to each other, its rounding is what is left."""
         result, tensors = call.results[0], [x for x in call.operands if x.numel() > 1]
-        maker = next((c for c in self._last if len(tensors) == 1 and c.results[0] is tensors[0]), None)
-        if maker is None or call.plain_name not in ("sub", "rsub", "add") or result.numel() > _MAX_MADE:
+        found = next((m for m in self._last if len(tensors) == 1 and m[0].results[0] is tensors[0]), None)
+        if found is None or call.plain_name not in ("sub", "rsub", "add") or result.numel() > _MAX_MADE:
+            return
+        maker, versions = found
+        if versions != [_version(x) for x in maker.operands]:
             return
         x = call.before(tensors[0]).detach()
         close = 4 * torch.finfo(x.dtype).eps if x.dtype in (*_HALF, torch.float32) else 0.0
