@@ -91,6 +91,15 @@ def group_norm(x, eps):
     return F.group_norm(x, 4, eps=eps)
 
 
+def normalised_features(x, dtype):
+    return F.layer_norm(x.to(dtype), x.shape[-1:])
+
+
+def centred_features(x, dtype):
+    x = x.to(dtype)
+    return x - x.mean(0)
+
+
 # --- floors -----------------------------------------------------------------------------------------------------------
 
 
@@ -407,6 +416,20 @@ PROBES = {
         group_norm,
         lambda: (trained(4, 8, 16, scale=1e-4), 1e-5),
         lambda: (trained(4, 8, 16), 1e-5),
+    ),
+    "normalised_features": Probe(
+        ("PD705",),
+        "layer_norm",
+        normalised_features,
+        lambda: (normal(16, 32, mean=1000), BF16),
+        lambda: (normal(16, 32, mean=1000), FP32),
+    ),
+    "centred_features": Probe(
+        ("PD705",),
+        "x - x.mean(0)",
+        centred_features,
+        lambda: (normal(16, 32, mean=1000), BF16),
+        lambda: (normal(16, 32, mean=2), BF16),
     ),
     "clamped_products": Probe(
         ("PD207",),

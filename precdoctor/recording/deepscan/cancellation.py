@@ -31,10 +31,12 @@ _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
 #: Ops that pass data on, and those that round it to half by themselves.
 _ROUNDS = names("cumsum cumprod add sub mul div")
 _CARRIES = _ROUNDS | names(
-    "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil"
+    "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil mean"
 )
 #: Ops that subtract: two numbers, or the whole part of one.
 _SUBTRACTS = names("sub rsub add frac remainder fmod")
+#: Ops that subtract a mean inside.
+_CENTRES = names("native_layer_norm native_batch_norm native_group_norm")
 #: Ops whose result may be next to a constant that it is subtracted from: ``1 - sigmoid(x)``, ``exp(x) - 1``.
 _NEXT_TO = names("sigmoid tanh exp _softmax softmax cos sum mean prod div mul mm bmm pow sqrt erf")
 #: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``. Mostly what becomes of
@@ -44,7 +46,7 @@ _CHOOSES = names("topk sort argsort argmin argmax kthvalue")
 _MAX_PENDING = 64
 #: Ops between a difference and the choice.
 _KEEPS = names("neg abs sqrt clamp clamp_min")
-_FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | {"copy_", "sub_"}
+_FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
 #: Ops of loss code that round their result to half: log-probabilities, and their total over a sequence.
 _REDUCES = names("sum mean _log_softmax")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
@@ -190,6 +192,8 @@ class Differences:
         if call.plain_name in _SUBTRACTS:
             self._subtract(call, lived)
             self._complement(call)
+        elif call.name in _CENTRES:
+            self._centre(call)
         elif call.name in _CHOOSES | _KEEPS:
             self._choose(call)
         self.remember(call)
@@ -213,6 +217,23 @@ class Differences:
         wide = call.again({id(tensors[0]): made[0]}) if made is not None else None
         if wide is not None:
             self._judge(call, wide[0], followed=True)
+
+    def _centre(self, call: Call) -> None:
+        """Data is normalised that was rounded before: with a mean that is large beside what is left of it."""
+        x, result = call.args[0], call.results[0]
+        source = self._source(x)
+        wide = call.again({id(x): source.double()}) if source is not None and not source.requires_grad else None
+        if source is None or wide is None:
+            return
+        seen, exact = result.detach().double(), wide[0]
+        known = torch.isfinite(exact) & torch.isfinite(seen) & (exact != 0)
+        off = torch.where(known, (seen - exact).abs(), 0.0)
+        noise = float(off.norm() / exact[known].norm()) if bool(known.any()) else 0.0
+        if noise >= _NOISE:
+            wrong = off > _NOISE * exact.abs()
+            largest = source.double().abs().amax().expand(exact.shape)
+            dtype = str(self._coarsest(call)).removeprefix("torch.")
+            self._findings.add("cancellation", call, **_measured(call, exact, wrong, known, off, largest), dtype=dtype)
 
     def _choose(self, call: Call) -> None:
         """Something is chosen by a difference, or it is on the way there."""
@@ -305,7 +326,7 @@ def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tens
         "of": of,
         "zeros": int((wrong & (seen == 0)).sum()),
         "noise": float(off[known].norm() / size[known].norm()),
-        "of_data": not any(x.requires_grad for x in call.operands),
+        "of_data": not any(x.requires_grad for x in call.operands) or call.name in _CENTRES,
         "seen": float(seen.flatten()[at]),
         "exact": float(exact.flatten()[at]),
         "rounded_before": True,
