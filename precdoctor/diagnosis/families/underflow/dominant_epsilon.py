@@ -6,21 +6,19 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.scan_effects import effect_words, has_effect, wrong_share
 from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
     certainty,
     check_facts,
-    effect_words,
     elsewhere_words,
-    has_effect,
     is_optimizers,
     op_words,
     place_finding,
     place_words,
     short_name,
     stands,
-    wrong_share,
 )
 from precdoctor.diagnosis.survey.view import RunView
 
