@@ -192,7 +192,7 @@ class Differences:
         if call.plain_name in _SUBTRACTS:
             self._subtract(call, lived)
             self._complement(call)
-        elif call.name in _CENTRES:
+        elif call.name in _CENTRES and call.args:
             self._centre(call)
         elif call.name in _CHOOSES | _KEEPS:
             self._choose(call)

@@ -17,6 +17,7 @@ from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.process import attach
 
 #: Significant bits, the leading one included: integers up to 2 to this power are exact.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
@@ -62,8 +63,10 @@ class Casts:
 
     def _wrap(self, call: Call) -> None:
         """Integer arithmetic, and casts of floats to integers: which results are other numbers?"""
-        result, source = call.whole[0], call.args[0]
-        if not 1 < result.numel() <= _MAX_INTEGERS or len(self._wrapped) >= _MAX_INDICES:
+        result, source = call.whole[0], call.args[0] if call.args else None
+        if result.layout is not torch.strided or result.is_meta or not 1 < result.numel() <= _MAX_INTEGERS:
+            return
+        if len(self._wrapped) >= _MAX_INDICES:
             return
         if call.name == "_to_copy":
             if not isinstance(source, Tensor) or source.dtype == torch.bool:
@@ -74,7 +77,11 @@ class Casts:
             wide = [x.detach().long() if isinstance(x, Tensor) else x for x in call.args]
             if any(isinstance(x, float) for x in wide):
                 return
-            exact = call.func(*wide, **call.kwargs)
+            try:
+                exact = call.func(*wide, **call.kwargs)
+            except (RuntimeError, TypeError) as error:
+                attach.let_through(error)
+                return
             wrong = exact != result.long()
         many = int(wrong.sum())
         if many < _WRAPPED * result.numel() or (key := storage_key(result)) is None:

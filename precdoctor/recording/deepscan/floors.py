@@ -96,7 +96,8 @@ class Floors:
     def _begin(self, call: Call) -> None:
         result = call.results[0]
         constant = _constant(call.plain_name, call.args, call.kwargs)
-        if constant is None or result.dtype not in _FLOATS or result.numel() > _MAX_ELEMENTS:
+        floats = constant is not None and {call.args[0].dtype, result.dtype} <= _FLOATS
+        if constant is None or not floats or result.numel() > _MAX_ELEMENTS:
             return
         if call.name != call.plain_name and id(call.args[0]) not in call.swapped:
             return

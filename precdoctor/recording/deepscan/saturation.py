@@ -19,8 +19,9 @@ from precdoctor.recording.deepscan.scanned_op import Call, names
 
 #: Backward ops of functions that are flat beyond a bound; and of those that are flat for good where FP64 says so too.
 _FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward gelu_backward silu_backward")
-#: Autograd nodes of clamps, whose backward pass is a ``where``.
-_CLAMPS = ("ClampBackward", "ClampMinBackward", "ClampMaxBackward")
+#: Autograd nodes of clamps between numbers, whose backward pass is a ``where``. Those between tensors save them, and to
+#: unpack these may run the script's hooks.
+_CLAMPS = frozenset(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0"))
 _SOFTMAX = names("_softmax _safe_softmax")
 #: Shares of what arrives and of channels from which on a fact is noted, and the least number of elements or rows.
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
@@ -40,7 +41,7 @@ class Saturation:
 
     def forward(self, call: Call) -> None:
         """An op of a module has run."""
-        if call.plain_name not in _SOFTMAX or not call.results or not call.where.root or call.phase != "forward":
+        if call.plain_name not in _SOFTMAX or not call.results or not call.where.root or len(call.args) < 2:
             return
         scores, dim = call.args[0], call.args[1]
         if not scores.requires_grad or scores.dim() < 2 or scores.shape[dim] < 2:
@@ -97,7 +98,6 @@ def _share(size: Tensor, hit: Tensor, possible: Tensor) -> float:
 def _is_of_clamp() -> bool:
     """Whether the gradient of a clamp is computed; one that ends at zero on one side alone is a ReLU."""
     node: Any = torch._C._current_autograd_node()
-    if node is None or not node.name().startswith(_CLAMPS):
+    if node is None or node.name() not in _CLAMPS:
         return False
-    least, most = getattr(node, "_saved_min", None), getattr(node, "_saved_max", None)
-    return not (least == 0 and most is None) if not isinstance(least, Tensor) else True
+    return not (getattr(node, "_saved_min", None) == 0 and getattr(node, "_saved_max", None) is None)
