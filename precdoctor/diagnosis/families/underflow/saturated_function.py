@@ -119,6 +119,12 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
+def stops_gradient(cause: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` is about a layer of the same module, or about one in front of a function at its bound."""
+    saturated = "saturated_share" in effect.evidence and cause.location.root == effect.location.root
+    return saturated or same_module(cause, effect)
+
+
 RULE = Rule(
     code="PD208",
     name="saturated-function",
@@ -136,6 +142,6 @@ RULE = Rule(
                    "Chosen empirically: scores with a standard deviation of 8 pass a tenth.", maximum=1.0),
     ),
     sampled_steps=False,
-    explains=when(same_module, "PD203", "PD204"),
+    explains=when(stops_gradient, "PD203", "PD204"),
     check=check,
 )  # fmt: skip
