@@ -269,6 +269,16 @@ def squared_distance(x, y):
     return torch.exp(-distance)
 
 
+def kernel_of_places(x, y, z):
+    distance = (x * x).sum(1)[:, None] - 2 * x @ y.t() + (y * y).sum(1)
+    return torch.softmax(-distance.clamp(min=0) / 2, -1) @ z
+
+
+def window_means(x):
+    total = F.pad(x.cumsum(-1), (4, 0))
+    return (total[..., 4:] - total[..., :-4]) / 4
+
+
 def kl_by_hand(a, b):
     p, q = a.log_softmax(-1), b.log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).mean()
@@ -292,6 +302,10 @@ def cast_positions(n, dtype):
 
 def ids_in_features(batch, table):
     return F.embedding(batch[:, 0].long(), table)
+
+
+def hashed_ids(batch, table):
+    return F.embedding(batch[:, 0].long() % len(table), table)
 
 
 def rotary(position, frequency):
@@ -705,6 +719,20 @@ PROBES = {
         lambda: (trained(64, 8, mean=30, dtype=BF16), normal(64, 8, mean=30, dtype=BF16) + 0.25),
         lambda: (trained(64, 8), normal(64, 8) + 0.25),
     ),
+    "expanded_places": Probe(
+        ("PD705",),
+        "distance =",
+        kernel_of_places,
+        lambda: (normal(64, 2, scale=3, mean=8e3), normal(64, 2, scale=3, mean=8e3) + 0.1, normal(64, 4)),
+        lambda: (normal(64, 2, scale=3), normal(64, 2, scale=3) + 0.1, normal(64, 4)),
+    ),
+    "padded_windows_bf16": Probe(
+        ("PD705",),
+        "total[..., 4:]",
+        window_means,
+        lambda: (normal(4, 600, mean=60, scale=4, dtype=BF16),),
+        lambda: (normal(4, 600, mean=60, scale=4),),
+    ),
     "kl_bf16": Probe(
         ("PD705",),
         "p - q",
@@ -731,6 +759,13 @@ PROBES = {
         ids_in_features,
         lambda: (torch.randint(0, 1000, (64, 3)).to(BF16), normal(1200, 4)),
         lambda: (torch.randint(0, 200, (64, 3)).to(BF16), normal(1200, 4)),
+    ),
+    "hashed_ids_fp32": Probe(
+        ("PD706",),
+        "long()",
+        hashed_ids,
+        lambda: (torch.randint(300_000_000, 900_000_000, (64, 3)).to(FP32), normal(96, 4)),
+        lambda: (torch.randint(0, 9_000_000, (64, 3)).to(FP32), normal(96, 4)),
     ),
     "rotary_bf16": Probe(
         ("PD703", "PD705"),

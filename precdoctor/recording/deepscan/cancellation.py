@@ -31,7 +31,8 @@ _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
 #: Ops that pass data on, and those that round it to half by themselves.
 _ROUNDS = names("cumsum cumprod add sub mul div")
 _CARRIES = _ROUNDS | names(
-    "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil mean"
+    "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil mean "
+    "constant_pad_nd reflection_pad1d replication_pad1d masked_fill tril triu rsub"
 )
 #: Ops that subtract: two numbers, or the whole part of one.
 _SUBTRACTS = names("sub rsub add frac remainder fmod")
@@ -190,7 +191,9 @@ class Differences:
         if not call.results:
             return
         if call.plain_name in _SUBTRACTS:
-            self._subtract(call, lived)
+            if self._subtract(call, lived):
+                self.written(call.results[0])  # what is made of noise inherits it: told once, where it arises
+                return
             self._complement(call)
         elif call.name in _CENTRES and call.args:
             self._centre(call)
@@ -250,7 +253,8 @@ class Differences:
         if (key := storage_key(x)) is not None and (key in self._pending or len(self._pending) < _MAX_PENDING):
             self._pending[key] = StorageWeakRef(x.untyped_storage()), event, measured
 
-    def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
+    def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> bool:
+        """Judge a difference; whether it is noise made of data."""
         half = call.results[0].dtype in _HALF
         inside, sources = call.phase != "loss" and bool(call.where.module), {}
         for x in call.operands:
@@ -262,12 +266,12 @@ class Differences:
                 and (x.dtype in _HALF or not half)
                 and not (half and inside and lived(x) and not x.requires_grad)
             ):
-                return
+                return False
         wide = call.again({k: v.double() for k, v in sources.items()}) if sources else None
-        if wide is not None:
-            self._judge(call, wide[0])
+        return wide is not None and self._judge(call, wide[0])
 
-    def _judge(self, call: Call, exact: Tensor, *, followed: bool = False) -> None:
+    def _judge(self, call: Call, exact: Tensor, *, followed: bool = False) -> bool:
+        """Note a difference that is rounding for the most part; whether it is noise made of data."""
         result = call.results[0]
         seen, size = result.detach().double(), exact.abs()
         operands = [call.before(x).detach().double().abs().broadcast_to(size.shape) for x in call.operands]
@@ -279,7 +283,10 @@ class Differences:
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
         if not bool(wrong.any()):
-            return
+            return False
+        expands = self._only_expands(call) and not followed
+        if expands:  # the near ones decide, few as they may be
+            self._follow(call, exact, wrong, known, off, largest, dtype)
         all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
             rows = [x.reshape(-1, size.shape[-1]) for x in (wrong, known, off, torch.where(known, size, 0.0))]
@@ -293,16 +300,24 @@ class Differences:
         if many * 2 < of or not many or off[known].norm() < _COLUMN * size[known].norm():
             wrong, known = all_wrong, all_known
             if not data or off.norm() < _DATA * size[known].norm():
-                return
-        measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": str(dtype).removeprefix("torch.")}
+                return False
         if followed:
-            right, weight = torch.where(wrong, exact, seen), measured.pop("weight")
-            self._effects.begin("cancellation", self._findings.event_of(call), weight, result, right,
-                                **{**measured, "of_data": False})  # fmt: skip
-        elif self._only_expands(call):
+            self._follow(call, exact, wrong, known, off, largest, dtype)
+            return False
+        measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": str(dtype).removeprefix("torch.")}
+        if expands:
             self._await(result, self._findings.event_of(call), measured)
-        else:
-            self._findings.add("cancellation", call, **measured)
+            return False
+        self._findings.add("cancellation", call, **measured)
+        return bool(measured["of_data"]) and measured["noise"] >= _DATA
+
+    def _follow(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor,
+                dtype: torch.dtype) -> None:  # fmt: skip
+        """What the wrong elements of a difference do to the results they end in decides."""
+        measured = _measured(call, exact, wrong, known, off, largest)
+        measured |= {"dtype": str(dtype).removeprefix("torch."), "of_data": False}
+        right, weight = torch.where(wrong, exact, call.results[0].detach().double()), measured.pop("weight")
+        self._effects.begin("cancellation", self._findings.event_of(call), weight, call.results[0], right, **measured)
 
     def _source(self, x: Tensor) -> Tensor | None:
         """What a tensor, or the one that it is a view of, was before it was cast."""

@@ -38,8 +38,8 @@ _WRAPS = names("add sub rsub mul neg")
 _WRAPPED = 0.01
 #: Ops that take integers as indices; and integers that are watched until one of them does.
 _LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
-#: Ops that leave integers as they are, but for an offset.
-_SHIFTS = names("add sub rsub clamp clamp_min clone where masked_fill")
+#: Ops that leave integers as they are, but for an offset or multiples of a number of buckets.
+_SHIFTS = names("add sub rsub clamp clamp_min clone where masked_fill remainder fmod")
 #: Share of a channel's energy from which on its error takes it: what is left of it is below the noise.
 _GONE = 0.5
 #: Least number of elements of a channel, and channels.
@@ -51,7 +51,7 @@ class Casts:
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
-        #: Integers that were half-precision floats before, by their memory.
+        #: Integers that were floats of too few bits before, by their memory.
         self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
         #: Integers that wrapped round, by their memory, until they are read as floats.
         self._wrapped: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
@@ -137,7 +137,10 @@ class Casts:
         least, largest = int(result.min()), int(result.max())
         if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype] or (key := storage_key(result)) is None:
             return
-        whole = torch.arange(least, largest + 1, device=result.device) if largest - least < _MAX_INTEGERS else result
+        if largest - least >= _MAX_INTEGERS:  # as many of them, around the median
+            least = max(least, min(int(result.median()), largest + 1 - _MAX_INTEGERS))
+            largest = min(largest, least + _MAX_INTEGERS - 1)
+        whole = torch.arange(least, largest + 1, device=result.device)
         exist = int(torch.unique(whole.to(source.dtype).double()).numel())
         data = {
             "from": _spelled(source.dtype),

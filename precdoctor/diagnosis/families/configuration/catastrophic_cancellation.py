@@ -37,6 +37,7 @@ what an op has just made (`1 - sigmoid(x)`, `exp(x) - 1`), against the same op i
 tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
 with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
 that were cast to FP32); there `noise` of the difference in all (L2) is enough.
+Of expanded squares of data (`x^2 - 2 x y + y^2` on coordinates far from zero) the near pairs count, by their effect.
 """,
     matters="""
 FP32 has 24 bits. With a mean 1,000 times the standard deviation 20 of them cancel, and the variance is noise, or
@@ -108,12 +109,13 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
     dtype, share, noise = _format(fact), percent(wrong / max(of, 1)), fact.number("noise")
     whole = fact.data.get("of_data") is True and noise >= options["noise"]
     error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
-    limit = "" if whole else f", limit {percent(options['wrong_share'])}"
+    least = options["wrong_share"] if wrong >= options["wrong_share"] * of else options["few"]
+    limit = "" if whole else f", limit {percent(least)}"
     message = (
         f"{op_words(fact)} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
         f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "
         f"{fact.number('seen'):.4g} where the numbers before the cast give {fact.number('exact'):.4g}."
-        f"{error}{elsewhere_words(group)}"
+        f"{error}{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     what = (
         f"{percent(noise)} noise" if whole and wrong < of / 2 else f"rounding only: {share} of its elements are wrong"
