@@ -43,6 +43,7 @@ _NEXT_TO = names("sigmoid tanh exp _softmax softmax cos sum mean prod div mul mm
 #: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``. Mostly what becomes of
 #: such a difference is followed by :mod:`trails`; here it counts where something is chosen by it.
 _EXPANDS = names("mm bmm sum mean pow mul")
+_PAIRS = names("mm bmm")
 _CHOOSES = names("topk sort argsort argmin argmax kthvalue")
 _MAX_PENDING = 64
 #: Ops between a difference and the choice.
@@ -69,6 +70,7 @@ class _Source:
         ours: a copy, which may be written to; else a tensor of the run.
         version: of a tensor of the run.
         expands: it was made in FP32 by one of ``_EXPANDS``.
+        pairs: by a product of matrices among them: each with each.
     """
 
     rounded: StorageWeakRef
@@ -77,6 +79,7 @@ class _Source:
     ours: bool
     version: int | None
     expands: bool = False
+    pairs: bool = False
 
     @property
     def holds(self) -> bool:
@@ -128,12 +131,13 @@ class Differences:
         self._room -= result.numel()
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
         expands = (call.name in _EXPANDS or bool(self._known(call))) and self._only_expands(call)
-        self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands)
+        pairs = call.name in _PAIRS or any(source.pairs for source in self._known(call))
+        self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands, pairs=pairs)
 
     def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, *, ours: bool,
-              expands: bool = False) -> None:  # fmt: skip
+              expands: bool = False, pairs: bool = False) -> None:  # fmt: skip
         memory = StorageWeakRef(x.untyped_storage())
-        self._sources[key] = _Source(memory, exact, dtype, ours, _version(exact), expands)
+        self._sources[key] = _Source(memory, exact, dtype, ours, _version(exact), expands, pairs)
 
     def _known(self, call: Call) -> list[_Source]:
         found = (self._sources.get(storage_key(x) or 0) for x in call.operands)
@@ -285,8 +289,8 @@ class Differences:
         if not bool(wrong.any()):
             return False
         expands = self._only_expands(call) and not followed
-        if expands:  # the near ones decide, few as they may be
-            self._follow(call, exact, wrong, known, off, largest, dtype)
+        if expands and any(source.pairs for source in self._known(call)):  # those of moments are followed as sums
+            self._follow(call, exact, wrong, known, off, largest, dtype, pairs=True)
         all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
             rows = [x.reshape(-1, size.shape[-1]) for x in (wrong, known, off, torch.where(known, size, 0.0))]
@@ -312,10 +316,12 @@ class Differences:
         return bool(measured["of_data"]) and measured["noise"] >= _DATA
 
     def _follow(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor,
-                dtype: torch.dtype) -> None:  # fmt: skip
+                dtype: torch.dtype, *, pairs: bool = False) -> None:  # fmt: skip
         """What the wrong elements of a difference do to the results they end in decides."""
         measured = _measured(call, exact, wrong, known, off, largest)
         measured |= {"dtype": str(dtype).removeprefix("torch."), "of_data": False}
+        if pairs and wrong.dim() > 1:  # of distances to many the near ones decide, few as they may be
+            measured |= {"rows": wrong[..., 0].numel(), "rows_wrong": int(wrong.any(-1).sum())}
         right, weight = torch.where(wrong, exact, call.results[0].detach().double()), measured.pop("weight")
         self._effects.begin("cancellation", self._findings.event_of(call), weight, call.results[0], right, **measured)
 

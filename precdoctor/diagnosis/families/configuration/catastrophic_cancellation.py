@@ -37,7 +37,8 @@ what an op has just made (`1 - sigmoid(x)`, `exp(x) - 1`), against the same op i
 tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
 with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
 that were cast to FP32); there `noise` of the difference in all (L2) is enough.
-Of expanded squares of data (`x^2 - 2 x y + y^2` on coordinates far from zero) the near pairs count, by their effect.
+Of expanded squares of data (`x^2 - 2 x y + y^2` on coordinates far from zero) only the near pairs are wrong. They count
+if `wrong_share` of the rows have one, and `strong_effect` of what it feeds is their error.
 """,
     matters="""
 FP32 has 24 bits. With a mean 1,000 times the standard deviation 20 of them cancel, and the variance is noise, or
@@ -79,6 +80,8 @@ def check(view: RunView, options: Options) -> Checked:
         share = fact.number("wrong") / max(fact.count("of"), 1)
         strong = fact.number("effect") >= options["strong_effect"]
         least = options["few"] if strong else options["wrong_share"]
+        if strong and _rows(fact) >= options["wrong_share"]:
+            return _rows(fact)
         return share if share >= least and has_effect(fact, options["effect"]) else 0.0
 
     def lasts(group: Group) -> bool:
@@ -96,6 +99,11 @@ def _rounded_before(fact: Fact) -> bool:
     return fact.data.get("rounded_before") is True
 
 
+def _rows(fact: Fact) -> float:
+    """Share of the rows of expanded distances in which at least one is wrong."""
+    return fact.count("rows_wrong") / max(fact.count("rows"), 1)
+
+
 def _format(fact: Fact) -> str:
     """The format that rounded: of a difference in FP32 that of its operands."""
     return text(fact.data.get("dtype")) or fact.dtype
@@ -111,6 +119,8 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
     error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
     least = options["wrong_share"] if wrong >= options["wrong_share"] * of else options["few"]
     limit = "" if whole else f", limit {percent(least)}"
+    if not whole and wrong < least * of:
+        limit = f", in {percent(_rows(fact))} of the rows, limit {percent(options['wrong_share'])}"
     message = (
         f"{op_words(fact)} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
         f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "

@@ -35,9 +35,9 @@ activations of 1 is not reported, nor is a zero-initialised layer in the first s
 probabilities, or a mask of the most negative number that becomes -Inf.
 
 Integers: positions, indices or counts that are cast to BF16 (exact up to 256) or FP16 (up to 2048), or made in it by
-`arange`, so that distinct integers become the same number. So do indices that are read from a BF16 or FP16 tensor
-(`batch[:, 0].long()`, then an embedding or a lookup). There the finding counts which integers of their range the format
-holds.
+`arange`, so that distinct integers become the same number. So do indices that are read from a tensor of floats
+(`batch[:, 0].long()`, then an embedding or a lookup, perhaps modulo its size); FP32 is exact up to 16,777,216. There the
+finding counts which integers of their range the format holds; of a range beyond 2^20, of so many around the median.
 
 Bytes and 16-bit integers that wrap round (`a - b` of two images), and floats that are cast to integers beyond their
 range, count if `wrapped` of the elements are other numbers and an op reads them as floats.
@@ -179,13 +179,15 @@ def _certainty(group: Group) -> tuple[float, str]:
 
 def _prescription(fact: Fact, after: str) -> Prescription:
     if "distinct_before" in fact.data:
-        whole = fact.count("distinct_before")
+        whole, before = fact.count("distinct_before"), text(fact.data.get("from"))
+        kept = "int64" if _is_read_back(fact) and before == "float32" else "float32"
+        words = "as integers" if kept == "int64" else "in FP32"
         wide = "indices = table.long()  # before the batch is cast; keep them beside it, as integers\n"
         cast = f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n"
         return Prescription(
-            title=f"keep the integers in FP32{fact.line}: different numbers {fact.count('distinct_after'):,} -> "
+            title=f"keep the integers {words}{fact.line}: different numbers {fact.count('distinct_after'):,} -> "
             f"{whole:,}",
-            change={"cast": {"from": text(fact.data.get("from")) if _is_read_back(fact) else after, "to": "float32"}},
+            change={"cast": {"from": before if _is_read_back(fact) else after, "to": kept}},
             predicted={"different_numbers": {"from": fact.count("distinct_after"), "to": whole}},
             snippet=wide if _is_read_back(fact) else cast,
         )
