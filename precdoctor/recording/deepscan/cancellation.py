@@ -114,7 +114,7 @@ class Differences:
             )
         self._room -= result.numel()
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
-        expands = (call.name in _EXPANDS or bool(self._known(call))) and self._only_expands(call)
+        expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
         self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands)
 
     def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, *, ours: bool,
@@ -129,6 +129,10 @@ class Differences:
     def _only_expands(self, call: Call) -> bool:
         """Whether nothing that goes into it was rounded in another way than by FP32 arithmetic on data."""
         return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known(call))
+
+    def _expanded(self, call: Call) -> bool:
+        """Whether FP32 arithmetic rounded some of what goes into it, and nothing was rounded to a coarser format."""
+        return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
         """Of the formats that an op's result and the numbers behind its operands were rounded to."""
@@ -243,7 +247,7 @@ class Differences:
             if not data or off.norm() < _DATA * size[known].norm():
                 return
         measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": str(dtype).removeprefix("torch.")}
-        if self._only_expands(call):
+        if self._expanded(call):
             self._await(result, self._findings.event_of(call), measured)
         else:
             self._findings.add("cancellation", call, **measured)

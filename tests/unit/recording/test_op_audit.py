@@ -156,6 +156,20 @@ def test_an_expanded_square_of_data_cancels_in_fp32():
     assert "cancellation" not in facts(lambda points: points - points.mean(0), x)
 
 
+def test_what_fp32_arithmetic_rounded_is_none_of_a_cast_that_goes_into_it():
+    """A polynomial between two steps of an integrator: its highest coefficients cancel, and weigh nothing."""
+    start, end, slopes = torch.rand(64), torch.rand(64) * 1e-3, torch.rand(2, 64)
+    end, middle = start + end, start + end / 2
+
+    def coefficients(width):
+        dt = width.to(torch.float32)
+        a = 2 * dt * (slopes[1] - slopes[0]) - 8 * (end + start) + 16 * middle
+        b = dt * (5 * slopes[0] - 3 * slopes[1]) + 18 * start + 14 * end - 32 * middle
+        return a, b
+
+    assert "cancellation" not in facts(coefficients, torch.tensor(1e-7, dtype=torch.float64))
+
+
 def test_columns_that_were_cast_cancel_in_a_module_against_a_constant_that_is_older():
     years = torch.stack([2019 + 2 * torch.rand(64), 5 * torch.rand(64)], 1)
     mean = years.mean(0).half()
