@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-
 def why_nothing_attached(notes: Sequence[Mapping[str, Any]]) -> str:
     """The likely reason that no process of a command recorded anything.
 
