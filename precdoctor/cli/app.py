@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,22 +61,21 @@ def _program(
         typer.echo(context.get_help())
 
 
-record.register(app)
-diagnose.register(app)
-gate.register(app)
-compare.register(app)
-whatif.register(app)
-trial.register(app)
-autopsy.register(app)
-shadow.register(app)
-report.register(app)
-watch.register(app)
-show.register(app)
-explain.register(app)
-formats.register(app)
-export.register(app)
-log.register(app)
-demo.register(app)
+_COMMAND_LAST = {"allow_interspersed_args": False}
+#: How some commands read words that are no options of theirs.
+_PARSING: dict[str, dict[str, Any]] = {
+    "record": {"cls": record.CommandAfterOptions, "context_settings": _COMMAND_LAST},
+    "trial": {"cls": trial.PlanThenCommand, "context_settings": _COMMAND_LAST},
+    "shadow": {"cls": record.CommandAfterOptions, "context_settings": _COMMAND_LAST},
+    "formats": {"context_settings": {"ignore_unknown_options": True}},  # -0.1 is a number here, not an option
+}
+for module in (
+    *(record, diagnose, gate, compare, whatif, trial, autopsy, shadow),
+    *(report, watch, show, explain, formats, export, demo),
+):
+    name = module.__name__.rpartition(".")[2]
+    app.command(name, epilog=module.EXAMPLES, **_PARSING.get(name, {}))(getattr(module, name))
+app.add_typer(log.group, name="log")
 
 #: What :func:`precdoctor.cli.main` runs, made once: reading the signatures of all commands takes 30 ms.
 command = typer.main.get_command(app)

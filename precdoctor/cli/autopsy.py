@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from precdoctor.cli import options
 from precdoctor.cli.common import opened, say, say_command
 from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.runlog.layout import made_here
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor autopsy
   precdoctor autopsy runs/a
@@ -31,13 +32,8 @@ Examples:
 _NO_ANSWER = 3
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("autopsy", epilog=_EXAMPLES)(autopsy)
-
-
 def autopsy(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    run: options.NewestRun = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Run the command of a log that was recorded elsewhere, without asking.")
     ] = False,
@@ -45,7 +41,7 @@ def autopsy(
         bool, typer.Option("--dry-run", help="Print the directory and the command, and run nothing.")
     ] = False,
 ) -> int:
-    """Run the recorded command again, and trace every op of the step at which it went wrong.
+    """Run the command again, tracing every op of the bad step.
 
     Finds what no replay of a step reaches: loss code, optimizers, code between modules. What it finds is added to RUN,
     where diagnose reads it. The command does all it does once more (it also writes its checkpoints) up to that step,
@@ -138,7 +134,7 @@ def _command(run: Run) -> tuple[list[str], str]:
     if not isinstance(cwd, str) or (run.info.get("options") or {}).get("redact_names"):
         raise UsageError(f"{run.path} was recorded with --redact-names: its command is not in the log")
     if not Path(cwd).is_dir():
-        raise UsageError(f"the command was recorded in {cwd}, which is not there any more")
+        raise UsageError(f"the command was recorded in {cwd}, which no longer exists")
     return command, cwd
 
 

@@ -6,9 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import IO, TYPE_CHECKING, Any
 
 from precdoctor.errors import RunExistsError, UsageError
 
@@ -46,17 +44,6 @@ def settings_in_force(*, whole: bool = False) -> Settings:
     for note in (*settings.refused, *settings.notes):
         say(f"precdoctor: {note}")
     return settings
-
-
-#: ``--engine`` of every command that reads whole logs.
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        help="Who reads a large log: local (default), local:WORKERS, dask, or dask:ADDRESS of a scheduler.",
-        metavar="ENGINE",
-    ),
-]
 
 
 def opened(run: Path | None, engine: str | None = None) -> Run:

@@ -7,24 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import EngineOption, opened, settings_in_force
-from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
+from precdoctor.cli import options
+from precdoctor.cli.common import opened, settings_in_force
+from precdoctor.cli.outputs import deliver
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
     from precdoctor.runlog import Run
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor compare runs/main runs/pull-request
   precdoctor compare runs/before runs/after --output-format markdown
   precdoctor compare runs/old runs/new --rename model.blocks=transformer.h
   precdoctor compare runs/eager runs/compiled --ops --html ops.html"""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("compare", epilog=_EXAMPLES)(compare)
 
 
 def compare(
@@ -40,17 +36,12 @@ def compare(
     html: Annotated[
         Path | None, typer.Option(help="With --ops: also write one HTML page to this file.", metavar="FILE")
     ] = None,
-    output_format: Annotated[str | None, typer.Option(help=FORMAT_HELP, metavar="FORMAT")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
-    ] = None,
-    also: Annotated[list[str] | None, typer.Option(help=ALSO_HELP, metavar="FORMAT=FILE")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace output files that are there.")] = False,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(help="Exit with 1 on a finding of this level (error, warning); default: never.", metavar="LEVEL"),
-    ] = None,
-    engine: EngineOption = None,
+    output_format: options.OutputFormat = None,
+    output: options.OutputFile = None,
+    also: options.Also = None,
+    force: options.ReplaceFiles = False,
+    fail_on: options.ExitOn = None,
+    engine: options.Engine = None,
 ) -> int:
     """Report where two runs part, what moved, and what got worse.
 

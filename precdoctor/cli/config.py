@@ -117,7 +117,7 @@ class Settings:
         """The value in force, or None; ``flag`` is what the command line said, None or empty for nothing."""
         if flag is None or flag in ((), []):
             return self._values.get((section, key))
-        return _parse(SETTINGS[section][key], flag, f"--{key}")
+        return values.read(SETTINGS[section][key], flag, f"--{key}")
 
     def chosen(self, section: str, flags: Mapping[str, Any]) -> dict[str, Any]:
         """The keys of ``flags`` that somebody set, ready to be passed on: ``{"first_step": 100}``."""
@@ -158,7 +158,7 @@ class Settings:
                 if foreign and key in _ACTS:
                     self.notes.append(f"{file}: {written} is not used, because the file is not yours; give --{key}")
                     continue
-                self._values[section, key] = _parse(SETTINGS[section][key], value, f"{file}: {written}")
+                self._values[section, key] = values.read(SETTINGS[section][key], value, f"{file}: {written}")
                 if SETTINGS[section][key] is values.parse_path:  # paths in a file are meant from where the file lies
                     self._values[section, key] = file.parent / self._values[section, key]
                 elif key == "baseline":
@@ -178,18 +178,11 @@ class Settings:
                 if key not in keys:
                     known = [prefix + k.upper().replace("-", "_") for k in keys]
                     raise UsageError(f"environment: no setting {name!r}{did_you_mean(name, known)}")
-                self._values[section, key] = _parse(keys[key], environ[name], name)
+                self._values[section, key] = values.read(keys[key], environ[name], name)
 
 
 def _title(file: Path, section: str) -> str:
     return section if file.name == "precdoctor.toml" else f"tool.precdoctor.{section}"
-
-
-def _parse(parser: values.Parser, raw: Any, origin: str) -> Any:
-    try:
-        return parser(raw)
-    except ValueError as error:
-        raise UsageError(f"{origin}: {error}") from None
 
 
 def _searched(here: Path) -> Iterator[Path]:

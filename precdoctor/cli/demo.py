@@ -10,18 +10,14 @@ from typing import Annotated
 
 import typer
 
+from precdoctor.cli import options
 from precdoctor.cli.common import say
 from precdoctor.errors import UsageError
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor demo
   precdoctor demo -o runs/demo"""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("demo", epilog=_EXAMPLES)(demo)
 
 
 def demo(
@@ -29,9 +25,9 @@ def demo(
         Path | None,
         typer.Option("-o", "--output", help="Run directory to make; default: a temporary one.", metavar="DIR"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
+    force: options.ReplaceRun = False,
 ) -> int:
-    """Record a small GPT that trains in FP16 until its loss is NaN, and diagnose it.
+    """Train a small GPT in FP16 until it is lost, and diagnose it.
 
     Takes a few seconds, on a GPU when there is one. The script it runs is an ordinary one; its path is printed.
     """

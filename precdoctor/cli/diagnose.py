@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from precdoctor.cli.common import EngineOption, destination, opened, rule_options, say, say_command, settings_in_force
-from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
+from precdoctor.cli import options
+from precdoctor.cli.common import destination, opened, rule_options, say, say_command, settings_in_force
+from precdoctor.cli.outputs import deliver
 from precdoctor.runlog.shell import quoted_command, quoted_path
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.claims.finding import Diagnosis
     from precdoctor.diagnosis.survey.view import RunView
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor diagnose
   precdoctor diagnose precdoctor-runs/train-20260101T120000Z-4242 --select PD2
@@ -23,39 +24,24 @@ Examples:
   precdoctor diagnose runs/before --prescription fix.toml"""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("diagnose", epilog=_EXAMPLES)(diagnose)
-
-
 def diagnose(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
-    output_format: Annotated[str | None, typer.Option(help=FORMAT_HELP, metavar="FORMAT")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
-    ] = None,
-    also: Annotated[list[str] | None, typer.Option(help=ALSO_HELP, metavar="FORMAT=FILE")] = None,
+    run: options.NewestRun = None,
+    output_format: options.OutputFormat = None,
+    output: options.OutputFile = None,
+    also: options.Also = None,
     prescription: Annotated[
         Path | None,
         typer.Option(help="Write what to change to this file, for record --apply.", metavar="FILE"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace output files that are there.")] = False,
-    select: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these rules (code, name, or PD2 for a family); may be repeated.", metavar="CODE"),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="Leave these rules out; may be repeated.", metavar="CODE")
-    ] = None,
+    force: options.ReplaceFiles = False,
+    select: options.Select = None,
+    ignore: options.Ignore = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Run the rules in preview as well; explain lists which these are.")
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="List every rule with what it saw.")] = False,
-    fail_on: Annotated[
-        str | None,
-        typer.Option(help="Exit with 1 on a finding of this level (error, warning); default: never.", metavar="LEVEL"),
-    ] = None,
-    engine: EngineOption = None,
+    fail_on: options.ExitOn = None,
+    engine: options.Engine = None,
 ) -> int:
     """Report what went wrong numerically, most important first.
 

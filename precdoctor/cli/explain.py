@@ -9,16 +9,11 @@ import typer
 if TYPE_CHECKING:
     from precdoctor.diagnosis.claims.rule import Rule
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor explain
   precdoctor explain PD201
   precdoctor explain lost-weight-updates"""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("explain", epilog=_EXAMPLES)(explain)
 
 
 def explain(

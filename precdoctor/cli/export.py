@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from precdoctor.cli import options
 from precdoctor.cli.common import opened, say
-from precdoctor.cli.values import choice
+from precdoctor.cli.values import choice, read
 from precdoctor.errors import RunExistsError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -16,20 +17,15 @@ if TYPE_CHECKING:
 
 _TARGETS = ("tensorboard", "wandb", "csv", "parquet")
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor export --to tensorboard
   precdoctor export runs/a --to csv -o tables
   precdoctor export runs/a --to parquet --kind grad_output --module 'blocks.*'"""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("export", epilog=_EXAMPLES)(export)
-
-
 def export(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    run: options.NewestRun = None,
     to: Annotated[str, typer.Option("--to", help="tensorboard, wandb (offline), csv or parquet.", metavar="TOOL")] = "",
     output: Annotated[
         Path | None,
@@ -37,10 +33,7 @@ def export(
             "-o", "--output", help="Directory to write; default: the run's name and the tool's.", metavar="DIR"
         ),
     ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Tensors of this kind only, such as grad_output; may be repeated.", metavar="KIND"),
-    ] = None,
+    kind: options.Kinds = None,
     module: Annotated[
         list[str] | None, typer.Option(help="Only modules whose name is like this; may be repeated.", metavar="GLOB")
     ] = None,
@@ -53,10 +46,7 @@ def export(
     """
     if not to:
         raise UsageError(f"name the tool with --to: {', '.join(_TARGETS)}")
-    try:
-        target = choice(*_TARGETS)(to)
-    except ValueError as error:
-        raise UsageError(f"--to: {error}") from None
+    target = read(choice(*_TARGETS), to, "--to")
     from precdoctor.integrations.export.choice import Choice
     from precdoctor.runlog.schema import KINDS
 

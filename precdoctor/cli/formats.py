@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from precdoctor.cli import options
 from precdoctor.cli.common import destination
-from precdoctor.cli.values import choice
+from precdoctor.cli.values import choice, read
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
     from precdoctor.numerics.blocks import BlockFormat
     from precdoctor.numerics.formats import Format
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor formats
   precdoctor formats e4m3
@@ -23,27 +24,18 @@ Examples:
   precdoctor formats nvfp4 --output-format json"""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    # -0.1 is a number here, not an option
-    app.command("formats", epilog=_EXAMPLES, context_settings={"ignore_unknown_options": True})(formats)
-
-
 def formats(
     what: Annotated[
         str | None, typer.Argument(help="A format or a number; default: list the formats.", metavar="[NAME|VALUE]")
     ] = None,
-    output_format: Annotated[str, typer.Option(help="full or json.", metavar="FORMAT")] = "full",
+    output_format: options.FullOrJson = "full",
 ) -> int:
     """Show the number formats.
 
     With the name of one, all about it and, up to 8 bits, its code points. With a number, what becomes of it in every
     format: bits, error, neighbours, and the smallest update that sticks.
     """
-    try:
-        as_json = choice("full", "json")(output_format) == "json"
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    as_json = read(choice("full", "json"), output_format, "--output-format") == "json"
     value = None if what is None else _number(what)
     if what is not None and what.startswith("--"):
         raise UsageError(f"no such option: {what}; see precdoctor formats --help")

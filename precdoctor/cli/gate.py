@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precdoctor.cli.common import EngineOption, destination, opened, say, settings_in_force
+from precdoctor.cli import options
+from precdoctor.cli.common import destination, opened, say, settings_in_force
 from precdoctor.cli.config import Settings
-from precdoctor.cli.outputs import ALSO_HELP, FORMAT_HELP, deliver
+from precdoctor.cli.outputs import deliver
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,17 +19,12 @@ if TYPE_CHECKING:
     from precdoctor.comparison.gate import GateReport
     from precdoctor.runlog import Run
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor gate runs/pull-request
   precdoctor gate runs/main-1 runs/main-2 --write-baseline good.toml
   precdoctor gate runs/pull-request --baseline good.toml --also junit=gate.xml
   precdoctor gate runs/a --fail-if 'flushed:*:2%' --fail-if 'headroom:*:4'"""
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("gate", epilog=_EXAMPLES)(gate)
 
 
 def gate(
@@ -62,24 +58,17 @@ def gate(
     allow: Annotated[
         Path | None, typer.Option(help="TOML file of findings accepted for now, with reasons.", metavar="FILE")
     ] = None,
-    output_format: Annotated[str | None, typer.Option(help=FORMAT_HELP, metavar="FORMAT")] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
-    ] = None,
-    also: Annotated[list[str] | None, typer.Option(help=ALSO_HELP, metavar="FORMAT=FILE")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace output files that are there.")] = False,
-    select: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these rules (code, name, or PD2 for a family); may be repeated.", metavar="CODE"),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="Leave these rules out; may be repeated.", metavar="CODE")
-    ] = None,
+    output_format: options.OutputFormat = None,
+    output: options.OutputFile = None,
+    also: options.Also = None,
+    force: options.ReplaceFiles = False,
+    select: options.Select = None,
+    ignore: options.Ignore = None,
     fail_on: Annotated[
         str | None,
         typer.Option(help="Fail at this level or above (error, warning); default: error.", metavar="LEVEL"),
     ] = None,
-    engine: EngineOption = None,
+    engine: options.Engine = None,
 ) -> int:
     """Judge runs for CI, with an exit status.
 

@@ -8,25 +8,20 @@ from typing import Annotated
 
 import typer
 
-_log = typer.Typer(
+group = typer.Typer(
     help="Check a run directory.",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command group to the program."""
-    app.add_typer(_log, name="log")
-
-
-@_log.callback(invoke_without_command=True)
+@group.callback(invoke_without_command=True)
 def _group(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-@_log.command("verify", epilog="\b\nExamples:\n  precdoctor log verify runs/a")
+@group.command("verify", epilog="\b\nExamples:\n  precdoctor log verify runs/a")
 def verify(run: Annotated[Path, typer.Argument(help="Run directory.", metavar="RUN")]) -> int:
     """Check every part against its checksum, and report what is missing.
 

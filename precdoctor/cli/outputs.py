@@ -13,9 +13,6 @@ from precdoctor.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from precdoctor.reporting.outputs import Report
 
-FORMAT_HELP = f"{', '.join(OUTPUT_FORMATS[:-1])} or {OUTPUT_FORMATS[-1]}; default: full."
-ALSO_HELP = "Write this format to FILE as well; may be repeated."
-
 
 def deliver(report: Report, shape: str, output: Path | None, also: Iterable[str], *, force: bool) -> None:
     """Write the report in every format asked for.

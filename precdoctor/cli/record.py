@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from precdoctor.cli import options
 from precdoctor.cli.common import rule_options, settings_in_force
 from precdoctor.cli.config import Settings
 from precdoctor.cli.values import parse_list
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from precdoctor.recording.process.supervise import Online
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor record -- python train.py --lr 3e-4
   precdoctor record -o runs/a -- torchrun --nproc-per-node 8 train.py
@@ -42,28 +43,11 @@ class CommandAfterOptions(TyperCommand):
         return at, False
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    settings = {"allow_interspersed_args": False}
-    app.command("record", cls=CommandAfterOptions, context_settings=settings, epilog=_EXAMPLES)(record)
-
-
 def record(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="What to run: a command, or a script for this Python.", metavar="COMMAND"),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", help="Run a module with this Python, as python -m does.", metavar="MODULE"),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", help="Run directory to make; default: a new one in precdoctor-runs/.", metavar="DIR"
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
+    command: options.Command = None,
+    module: options.Module = None,
+    output: options.RunDirectory = None,
+    force: options.ReplaceRun = False,
     every: Annotated[
         str | None,
         typer.Option(
@@ -124,8 +108,8 @@ def record(
     compiled: Annotated[
         str | None,
         typer.Option(
-            help="With torch.compile: see calls of compiled models (boundary; the default), or the modules inside, too "
-            "(instrument; changes how they round).",
+            help="With torch.compile: record calls of compiled models (boundary; the default), or also the modules "
+            "inside (instrument; changes how they round).",
             metavar="boundary|instrument",
         ),
     ] = None,
@@ -165,10 +149,7 @@ def record(
             help="Also record processes that only run models; each call of a model is one step.",
         ),
     ] = None,
-    redact_names: Annotated[
-        bool | None,
-        typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
-    ] = None,
+    redact_names: options.RedactNames = None,
     shared: Annotated[
         bool | None,
         typer.Option("--shared/--no-shared", help="Let others read the run directory; default: only you can."),

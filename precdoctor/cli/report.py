@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from precdoctor.cli.common import EngineOption, opened, rule_options, say, settings_in_force
+from precdoctor.cli import options
+from precdoctor.cli.common import opened, rule_options, say, settings_in_force
 from precdoctor.errors import RunExistsError, UsageError
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor report
   precdoctor report precdoctor-runs/train-20260101T120000Z-4242 -o run.html
@@ -19,13 +20,8 @@ Examples:
   precdoctor report runs/a -o - > a.html"""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("report", epilog=_EXAMPLES)(report)
-
-
 def report(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    run: options.NewestRun = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -37,7 +33,7 @@ def report(
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Overlay a second run in another colour.", metavar="RUN")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file even if it is not a report.")] = False,
-    engine: EngineOption = None,
+    engine: options.Engine = None,
 ) -> int:
     """Write a run's numerics as one HTML file.
 

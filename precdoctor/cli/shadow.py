@@ -7,45 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from precdoctor.cli import options
 from precdoctor.cli.common import rule_options, say, say_command, settings_in_force
 from precdoctor.cli.config import Settings
-from precdoctor.cli.record import CommandAfterOptions
-from precdoctor.cli.values import parse_count
+from precdoctor.cli.values import parse_count, read
 from precdoctor.errors import PrecdoctorError, UsageError
 from precdoctor.runlog.shell import quoted_path
 
 if TYPE_CHECKING:
     from precdoctor.runlog import Run
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor shadow -- python train.py --lr 3e-4
   precdoctor shadow --at 0,100 -- torchrun --nproc-per-node 2 train.py
   precdoctor shadow --reference fp64 --every 50 -m project.train"""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    settings = {"allow_interspersed_args": False}
-    app.command("shadow", cls=CommandAfterOptions, context_settings=settings, epilog=_EXAMPLES)(shadow)
-
-
 def shadow(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="What to run: a command, or a script for this Python.", metavar="COMMAND"),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", help="Run a module with this Python, as python -m does.", metavar="MODULE"),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", help="Run directory to make; default: a new one in precdoctor-runs/.", metavar="DIR"
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the run directory if there is one.")] = False,
+    command: options.Command = None,
+    module: options.Module = None,
+    output: options.RunDirectory = None,
+    force: options.ReplaceRun = False,
     at: Annotated[
         str | None,
         typer.Option(help="Compare these steps, such as 0,100,1000; default: 0, 1, 4, 16, 64 ...", metavar="STEPS"),
@@ -55,16 +38,13 @@ def shadow(
     reference: Annotated[
         str | None, typer.Option(help="What to compare with: fp32 (default) or fp64.", metavar="fp32|fp64")
     ] = None,
-    redact_names: Annotated[
-        bool | None,
-        typer.Option("--redact-names/--no-redact-names", help="Keep source text and arguments out of the log."),
-    ] = None,
+    redact_names: options.RedactNames = None,
     output_format: Annotated[
         str | None, typer.Option(help="full, concise, json or markdown; default: full.", metavar="FORMAT")
     ] = None,
     worst: Annotated[str, typer.Option(help="How many pieces of code to list.", metavar="N")] = "10",
 ) -> int:
-    """Run a training command; on some steps, run them again in FP32 and compare.
+    """Train as always, with FP32 beside it on some steps, and compare.
 
     Reports which layers are further from FP32 than their format explains. If none is, precision is not the problem.
     Your script is not modified, and its training stays bitwise identical. The exit status is the command's own.
@@ -79,10 +59,7 @@ def shadow(
     chosen = settings.chosen("shadow", flags)
     if at is not None and every is not None:
         raise UsageError("--at names steps and --every counts them; give one of the two")
-    try:
-        count = parse_count(worst)
-    except ValueError as error:
-        raise UsageError(f"--worst: {error}") from None
+    count = read(parse_count, worst, "--worst")
     shape = settings.get("shadow", "output-format", output_format) or "full"
     redact = {"redact_names": chosen["redact_names"]} if "redact_names" in chosen else {}
     options = RecordOptions(

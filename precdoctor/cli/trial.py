@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precdoctor.cli import INTERRUPTED
+from precdoctor.cli import INTERRUPTED, options
 from precdoctor.cli.common import destination, rule_options, say, say_command, settings_in_force
 from precdoctor.cli.record import CommandAfterOptions
-from precdoctor.cli.values import choice, parse_count, parse_percentage
+from precdoctor.cli.values import choice, parse_count, parse_percentage, read
 from precdoctor.errors import RunExistsError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from precdoctor.diagnosis.engine import RuleOptions
     from precdoctor.diagnosis.offline.whatif.plan_file import PlanFile
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor whatif runs/a --plan -o plan.toml
   precdoctor trial plan.toml -- python train.py --lr 3e-4
@@ -46,22 +46,10 @@ class PlanThenCommand(CommandAfterOptions):
         return super(CommandAfterOptions, self).parse_args(ctx, [*args[:at], "--", *plan, *rest])
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    settings = {"allow_interspersed_args": False}
-    app.command("trial", cls=PlanThenCommand, context_settings=settings, epilog=_EXAMPLES)(trial)
-
-
 def trial(
     plan: Annotated[Path, typer.Argument(help="The plan that whatif --plan -o wrote.", metavar="PLAN")],
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="What to run: a command, or a script for this Python.", metavar="COMMAND"),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", help="Run a module with this Python, as python -m does.", metavar="MODULE"),
-    ] = None,
+    command: options.Command = None,
+    module: options.Module = None,
     steps: Annotated[str, typer.Option(help="End each run after N optimizer steps.", metavar="N")] = "50",
     max_loss_gap: Annotated[
         str, typer.Option(help="Share of the loss by which the plan may raise it.", metavar="PERCENT")
@@ -81,7 +69,7 @@ def trial(
     ] = "full",
     worst: Annotated[str, typer.Option(help="How many casts and modules to list.", metavar="N")] = "10",
 ) -> int:
-    """Try a precision plan: a short training with its casts beside one without.
+    """Try a precision plan: a short training with and without it.
 
     Runs the command twice, one after the other, recorded, from whatever seed the script sets. In one run the operands
     of the planned modules are cast to their formats and back. Exits with 0 if the plan holds, 1 if not, 3 if it cannot
@@ -92,12 +80,9 @@ def trial(
     from precdoctor.diagnosis.offline.whatif.plan_file import load
     from precdoctor.recording.process.launch import command_line, default_run_directory
 
-    try:
-        shape = choice("full", "json")(output_format)
-        count, share = parse_count(steps), parse_percentage(max_loss_gap)
-        listed = parse_count(worst)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    shape = read(choice("full", "json"), output_format, "--output-format")
+    count, share = read(parse_count, steps, "--steps"), read(parse_percentage, max_loss_gap, "--max-loss-gap")
+    listed = read(parse_count, worst, "--worst")
     if not 1 <= count <= _MOST_STEPS:
         raise UsageError(f"--steps takes 1 to {_MOST_STEPS:,} steps, got {count}")
     tried, rules = load(plan), rule_options(settings_in_force())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from precdoctor.errors import did_you_mean
+from precdoctor.errors import UsageError, did_you_mean
 
 Parser = Callable[[Any], Any]
 
@@ -20,6 +20,18 @@ _UNITS = {
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def read(parser: Parser, raw: Any, origin: str) -> Any:
+    """The value of ``raw``, a setting or flag called ``origin``.
+
+    Raises:
+        UsageError: the parser refuses it.
+    """
+    try:
+        return parser(raw)
+    except ValueError as error:
+        raise UsageError(f"{origin}: {error}") from None
 
 
 def parse_size(raw: Any) -> int:

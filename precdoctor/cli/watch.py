@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from precdoctor.cli import options
 from precdoctor.cli.common import opened, say, say_command
 from precdoctor.errors import UsageError
 from precdoctor.runlog.shell import quoted_path
@@ -15,20 +15,15 @@ from precdoctor.runlog.shell import quoted_path
 #: Seconds between two looks, on a terminal and into a pipe.
 _LIVE, _PIPED = 1.0, 10.0
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor watch
   precdoctor watch precdoctor-runs/train-20260101T120000Z-4242
   precdoctor watch runs/a --interval 60 > progress.txt"""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("watch", epilog=_EXAMPLES)(watch)
-
-
 def watch(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    run: options.NewestRun = None,
     interval: Annotated[
         str | None,
         typer.Option(help="Seconds between two looks; default: 1 on a terminal, 10 otherwise.", metavar="SECONDS"),

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from precdoctor.cli import options
 from precdoctor.cli.common import destination, opened
 from precdoctor.cli.values import choice, parse_count, parse_steps
 from precdoctor.cli.whatif_replay import ReplayQuestion, write_replay
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from precdoctor.diagnosis.offline.whatif.target import Target
     from precdoctor.runlog import Run
 
-_EXAMPLES = """\b
+EXAMPLES = """\b
 Examples:
   precdoctor whatif --format e4m3
   precdoctor whatif runs/a --format mxfp8 --module 'blocks.*.mlp*'
@@ -35,13 +36,8 @@ Examples:
 _SHAPES = ("full", "concise", "json", "markdown")
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command to the program."""
-    app.command("whatif", epilog=_EXAMPLES)(whatif)
-
-
 def whatif(
-    run: Annotated[Path | None, typer.Argument(help="Run directory; default: the newest one.", metavar="[RUN]")] = None,
+    run: options.NewestRun = None,
     number_format: Annotated[
         str | None,
         typer.Option("--format", help="e4m3 (default), e5m2, mxfp8, nvfp4, fp16, bf16 ...", metavar="NAME"),
@@ -61,10 +57,7 @@ def whatif(
     loss_scale: Annotated[
         str | None, typer.Option(help="Gradients as if the loss scale had been this.", metavar="X")
     ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Tensors of this kind only, such as grad_output; may be repeated.", metavar="KIND"),
-    ] = None,
+    kind: options.Kinds = None,
     module: Annotated[str | None, typer.Option(help="Modules whose name matches.", metavar="GLOB")] = None,
     steps: Annotated[str | None, typer.Option(help="Steps A to B, B left out.", metavar="A:B")] = None,
     worst: Annotated[str, typer.Option(help="How many tensors to list.", metavar="N")] = "10",
@@ -100,9 +93,7 @@ def whatif(
         str | None,
         typer.Option(help="full, concise, json or markdown; of a plan full, json or toml.", metavar="FORMAT"),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write to this file instead of stdout.", metavar="FILE")
-    ] = None,
+    output: options.OutputFile = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output file if there is one.")] = False,
 ) -> int:
     """Predict what tensors would become in another number format.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from precdoctor.comparison.divergence import BitComparison, Divergence, compare_bits
 from precdoctor.comparison.drift import Drift, drifts
 from precdoctor.comparison.gate import outcome_of, told_of_all
-from precdoctor.comparison.lines import Line, findings_of
+from precdoctor.comparison.lines import Line, findings_of, location_of
 from precdoctor.comparison.pairing import Pairing, pair, subject
 from precdoctor.comparison.predictions import Applied, applied_to
 from precdoctor.comparison.regressions import REGRESSIONS
-from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Location, RuleOutcome, Severity, Status
+from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.engine import RuleOptions, describe, describe_recorder, resolve_options, view_of
 from precdoctor.diagnosis.ranking.ending import ending, facts_of_end
@@ -157,14 +157,8 @@ def _first_difference(first: Divergence | None) -> list[Finding]:
         return []
     code, name = FIRST_DIFFERENCE
     tensor = subject(first.key)
-    location = Location(
-        root=first.key[0] or None,
-        module=first.key[1],
-        module_class=first.module_class or None,
-        kind=first.key[2],
-        phase=first.phase,
-        rank=first.rank,
-        step=first.step,
+    location = replace(
+        location_of(first.key, first.step, first.module_class), root=first.key[0] or None, rank=first.rank
     )
     evidence = {
         "equal_before": first.equal,

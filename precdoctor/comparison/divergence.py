@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 import pyarrow as pa
 
+from precdoctor.comparison.lines import phase_of
 from precdoctor.comparison.paired_rows import paired
 from precdoctor.comparison.renames import Module
 from precdoctor.diagnosis.claims.finding import Phase
@@ -18,14 +19,6 @@ _HELD = ("module_class", "dtype", "order", "fingerprint", "amax")
 _KINDS = ("batch", "input", "output", "loss", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 #: Steps read at once grow up to this many: runs differ early or late, and neither may cost much.
 _MOST_STEPS = 32
-_PHASES = {
-    "batch": Phase.DATA,
-    "input": Phase.FORWARD,
-    "output": Phase.FORWARD,
-    "loss": Phase.LOSS,
-    "grad_output": Phase.BACKWARD,
-    "weight_grad": Phase.BACKWARD,
-}
 
 
 @dataclass(frozen=True)
@@ -140,11 +133,8 @@ def _paired(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Module,
 
 
 def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
-    known = (
-        "fingerprint",
-        ">=",
-        pa.scalar(0, pa.uint64()),
-    )  # beside nulls pandas would make floats of them, and lose bits
+    # beside nulls pandas would make floats of them, and lose bits
+    known = ("fingerprint", ">=", pa.scalar(0, pa.uint64()))
     return view.measured((), _KINDS, columns=("phase", *_HELD), steps=steps, where=[known])
 
 
@@ -155,7 +145,7 @@ def _divergence(row: pd.Series, equal: int, differing: int, last_equal: int | No
         rank=int(row["rank"]),
         key=(str(row["root"]), str(row["module"]), kind, str(row["name"]), int(row["call"])),
         module_class=str(row["module_class_a"] or ""),
-        phase=_PHASES.get(kind, Phase.OPTIMIZER),
+        phase=phase_of(kind),
         dtypes=(str(row["dtype_a"]), str(row["dtype_b"])),
         order=None if pd.isna(row["order_a"]) else int(row["order_a"]),
         amax=(_number(row["amax_a"]), _number(row["amax_b"])),

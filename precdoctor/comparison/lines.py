@@ -14,8 +14,8 @@ from precdoctor.diagnosis.survey.rows import Key
 #: Subjects of one finding that its evidence lists.
 _LISTED = 16
 _PHASES = {
-    **dict.fromkeys(("loss",), Phase.LOSS),
-    **dict.fromkeys(("batch",), Phase.DATA),
+    "loss": Phase.LOSS,
+    "batch": Phase.DATA,
     **dict.fromkeys(("grad_output", "weight_grad"), Phase.BACKWARD),
     **dict.fromkeys(("weight", "update", "weight_grad_step"), Phase.OPTIMIZER),
 }
@@ -93,10 +93,14 @@ def suspects(lines: Sequence[Line]) -> list[str]:
     return list(dict.fromkeys(line.suspect for line in failed))
 
 
+def phase_of(kind: str) -> Phase:
+    """When in a step tensors of this kind are made."""
+    return _PHASES.get(kind, Phase.FORWARD)
+
+
 def location_of(key: Key, step: int | None = None, module_class: str | None = None) -> Location:
     """Where a tensor is."""
-    phase = _PHASES.get(key[2], Phase.FORWARD)
-    return Location(root=key[0], module=key[1], module_class=module_class or None, kind=key[2], phase=phase, step=step)
+    return Location(key[0], key[1], module_class or None, key[2], phase_of(key[2]), step=step)
 
 
 def findings_of(lines: Sequence[Line], repeats: int) -> list[Finding]:

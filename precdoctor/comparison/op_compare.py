@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -157,5 +158,17 @@ def reason_of(difference: Difference) -> str:
     where = "within" if difference.explained else "beyond"
     limit = f"{where} the limit {difference.limit:.2g} of its format and operands"
     if a.settings != b.settings and a.name == b.name:
-        return f"Its arguments are {a.settings} in A and {b.settings} in B. Its results {told}, {limit}."
+        return f"{_arguments(a.settings, b.settings)} Its results {told}, {limit}."
     return f"Its results {told}, {limit}."
+
+
+def _arguments(a: str | None, b: str | None) -> str:
+    """Which arguments that are no tensors differ; both as a log has them, which anybody may have written."""
+    try:
+        ours, theirs = ({} if x is None else dict(json.loads(x)) for x in (a, b))
+    except (TypeError, ValueError, RecursionError):
+        return f"Its arguments are {a} in A and {b} in B."
+    absent = "not given"
+    pairs = {name: (ours.get(name, absent), theirs.get(name, absent)) for name in {**ours, **theirs}}
+    told = (f"`{name}` is {x} in A and {y} in B" for name, (x, y) in pairs.items() if x != y)
+    return f"Argument {', '.join(told)}."

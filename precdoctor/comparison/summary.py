@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.comparison.steps import clean_rows
-from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, histograms, keys, largest, sums
 from precdoctor.diagnosis.survey.measures import Floats, column, format_values
 from precdoctor.diagnosis.survey.rows import Key, known_format, text
@@ -137,10 +136,6 @@ class Metric:
     of: Callable[[Summary], float | None]
     #: Kinds of tensors it says something about; empty means all.
     kinds: tuple[str, ...] = ()
-
-    def words(self, value: float) -> str:
-        """``value`` for a reader."""
-        return percent(value) if self.unit == "fraction" else f"{value:.4g} {self.unit}".strip()
 
 
 #: What a baseline keeps of every tensor.

@@ -6,13 +6,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from precdoctor.comparison.predictions import Applied, Outcome
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.prescriptions.file import effect_as_dict
+from precdoctor.reporting.tables import folded, right, table
 from precdoctor.reporting.text import clean
 
 _VERDICTS = {True: ("came true", "pd.good"), False: ("missed", "pd.bad"), None: ("not measured", "pd.near")}
@@ -27,15 +27,12 @@ def print_applied(applied: Applied, console: Console) -> None:
         console.print(Padding(Text(clean(line, 200)), (0, 0, 0, 2)))
     if not applied.outcomes:
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("predicted effect", overflow="fold")
-    for title in ("A", "predicted", "measured in B", ""):
-        table.add_column(title, justify="right", no_wrap=True)
+    shown_table = table(*folded("predicted effect"), *right("A", "predicted", "measured in B", ""))
     for outcome in applied.outcomes:
         words, style = _VERDICTS[outcome.came_true]
         cells = (outcome.before, outcome.effect.after, outcome.measured)
-        table.add_row(subject_of(outcome), *(shown(outcome, v) for v in cells), Text(words, style))
-    console.print(Padding(table, (0, 0, 0, 2)))
+        shown_table.add_row(subject_of(outcome), *(shown(outcome, v) for v in cells), Text(words, style))
+    console.print(Padding(shown_table, (0, 0, 0, 2)))
 
 
 def subject_of(outcome: Outcome) -> str:

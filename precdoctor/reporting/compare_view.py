@@ -21,6 +21,7 @@ from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.reporting.applied_view import applied_section, print_applied
 from precdoctor.reporting.finding_view import KINDS
 from precdoctor.reporting.names import Name
+from precdoctor.reporting.tables import right, table
 from precdoctor.reporting.text import clean, number
 
 #: Tensors shown; the JSON report has :data:`JSON_TENSORS`.
@@ -127,13 +128,10 @@ def _gradient_of(drift: Drift) -> Key | None:
 
 
 def _table(drifts: Sequence[Drift]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("tensor")
-    for title in ("from step", "moved", "amax", "E[x²]", "zeros"):
-        table.add_column(title, justify="right", no_wrap=True)
+    made = table({"header": "tensor"}, *right("from step", "moved", "amax", "E[x²]", "zeros"))
     for drift in drifts:
-        table.add_row(Name(subject(drift.key)), *_cells(drift))
-    return table
+        made.add_row(Name(subject(drift.key)), *_cells(drift))
+    return made
 
 
 def _cells(drift: Drift) -> Iterator[str]:

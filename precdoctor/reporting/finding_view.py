@@ -17,6 +17,7 @@ from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
+from precdoctor.reporting.tables import facts, left, right, table
 from precdoctor.reporting.text import clean, clean_block, factor, number
 
 _LABEL = 9
@@ -94,12 +95,7 @@ def place(location: Location) -> str:
 
 def _grid(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
     """Label and value, one row per thing worth knowing."""
-    table = Table.grid(padding=(0, 1, 0, 0))
-    table.add_column(width=_LABEL, style="pd.label", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in rows:
-        table.add_row(label, value)
-    return Padding(table, (0, 0, 0, 2))
+    return Padding(facts(rows, gap=1, width=_LABEL), (0, 0, 0, 2))
 
 
 def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableType]]:
@@ -194,17 +190,13 @@ def _path(path: Sequence[Any], console: Console) -> Table:
     """The tensors in execution order; the last one is the finding's own."""
     entries = [entry for entry in path if isinstance(entry, Mapping)]
     bad = [bool(entry.get("nan") or entry.get("inf")) for entry in entries]
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("  module")
-    table.add_column("tensor")
-    table.add_column("dtype", no_wrap=True)
-    for title in ("amax", "headroom", *(("NaN", "Inf") if any(bad) else ())):
-        table.add_column(title, justify="right", no_wrap=True)
+    titles = ("amax", "headroom", *(("NaN", "Inf") if any(bad) else ()))
+    shown = table({"header": "  module"}, {"header": "tensor"}, *left("dtype"), *right(*titles))
     mark = "▸ " if can_draw(console) else "> "
     for entry, is_bad in zip(entries, bad, strict=True):
         kind = " ".join(KINDS.get(str(v), str(v)) for v in (entry.get("kind"), entry.get("name")) if v)
         last = entry is entries[-1]
-        table.add_row(
+        shown.add_row(
             Name((mark if last else "  ") + clean(entry.get("module") or "(model)")),
             Name(kind),
             clean(entry.get("dtype") or ""),
@@ -213,7 +205,7 @@ def _path(path: Sequence[Any], console: Console) -> Table:
             *((number(entry.get("nan")), number(entry.get("inf"))) if any(bad) else ()),
             style="pd.bad" if is_bad else "pd.strong" if last else None,
         )
-    return table
+    return shown
 
 
 def _distance(binades: float) -> str:

@@ -15,6 +15,7 @@ from precdoctor.numerics.bitview import BitView, Update
 from precdoctor.numerics.blocks import BlockFormat
 from precdoctor.numerics.casting import decode
 from precdoctor.numerics.formats import Format, Kind
+from precdoctor.reporting import tables
 from precdoctor.reporting.console import can_draw
 
 #: From this width on, what becomes of a number and its surroundings share one table.
@@ -183,12 +184,7 @@ def _normals(fmt: Format) -> str:
 
 
 def _print_facts(facts: Iterator[tuple[str, str]] | Sequence[tuple[str, str]], console: Console) -> None:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="pd.label", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in facts:
-        table.add_row(label, value)
-    console.print(Padding(table, (1, 0, 0, 0)))
+    console.print(Padding(tables.facts(facts), (1, 0, 0, 0)))
 
 
 def _print_by_exponent(fmt: Format, console: Console) -> None:

@@ -16,6 +16,7 @@ from precdoctor.diagnosis.claims.finding import Status
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.verdict import ExitCode
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.tables import folded, grid, left
 from precdoctor.reporting.text import clean
 from precdoctor.runlog.shell import quoted_path
 
@@ -96,10 +97,7 @@ def _urgency(check: GateCheck) -> int:
 
 
 def _table(checks: Sequence[GateCheck], console: Console) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = grid(*left("", ""), *folded(""))
     for check in checks:
         mark, plain, style = _mark(check)
         name = clean(check.check)

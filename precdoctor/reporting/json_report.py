@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
+def answer_head(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What every document about one run begins with."""
+    tool = {"name": "precdoctor", "version": precdoctor.__version__}
+    return {"schema_version": SCHEMA_VERSION, "tool": tool, "run": jsonable(run)}
+
+
 def document(diagnosis: Diagnosis, exit_code: int) -> dict[str, Any]:
     """The report as plain JSON values; non-finite numbers are the strings "NaN", "Infinity", "-Infinity"."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
-        "run": jsonable(diagnosis.run),
+        **answer_head(diagnosis.run),
         "verdict": diagnosis.verdict,
         "exit_code": exit_code,
         "findings": [jsonable(finding) for finding in diagnosis.findings],

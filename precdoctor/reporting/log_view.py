@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.tables import folded, left, right, table
 from precdoctor.reporting.text import clean, number
 from precdoctor.runlog.verify import RankReport, Verification
 
@@ -22,14 +22,10 @@ def print_verification(verification: Verification, console: Console) -> None:
     if not verification.ranks:
         console.print(Text("No process recorded anything.", "pd.near"))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("process", no_wrap=True)
-    for title in ("parts", "rows", "steps", "lost rows"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("closed", overflow="fold")
+    shown = table(*left("process"), *right("parts", "rows", "steps", "lost rows"), *folded("closed"))
     for rank in verification.ranks:
-        table.add_row(*_row(rank, "–" if can_draw(console) else "-"), style=None if rank.ok else "pd.bad")
-    console.print(Padding(table, (1, 0, 1, 2)))
+        shown.add_row(*_row(rank, "–" if can_draw(console) else "-"), style=None if rank.ok else "pd.bad")
+    console.print(Padding(shown, (1, 0, 1, 2)))
     for rank in verification.ranks:
         for problem in rank.problems[:_PROBLEMS]:
             console.print(Text(f"  {clean(problem)}", "pd.bad"))

@@ -10,7 +10,7 @@ from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.reporting.finding_view import place, predicted_effect
 from precdoctor.reporting.outputs import Report
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.run_head import run_facts
 from precdoctor.reporting.text import clean, clean_block, not_neutral, recording_cost
 
 #: Findings told in full; GitHub cuts a job summary off at 1 MiB.

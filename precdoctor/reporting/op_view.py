@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from precdoctor.comparison.op_compare import OpComparison, place_of, reason_of
@@ -17,6 +16,7 @@ from precdoctor.comparison.op_tree import Branch, branches
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.reporting.names import Name
+from precdoctor.reporting.tables import folded, grid, right, table
 from precdoctor.reporting.text import clean, number
 
 #: Entries of the tree on a screen, and how far it is indented; differences in the JSON report.
@@ -134,20 +134,16 @@ def figures(x: OpTensor | None) -> tuple[str, ...]:
 
 
 def _print_tensors(difference: Difference, console: Console) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    for title in ("tensor", "", "dtype and shape"):
-        table.add_column(title, overflow="fold")
-    for title in ("amax", "L2 norm", "mean"):
-        table.add_column(title, justify="right", no_wrap=True)
+    shown = table(*folded("tensor", "", "dtype and shape"), *right("amax", "L2 norm", "mean"))
     for name, x, y in tensor_rows(difference):
         if x is not None and y is not None and x.fingerprint is not None and x.fingerprint == y.fingerprint:
-            table.add_row(Name(name), "A=B", *figures(x))
+            shown.add_row(Name(name), "A=B", *figures(x))
             continue
         for run, tensor in (("A", x), ("B", y)):
             if tensor is not None:
-                table.add_row(Name(name) if run == "A" or x is None else "", run, *figures(tensor))
+                shown.add_row(Name(name) if run == "A" or x is None else "", run, *figures(tensor))
     console.print()
-    console.print(Padding(table, (0, 0, 0, 2)))
+    console.print(Padding(shown, (0, 0, 0, 2)))
 
 
 def _print_tree(first: ListComparison, origin: Difference, console: Console) -> None:
@@ -157,13 +153,10 @@ def _print_tree(first: ListComparison, origin: Difference, console: Console) -> 
         console.print("\nNo other op follows from it.")
         return
     console.print(f"\nWhat follows from it: {plural(ops, 'op')}, with the relative L2 distance at the end of each row")
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold", ratio=1)
-    for _ in range(2):
-        table.add_column(justify="right", no_wrap=True)
+    shown = grid(*folded("", ratio=1), *right("", ""))
     for branch in tree[:TOP]:
-        table.add_row(Text("  " * (1 + min(branch.depth, _DEPTH)) + row_of(branch)), apart(branch.end), growth(branch))
-    console.print(table)
+        shown.add_row(Text("  " * (1 + min(branch.depth, _DEPTH)) + row_of(branch)), apart(branch.end), growth(branch))
+    console.print(shown)
     if len(tree) > TOP:
         console.print(Text(f"  and {number(len(tree) - TOP)} more rows; --html FILE has them all", "pd.quiet"))
 

@@ -9,17 +9,16 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-import precdoctor
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.diagnosis.offline.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
-from precdoctor.reporting.json_report import SCHEMA_VERSION
+from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.names import Name
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.run_head import print_head
+from precdoctor.reporting.tables import folded, left, right, table
 from precdoctor.reporting.text import clean, size
 from precdoctor.reporting.whatif_report import described
 from precdoctor.reporting.whatif_view import decibels
@@ -35,29 +34,23 @@ _WORDS = {
 
 def print_plan(plan: Plan, run: Mapping[str, Any], console: Console) -> None:
     """The plan as a table, with what it rests on."""
-    console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
-    console.print(Text(run_facts(run)))
-    console.print(Text("\nPrecision plan", "pd.strong"))
+    print_head(run, console, "Precision plan")
     counts = Counter(m.precision for m in plan.modules)
     for name in (name for name in _WORDS if counts[name]):
         console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {_WORDS[name]}"))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("module", ratio=2)
-    table.add_column("precision", no_wrap=True)
-    table.add_column("flushed", justify="right", no_wrap=True)
-    table.add_column("SQNR", justify="right", no_wrap=True)
-    table.add_column("why not narrower", overflow="fold", ratio=3)
+    module, why = {"header": "module", "ratio": 2}, folded("why not narrower", ratio=3)
+    shown = table(module, *left("precision"), *right("flushed", "SQNR"), *why)
     for m in plan.modules:
         worst = min(m.operands, key=lambda o: o.prediction.sqnr_db.estimate, default=None)
         flushed = max((o.prediction.flushed.estimate for o in m.operands), default=None)
-        table.add_row(
+        shown.add_row(
             Name(m.module or m.root),
             Text(m.precision, _STYLES[m.precision]),
             percent(flushed),
             "–" if worst is None else decibels(worst.prediction.sqnr_db.estimate),
             clean(m.reason),
         )
-    console.print(Padding(table, (1, 0, 0, 0)))
+    console.print(Padding(shown, (1, 0, 0, 0)))
     console.print()
     for line in _lines(plan, run):
         console.print(Text(line))
@@ -84,9 +77,7 @@ def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
 def document(plan: Plan, run: Mapping[str, Any]) -> dict[str, Any]:
     """The plan as plain JSON values."""
     return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
-        "run": jsonable(run),
+        **answer_head(run),
         "plan": {
             "first_step": plan.steps[0],
             "last_step": plan.steps[-1],
@@ -137,9 +128,9 @@ def toml(plan: Plan, run: Mapping[str, Any]) -> str:
     lines = ["# A precision plan: which modules can go how narrow. Made by precdoctor whatif --plan."]
     scalars = {k: v for k, v in whole.items() if not isinstance(v, dict)}
     lines += _pairs(scalars)
-    for name, table in whole.items():
-        if isinstance(table, dict):
-            lines += ["", f"[{name}]", *_pairs(table)]
+    for name, entries in whole.items():
+        if isinstance(entries, dict):
+            lines += ["", f"[{name}]", *_pairs(entries)]
     for module in modules:
         lines += ["", "[[modules]]", *_pairs({k: v for k, v in module.items() if k != "operands"})]
         for role, operand in module["operands"].items():

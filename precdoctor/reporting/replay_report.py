@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import precdoctor
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay
 from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
 from precdoctor.diagnosis.offline.replay.loss_scale import LossScaleReplay
-from precdoctor.reporting.json_report import SCHEMA_VERSION
+from precdoctor.reporting.json_report import answer_head
 
 
 def answer_document(mode: str, asked: str, run: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
     """The envelope of an answer to a question other than the plain one: run, question, and the answer itself."""
-    head = {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
-        "run": jsonable(run),
-        "question": {"mode": mode, "asked": asked},
-    }
-    return {**head, **body}
+    return {**answer_head(run), "question": {"mode": mode, "asked": asked}, **body}
 
 
 def loss_scale_document(answer: LossScaleReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,18 +19,13 @@ from precdoctor.diagnosis.offline.replay.specs import spell_policy
 from precdoctor.numerics.casting import Rounding
 from precdoctor.numerics.cells import Estimate
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.tables import grid, left, right
 from precdoctor.reporting.text import clean, number, power, spans
 
 _SHOWN_STEPS = 4
 _CAVEAT = "Recorded gradients are taken as they are: skipping other steps would change later ones a little."
-
-
-def _head(run: Mapping[str, Any], question: str, console: Console) -> None:
-    console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
-    console.print(Text(run_facts(run)))
-    console.print(Text.assemble("\n", (question, "pd.strong")))
 
 
 def _table(console: Console, *columns: str) -> Table:
@@ -67,7 +62,7 @@ def print_loss_scale(answer: LossScaleReplay, run: Mapping[str, Any], console: C
     """Verdict, the scales over time, the policies side by side, and which layers made the scale back off."""
     searched = bool(answer.scores)
     asked = "the best loss scaler" if searched else f"the loss scaler {spell_policy(answer.replay.policy)}"
-    _head(run, f"What if this run had had {asked}?", console)
+    print_head(run, console, f"What if this run had had {asked}?")
     console.print(Text(_verdict(answer), "pd.bad" if answer.overflows > len(answer.recorded_overflows) else "pd.good"))
     console.print(Text(_sureness(answer)))
     _print_scales(answer, console)
@@ -102,11 +97,7 @@ def _sureness(answer: LossScaleReplay) -> str:
 
 
 def _print_scales(answer: LossScaleReplay, console: Console) -> None:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="pd.label")
-    grid.add_column(no_wrap=True, justify="right")
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, justify="right")
+    shown = grid(*left("", style="pd.label"), *right(""), *left(""), *right(""))
     width = max(16, min(72, console.width - 44))
     series: dict[str, Sequence[float | None]] = {
         "this scaler": [s.scale for s in answer.replay.steps],
@@ -117,8 +108,8 @@ def _print_scales(answer: LossScaleReplay, console: Console) -> None:
         seen = [v for v in values if v is not None]
         if seen:
             line = sparkline(values, width, ascii_only=not can_draw(console), log=True)
-            grid.add_row(title, power(seen[0]), Text(line, "pd.code"), power(seen[-1]))
-    console.print(Padding(grid, (1, 0, 0, 0)))
+            shown.add_row(title, power(seen[0]), Text(line, "pd.code"), power(seen[-1]))
+    console.print(Padding(shown, (1, 0, 0, 0)))
 
 
 def _policies(answer: LossScaleReplay, console: Console) -> Table:
@@ -173,7 +164,9 @@ def print_recipe(
 ) -> None:
     """Totals, the recipes side by side if a search was asked for, and the worst tensors of the chosen one."""
     chosen = best or replays[0]
-    _head(run, f"What if tensors had been cast with {'the best delayed scaling' if best else chosen.recipe}?", console)
+    print_head(
+        run, console, f"What if tensors had been cast with {'the best delayed scaling' if best else chosen.recipe}?"
+    )
     head = f"{chosen.recipe} loses least: " if best else ""
     words = f"{head}{share(chosen.saturated)} of the elements saturate, {share(chosen.flushed)} are flushed to zero."
     console.print(Text(words))
@@ -194,10 +187,7 @@ def print_recipe(
 
 def _print_steps(replay: RecipeReplay, console: Console) -> None:
     """Over the recorded steps: how many tensors are stale, and the share that saturates."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="pd.label")
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, justify="right")
+    shown = grid(*left("", style="pd.label"), *left(""), *right(""))
     width = max(16, min(72, console.width - 60))
     worst = max(replay.steps, key=lambda s: (s.saturated.estimate, s.stale_tensors))
     most = max(replay.steps, key=lambda s: s.stale_tensors)
@@ -205,10 +195,10 @@ def _print_steps(replay: RecipeReplay, console: Console) -> None:
     stale = [float(s.stale_tensors) for s in replay.steps]
     plain = not can_draw(console)
     told = f"at most {percent(worst.saturated.estimate)}, step {worst.step}"
-    grid.add_row("saturated", Text(sparkline(saturated, width, ascii_only=plain), "pd.code"), told)
+    shown.add_row("saturated", Text(sparkline(saturated, width, ascii_only=plain), "pd.code"), told)
     told = f"at most {most.stale_tensors}, step {most.step}"
-    grid.add_row("stale tensors", Text(sparkline(stale, width, ascii_only=plain), "pd.code"), told)
-    console.print(Padding(grid, (1, 0, 0, 0)))
+    shown.add_row("stale tensors", Text(sparkline(stale, width, ascii_only=plain), "pd.code"), told)
+    console.print(Padding(shown, (1, 0, 0, 0)))
 
 
 def _recipes(replays: Sequence[RecipeReplay], best: RecipeReplay, console: Console) -> Table:
@@ -266,7 +256,7 @@ def print_accumulator(answer: AccumulatorReplay, run: Mapping[str, Any], console
     """One line per length of sum, the longest first."""
     a = answer.accumulator
     promoted = f", promoted to FP32 every {a.promote} products" if a.promote else ", never promoted"
-    _head(run, f"What if matrix units accumulated in {a.bits} bits{promoted}?", console)
+    print_head(run, console, f"What if matrix units accumulated in {a.bits} bits{promoted}?")
     table = _table(console, "sum of", "zero-mean", "same-sign", "FP32", "products")
     for entry in answer.lengths[:worst]:
         fp32 = max(entry.fp32_zero_mean.relative, entry.fp32_same_sign.relative)

@@ -7,21 +7,18 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from precdoctor.comparison.leading import INDICATORS, Indicator
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.reporting.tables import grid, left
 from precdoctor.reporting.text import clean, clean_block
 
 
 def print_rules(rules: Sequence[Rule], console: Console) -> None:
     """Code, name and severity of every rule, and where to read on."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="pd.strong")
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    table = grid(*left("", style="pd.strong"), *left("", ""))
     for rule in rules:
         severity = rule.severity.value
         mark = Text(" preview", "pd.quiet") if rule.preview else Text()
@@ -32,9 +29,7 @@ def print_rules(rules: Sequence[Rule], console: Console) -> None:
         ("With record --reference, a running training is also held against a healthy one:", INDICATORS),
     ):
         console.print(f"\n{words}")
-        against = Table.grid(padding=(0, 2, 0, 0))
-        against.add_column(no_wrap=True, style="pd.strong")
-        against.add_column(no_wrap=True)
+        against = grid(*left("", style="pd.strong"), *left(""))
         for entry in listed:
             against.add_row(clean(entry.code), clean(entry.name))
         console.print(against)

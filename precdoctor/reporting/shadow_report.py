@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-import precdoctor
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.survey.shadow_errors import Limits, Piece, Shadowed
-from precdoctor.reporting.json_report import SCHEMA_VERSION
+from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.shadow_view import verdict
 
 
@@ -22,9 +21,7 @@ def document(found: Shadowed | None, run: Mapping[str, Any], limits: Limits) -> 
     state, sentence = verdict(found, limits)
     guilty = limits.guilty(found) if found is not None else []
     return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
-        "run": jsonable(run),
+        **answer_head(run),
         "verdict": state,
         "sentence": sentence,
         "reference": found.reference if found is not None else None,

@@ -15,8 +15,9 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.shadow_errors import FORWARD, Limits, Piece, Shadowed
 from precdoctor.numerics.formats import format_of_dtype
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.run_head import run_facts
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.tables import folded, left, right, table
 from precdoctor.reporting.text import clean, spans
 
 _KINDS = {
@@ -79,7 +80,7 @@ def _guilty(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> str:
         size = units(first.local, found.u).replace("x", " times its size")
         what = f"{clean(first.place)} is {size} off where {_expected(found, limits)} is expected"
     others = len({(p.root, p.module) for p in guilty} - {(first.root, first.module)})
-    more = f"; {plural(others, 'other layer')} {'is' if others == 1 else 'are'} above {limits.limit:g} u, too"
+    more = f"; {plural(others, 'other layer')} {'is' if others == 1 else 'are'} also above {limits.limit:g} u"
     return f"It is precision: {what}{_before(found, first, limits) or (more if others else '')}."
 
 
@@ -184,23 +185,19 @@ def print_full(found: Shadowed | None, run: Mapping[str, Any], console: Console,
 
 
 def _table(found: Shadowed, limits: Limits, worst: int, console: Console) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("worst by its own error", overflow="fold")
-    table.add_column("of its", no_wrap=True)
-    table.add_column("own error", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("all the way", justify="right", no_wrap=True)
+    worst_column = folded("worst by its own error")
+    shown = table(*worst_column, *left("of its"), *right("own error"), *left(""), *right("all the way"))
     for p in _ranked(found, limits)[:worst]:
         bad = limits.off(p, found) or limits.amplifies(p)
         style = "pd.bad" if bad else "pd.near" if limits.above_expectation(p.local, found) else ""
-        table.add_row(
+        shown.add_row(
             Text(clean(p.place), style),
             _KINDS[p.kind],
             Text(units(p.local, found.u), style),
             Text(_bar(p.local, found.u, limits, ascii_only=not can_draw(console)), style or "pd.quiet"),
             Text(units(p.accumulated, found.u), "pd.bad" if limits.amplifies(p) else ""),
         )
-    return table
+    return shown
 
 
 def _ranked(found: Shadowed, limits: Limits) -> list[Piece]:

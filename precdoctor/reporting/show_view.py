@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -13,9 +13,10 @@ from rich.text import Text
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
+from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
-from precdoctor.reporting.terminal import print_ending, run_facts
+from precdoctor.reporting.tables import facts, grid, left, right, table
 from precdoctor.reporting.text import clean, factor, not_neutral, number, power, recording_cost, size
 
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
@@ -27,15 +28,9 @@ _ROOMY = 100
 
 def print_summary(summary: Summary, console: Console) -> None:
     """The whole of ``precdoctor show``."""
-    console.print(Text(clean(summary.run.get("path", "")), "pd.strong"), soft_wrap=True)
-    console.print(Text(run_facts(summary.run)))
+    print_head(summary.run, console)
     print_ending(summary.run, console)
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(style="pd.label", no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, value in _facts(summary):
-        table.add_row(label, clean(value))
-    console.print(Padding(table, (1, 0, 0, 0)))
+    console.print(Padding(facts((label, clean(value)) for label, value in _facts(summary)), (1, 0, 0, 0)))
     if not summary.steps:
         console.print(Text("\nNo training step was recorded.", "pd.near"))
         return
@@ -90,11 +85,7 @@ def _print_timeline(summary: Summary, console: Console) -> None:
     """One sparkline per series that has values, with its ends in numbers."""
     first, last = summary.steps[0], summary.steps[-1]
     console.print(Text(f"\nTimeline, steps {first} to {last}", "pd.strong"))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="pd.label")
-    table.add_column(no_wrap=True, justify="right")
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
+    shown = grid(*left("", style="pd.label"), *right(""), *left("", ""))
     width = max(16, min(72, console.width - 44))
     drawn = not can_draw(console)
     for name, (title, log) in _SERIES.items():
@@ -103,7 +94,7 @@ def _print_timeline(summary: Summary, console: Console) -> None:
         if seen:
             line = sparkline(values, width, ascii_only=drawn, log=log)
             said = power if name == "loss_scale" else number
-            table.add_row(title, said(seen[0]), Text(line, "pd.code"), said(seen[-1]))
+            shown.add_row(title, said(seen[0]), Text(line, "pd.code"), said(seen[-1]))
     skipped = [step for step, v in zip(summary.steps, summary.timeline.get("skipped", []), strict=False) if v]
     bad = [step for step, v in zip(summary.steps, summary.timeline.get("non_finite", []), strict=False) if v]
     for title, found, style in (("skipped", skipped, "pd.near"), ("non-finite", bad, "pd.bad")):
@@ -111,22 +102,21 @@ def _print_timeline(summary: Summary, console: Console) -> None:
             chosen = set(found)
             marks = [1.0 if step in chosen else None for step in summary.steps]
             line = sparkline(marks, width, ascii_only=drawn)
-            table.add_row(title, number(len(found)), Text(line, style), f"first at step {found[0]}")
-    console.print(Padding(table, (0, 0, 0, 2)))
+            shown.add_row(title, number(len(found)), Text(line, style), f"first at step {found[0]}")
+    console.print(Padding(shown, (0, 0, 0, 2)))
     if any(v is not None and not math.isfinite(v) for v in summary.timeline.get("loss", [])):
         console.print(Text("  x marks a NaN or Inf", "pd.quiet"))
 
 
-def _named_columns(table: Table, second: str, console: Console) -> Callable[[str, str], Iterator[Name]]:
-    """Columns for the module and what is told of it, and the cells of a row; on a narrow terminal they share one."""
-    roomy = console.width >= _ROOMY
-    for title in ("module", second) if roomy else (second,):
-        table.add_column(title)
+def _named(console: Console, module: str, name: str) -> tuple[Name, ...]:
+    """The module and what is told of it, a cell each; on a narrow terminal they share one."""
+    return (Name(module), Name(name)) if console.width >= _ROOMY else (Name(f"{module} {name}".strip()),)
 
-    def cells(module: str, name: str) -> Iterator[Name]:
-        yield from (Name(module), Name(name)) if roomy else (Name(f"{module} {name}".strip()),)
 
-    return cells
+def _named_table(console: Console, second: str, narrow: str, *numbers: str) -> Table:
+    """A table whose rows begin with the cells of :func:`_named`."""
+    titles = ("module", second) if console.width >= _ROOMY else (second,)
+    return table(*({"header": title} for title in titles), *left(narrow), *right(*numbers))
 
 
 def _owner(tensor: TensorSummary, several: bool) -> str:
@@ -136,14 +126,10 @@ def _owner(tensor: TensorSummary, several: bool) -> str:
 
 def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text(f"\n{title}", "pd.strong"))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    named = _named_columns(table, "tensor", console)
-    table.add_column("dtype", no_wrap=True)
-    for column in ("amax", "headroom", "subnormal", "zero", "NaN/Inf"):
-        table.add_column(column, justify="right", no_wrap=True)
+    shown = _named_table(console, "tensor", "dtype", "amax", "headroom", "subnormal", "zero", "NaN/Inf")
     for t in tensors:
-        table.add_row(
-            *named(_owner(t, several), f"{t.kind} {t.name}".strip()),
+        shown.add_row(
+            *_named(console, _owner(t, several), f"{t.kind} {t.name}".strip()),
             clean(t.dtype),
             number(t.amax),
             factor(t.headroom_binades),
@@ -152,22 +138,18 @@ def _print_tensors(title: str, tensors: Sequence[TensorSummary], several: bool, 
             number(t.non_finite),
             style="pd.bad" if t.non_finite else None,
         )
-    console.print(Padding(table, (0, 0, 0, 2)))
+    console.print(Padding(shown, (0, 0, 0, 2)))
 
 
 def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Console) -> None:
     console.print(Text("\nCasts to a narrow format: what they clipped, and what they made zero", "pd.strong"))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    named = _named_columns(table, "operand", console)
-    table.add_column("cast to", no_wrap=True)
-    for column in ("amax", "headroom", "clipped", "flushed"):
-        table.add_column(column, justify="right", no_wrap=True)
+    shown = _named_table(console, "operand", "cast to", "amax", "headroom", "clipped", "flushed")
     for t in tensors:
-        table.add_row(
-            *named(_owner(t, several), t.name),
+        shown.add_row(
+            *_named(console, _owner(t, several), t.name),
             clean(t.format or ""),
             number(t.amax),
             factor(t.headroom_binades),
             *("–" if share is None else percent(share) for share in (t.saturated_fraction, t.flushed_fraction)),
         )
-    console.print(Padding(table, (0, 0, 0, 2)))
+    console.print(Padding(shown, (0, 0, 0, 2)))

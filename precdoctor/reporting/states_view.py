@@ -14,7 +14,8 @@ from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.states import StateForecast, StatesAnswer
 from precdoctor.reporting import replay_report, whatif_report, whatif_view
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.run_head import print_head
+from precdoctor.reporting.tables import folded, table
 from precdoctor.reporting.text import clean
 
 
@@ -24,9 +25,7 @@ def print_states(answer: StatesAnswer, run: Mapping[str, Any], console: Console,
     Args:
         worst: how many states to list.
     """
-    console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
-    console.print(Text(run_facts(run)))
-    console.print(Text.assemble("\n", (whatif_view.question(answer.answer), "pd.strong")))
+    print_head(run, console, whatif_view.question(answer.answer))
     console.print(Text(_verdict(answer), "pd.bad" if _failing(answer) else "pd.good"))
     if shown := answer.states[:worst]:
         console.print(Padding(_table(shown), (1, 0, 1, 0)))
@@ -51,10 +50,8 @@ def _verdict(answer: StatesAnswer) -> str:
 
 
 def _table(states: tuple[StateForecast, ...]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("state", overflow="fold")
-    for column in ("step", "become zero", "SQNR", "steps > 2x", "up to", "error of the rest"):
-        table.add_column(column, justify="right")
+    titles = ("step", "become zero", "SQNR", "steps > 2x", "up to", "error of the rest")
+    shown = table(*folded("state"), *({"header": title, "justify": "right"} for title in titles))
     for s in states:
         f, e = s.forecast, s.effect
         cells = ["–" if f.step is None else str(f.step)]
@@ -65,8 +62,8 @@ def _table(states: tuple[StateForecast, ...]) -> Table:
         )
         cells += ["–"] * 3 if e is None else [percent(e.doubled.estimate), f"{e.longest:.3g}x", percent(e.error)]
         style = "pd.bad" if f.holds is False else ""
-        table.add_row(Text(clean(f"{s.parameter} {s.state}"), style), *cells)
-    return table
+        shown.add_row(Text(clean(f"{s.parameter} {s.state}"), style), *cells)
+    return shown
 
 
 def _notes(answer: StatesAnswer) -> Iterator[str]:

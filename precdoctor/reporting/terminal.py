@@ -12,9 +12,10 @@ from rich.text import Text
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Severity, Status
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.finding_view import finding_view, note_view, place
+from precdoctor.reporting.run_head import print_ending, run_facts
+from precdoctor.reporting.tables import folded, grid, left
 from precdoctor.reporting.text import clean, not_neutral, number, recording_cost
 from precdoctor.runlog.shell import quoted_path
 
@@ -22,7 +23,8 @@ from precdoctor.runlog.shell import quoted_path
 FULL_FINDINGS = 8
 #: The rules that follow a run over its steps (growth, explosions, dead layers, updates) ask for 6 to 8 of them.
 ENOUGH_STEPS = 8
-_MARKS = {
+#: Mark, its ASCII form and style.
+MARKS = {
     Status.PASSED: ("✓", "ok", "pd.good"),
     Status.FAILED: ("✗", "!!", "pd.bad"),
     Status.INDETERMINATE: ("?", "??", "pd.near"),
@@ -133,45 +135,6 @@ def _header(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
         console.print()
 
 
-def print_ending(run: Mapping[str, Any], console: Console) -> None:
-    """A line of its own for a command that did not end well."""
-    if said := ending(run):
-        console.print(Text(f"{clean(said)}.", "pd.near"))
-
-
-def run_facts(run: Mapping[str, Any]) -> str:
-    """``python train.py; steps 0–37, 1 rank; not closed cleanly``, from what the run says about itself."""
-    out = []
-    command = run.get("command")
-    if isinstance(command, (list, tuple)) and command:
-        program = str(command[0]).rsplit("/", 1)[-1]  # which interpreter it was is no help here
-        out.append(clean(" ".join([program, *map(str, command[1:])]), 160))
-    counts = []
-    steps, sampled = run.get("steps"), run.get("sampled_steps")
-    if isinstance(steps, int):
-        first, last = run.get("first_step"), run.get("last_step")
-        counts.append(f"steps {first}–{last}" if isinstance(first, int) and first != last else plural(steps, "step"))
-        if isinstance(sampled, int) and sampled != steps:
-            counts.append(f"{number(sampled)} with full statistics")
-    if isinstance(run.get("ranks"), int):
-        counts.append(plural(run["ranks"], "rank"))
-    device = run.get("device")
-    if isinstance(device, Mapping):
-        kind, name = device.get("type"), device.get("name")
-        device = kind if kind == "cpu" or not name else f"{kind} ({name})"
-    if device:
-        counts.append(clean(device, 60))
-    out += [", ".join(counts)] if counts else []
-    if isinstance(run.get("applied"), int):
-        out.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
-    if run.get("complete") is False:
-        known = isinstance(run.get("exit_status"), int)
-        out.append("not closed cleanly" if known else "not closed cleanly (killed, or still running)")
-    if run.get("cut_short"):
-        out.append(f"recorded no further: {clean(run['cut_short'], 160)}")
-    return "; ".join(out)
-
-
 def _counted(diagnosis: Diagnosis) -> str:
     """``21 rules checked, 35 not applicable``."""
     absent = sum(r.status is Status.NOT_APPLICABLE for r in diagnosis.rules)
@@ -196,13 +159,9 @@ def _checked(diagnosis: Diagnosis, console: Console, *, verbose: bool) -> None:
 
 
 def _outcomes(outcomes: Sequence[RuleOutcome], console: Console) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = grid(*left("", "", ""), *folded(""))
     for outcome in outcomes:
-        mark, plain, style = _MARKS[outcome.status]
+        mark, plain, style = MARKS[outcome.status]
         reason = clean(outcome.reason)
         if outcome.status is Status.INDETERMINATE:
             reason = f"cannot be judged: {reason}"
@@ -217,9 +176,7 @@ def _outcomes(outcomes: Sequence[RuleOutcome], console: Console) -> Table:
 
 def _reasons(outcomes: Sequence[RuleOutcome]) -> Table:
     """One row for each reason: ``PD401-PD404, PD406  no tensor is cast to a float8 dtype``."""
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(max_width=24)
-    table.add_column(overflow="fold", style="pd.quiet")
+    table = grid({"max_width": 24}, *folded("", style="pd.quiet"))
     for reason in dict.fromkeys(r.reason for r in outcomes):
         codes = sorted(r.code for r in outcomes if r.reason == reason)
         table.add_row(clean(_ranges(codes)), clean(reason))

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 import precdoctor
@@ -19,6 +18,7 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.plan_file import Figures
 from precdoctor.reporting.json_report import SCHEMA_VERSION
 from precdoctor.reporting.names import Name
+from precdoctor.reporting.tables import folded, right, table
 from precdoctor.reporting.text import clean
 from precdoctor.reporting.whatif_report import described
 from precdoctor.reporting.whatif_view import decibels
@@ -65,9 +65,7 @@ def _gap(gap: LossGap) -> str:
 def _print_casts(trial: Trial, console: Console, worst: int) -> None:
     judged = [c.came_true for c in trial.casts if c.came_true is not None]
     console.print(Text(f"\nCasts: {sum(judged)} of {len(judged)} did what was predicted", "pd.strong"))
-    table = _table("module", "cast")
-    for title in ("step", "flushed", "saturated", "SQNR", ""):
-        table.add_column(title, justify="right", no_wrap=True)
+    shown = table(*folded("module", "cast"), *right("step", "flushed", "saturated", "SQNR", ""))
     for cast in trial.casts[:worst]:
         words, style = _CAME_TRUE[cast.came_true]
         pairs = [
@@ -77,8 +75,8 @@ def _print_casts(trial: Trial, console: Console, worst: int) -> None:
         ]
         at = "–" if cast.step is None else str(cast.step)
         place = " ".join(filter(None, (cast.planned.module or cast.planned.root, cast.name)))
-        table.add_row(Name(place), clean(f"{cast.planned.role} {cast.planned.cast}"), at, *pairs, Text(words, style))
-    console.print(Padding(table, (0, 0, 0, 2)))
+        shown.add_row(Name(place), clean(f"{cast.planned.role} {cast.planned.cast}"), at, *pairs, Text(words, style))
+    console.print(Padding(shown, (0, 0, 0, 2)))
     console.print("  Each pair is predicted -> seen, on the worst step of the run without the plan.")
     _more(len(trial.casts), worst, console)
 
@@ -92,12 +90,10 @@ def _print_gradients(trial: Trial, console: Console, worst: int) -> None:
     if not trial.gradients:
         return
     console.print(Text("\nNorms of weight gradients, with the plan over without", "pd.strong"))
-    table = _table("module")
-    for title in ("first step", "median", "zeros"):
-        table.add_column(title, justify="right", no_wrap=True)
+    shown = table(*folded("module"), *right("first step", "median", "zeros"))
     for g in sorted(trial.gradients, key=_strayed, reverse=True)[:worst]:
-        table.add_row(Name(g.module or g.root), _ratio(g.first), _ratio(g.typical), f"{100 * g.zeros:+.2g} points")
-    console.print(Padding(table, (0, 0, 0, 2)))
+        shown.add_row(Name(g.module or g.root), _ratio(g.first), _ratio(g.typical), f"{100 * g.zeros:+.2g} points")
+    console.print(Padding(shown, (0, 0, 0, 2)))
     console.print("  The log keeps norms and exponents, not elements: it gives no angle between the two gradients.")
     _more(len(trial.gradients), worst, console)
 
@@ -114,13 +110,6 @@ def _ratio(value: float | None) -> str:
 def _more(count: int, worst: int, console: Console) -> None:
     if count > worst:
         console.print(f"  {count - worst} more in trial.json")
-
-
-def _table(*titles: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="pd.label", pad_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
 
 
 def document(trial: Trial, runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import precdoctor
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast, Remedy
 from precdoctor.diagnosis.offline.whatif.gather import Totals
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe
 from precdoctor.numerics.prediction import Prediction
-from precdoctor.reporting.json_report import SCHEMA_VERSION
+from precdoctor.reporting.json_report import answer_head
 
 _QUANTITIES = ("flushed", "subnormal", "saturated", "sqnr_db", "relative_error", "headroom_binades", "scales_flushed")
 
@@ -24,9 +23,7 @@ def document(answer: Answer, run: Mapping[str, Any]) -> dict[str, Any]:
     """
     question = answer.question
     return {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"name": "precdoctor", "version": precdoctor.__version__},
-        "run": jsonable(run),
+        **answer_head(run),
         "question": {
             **described(question.recipe),
             "loss_scale": question.recipe.loss_scale,

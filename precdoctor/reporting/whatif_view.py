@@ -19,7 +19,8 @@ from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar, range_words
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.run_head import print_head, run_facts
+from precdoctor.reporting.tables import left, right, table
 from precdoctor.reporting.text import clean, number
 from precdoctor.reporting.whatif_report import together
 
@@ -36,9 +37,7 @@ def print_full(answer: Answer, run: Mapping[str, Any], console: Console, *, wors
     Args:
         worst: how many tensors to list.
     """
-    console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
-    console.print(Text(run_facts(run)))
-    console.print(Text.assemble("\n", (question(answer), "pd.strong")))
+    print_head(run, console, question(answer))
     console.print(Text(verdict(answer), "pd.bad" if answer.failing else "pd.good" if not answer.unknown else "pd.near"))
     console.print(Text(all_steps(answer)))
     shown = answer.forecasts[:worst]
@@ -164,19 +163,15 @@ def _table(answer: Answer, shown: tuple[Forecast, ...], console: Console) -> Tab
     clipped = console.width >= _ROOMY or any(f.prediction and f.prediction.saturated.estimate for f in shown)
     columns = ["flushed", *(["saturated"] if clipped else []), "SQNR"]
     columns += [*(["headroom", "scale"] if console.width >= _WIDE else []), "step"]
-    table = Table(box=None, padding=(0, gap, 0, 0), header_style="pd.label", pad_edge=False)
-    table.add_column("tensor")
-    table.add_column(range_words(answer.question.recipe.format, ascii_only=ascii_only), no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    if answer.failing:
-        table.add_column("would hold", no_wrap=True)
+    range_column = left(range_words(answer.question.recipe.format, ascii_only=ascii_only))
+    instead = left("would hold") if answer.failing else []
+    shown_table = table({"header": "tensor"}, *range_column, *right(*columns), *instead, gap=gap)
     for f in shown:
         told = _told(f)
         cells: list[RenderableType] = [Name(place(f), "pd.bad" if f.misses else ""), bar(f, answer, ascii_only)]
         cells += [told.get(column, Text("–", "pd.quiet")) for column in columns]
-        table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
-    return table
+        shown_table.add_row(*cells, *([Text(would_hold(f))] if answer.failing else []))
+    return shown_table
 
 
 def _told(f: Forecast) -> dict[str, Text]:

@@ -47,13 +47,10 @@ def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
     told = replace(finding, prescriptions=_once([*first, *own, *then, *general]))
     if not off:
         return told
-    back = "only a checkpoint from before that step is worth going back to"
-    if off[0][0] == 0:
-        back = "no checkpoint is from before that: start again"
+    back = "resume from a checkpoint before that step" if off[0][0] else "no checkpoint is older: start again"
     return replace(
         told,
-        message=f"{finding.message} By then the run had left its course, at step {off[0][0]} ({off[0][1]}, told "
-        f"below): this is how it ended, and {back}.",
+        message=f"{finding.message} Training had already diverged at step {off[0][0]} ({off[0][1]}, below): {back}.",
         evidence={**finding.evidence, "left_its_course_at": off[0][0]},
     )
 

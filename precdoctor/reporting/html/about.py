@@ -12,10 +12,10 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.engine import describe_recorder
 from precdoctor.diagnosis.survey.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.reporting.dtypes_view import dtypes_words, modules_words
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
+from precdoctor.reporting.scans_view import dtypes_words, modules_words
 from precdoctor.reporting.text import clean, not_neutral, number, size
 
 

@@ -180,17 +180,9 @@ def _strip(evidence: Any) -> Strip | None:
         for k, c in enumerate(histogram.counts.tolist(), histogram.lo)
     ]
     every = next((n for n in (1, 2, 4, 8, 16, 32) if (high - low) / n <= 8), 64)
-    marks = [(k, svg.power(k)) for k in range(math.ceil(low / every) * every, math.floor(high) + 1, every)]
-    return Strip(drawing, _axis(low, high, marks), caption + ".", rows)
-
-
-def _axis(low: float, high: float, marks: Sequence[tuple[int, str]]) -> Markup:
-    labels = []
-    for value, text in marks:
-        share = (value - low) / (high - low)
-        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
-        labels.append(svg.el("text", text, x=svg.percentage(share), y="13", text_anchor=anchor))
-    return svg.join(labels)
+    marks = range(math.ceil(low / every) * every, math.floor(high) + 1, every)
+    axis = svg.axis((((k - low) / (high - low), svg.power(k)) for k in marks), "13")
+    return Strip(drawing, axis, caption + ".", rows)
 
 
 def _bands(fmt: Format, low: float, high: float, height: float) -> list[Markup]:
@@ -230,8 +222,8 @@ def _history(finding: Finding) -> Strip | None:
     caption = f"amax at the healthy steps before: {span_text}; the line is the end of {fmt.name}."
     rows = [(f"step {s}", number(a)) for s, a in seen]
     first, last = seen[0][0], seen[-1][0]
-    marks = [(s, number(s)) for s in svg.ticks(first, last)]
-    return Strip(svg.stretched(*drawn), _axis(first, max(last, first + 1), marks), caption, rows)
+    axis = svg.axis((((s - first) / steps, number(s)) for s in svg.ticks(first, last)), "13")
+    return Strip(svg.stretched(*drawn), axis, caption, rows)
 
 
 # -- the way to the loss ----------------------------------------------------------------------------------------------

@@ -26,7 +26,8 @@ from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, v
 from precdoctor.reporting.html.layers import KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
 from precdoctor.reporting.html.timeline import timeline
-from precdoctor.reporting.terminal import run_facts, verdict_line
+from precdoctor.reporting.run_head import run_facts
+from precdoctor.reporting.terminal import MARKS, verdict_line
 from precdoctor.reporting.text import clean, number
 
 if TYPE_CHECKING:
@@ -183,17 +184,9 @@ def _start(ours: Subject) -> dict[str, Any]:
     }
 
 
-_MARKS = {
-    Status.PASSED: "✓",
-    Status.FAILED: "✗",
-    Status.INDETERMINATE: "?",
-    Status.NOT_APPLICABLE: "–",
-}
-
-
 def _outcome(rule: RuleOutcome) -> tuple[str, str, str, str, str]:
     """Code, name, status, reason, and the status as a mark."""
-    return (clean(rule.code, 20), clean(rule.name, 80), rule.status.value, clean(rule.reason), _MARKS[rule.status])
+    return (clean(rule.code, 20), clean(rule.name, 80), rule.status.value, clean(rule.reason), MARKS[rule.status][0])
 
 
 def _other(other: Subject) -> dict[str, Any]:

@@ -79,6 +79,15 @@ def ticks(first: float, last: float, most: int = 6) -> list[int]:
     return list(range(int(start), int(last) + 1, max(1, unit)))
 
 
+def axis(labels: Iterable[tuple[float, str]], y: str) -> Markup:
+    """Labels at their shares of an axis, those near an end inside it."""
+    drawn = []
+    for share, text in labels:
+        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
+        drawn.append(el("text", text, x=percentage(share), y=y, text_anchor=anchor))
+    return join(drawn)
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 

@@ -176,15 +176,9 @@ def _incident_lines(across: _Across, incidents: Sequence[int]) -> Markup:
 
 
 def _axis(across: _Across, incidents: Sequence[int]) -> Markup:
-    labels = []
-    for step in svg.ticks(across.first, across.last):
-        share = across.share(step)
-        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
-        labels.append(svg.el("text", number(step), x=svg.percentage(share), y="14", text_anchor=anchor))
-    labels += [
-        svg.el("text", "▲", x=svg.percentage(across.share(step)), y="5", class_="flag") for step in incidents[:50]
-    ]
-    return svg.join(labels)
+    steps = svg.axis(((across.share(step), number(step)) for step in svg.ticks(across.first, across.last)), "14")
+    places = (svg.percentage(across.share(step)) for step in incidents[:50])
+    return svg.join([steps, *(svg.el("text", "▲", x=x, y="5", class_="flag") for x in places)])
 
 
 def _events(view: RunView, across: _Across, incidents: Sequence[int]) -> Markup | None:

@@ -148,6 +148,8 @@ def test_a_planted_fault_is_the_first_op_that_differs(runs, fault, op, lines, ca
     told = json.loads(capsys.readouterr().out)
     assert told["compare_ops"]["step"] == 0 and told["findings"][0]["code"] == "PD810"
     assert told["findings"][0]["location"]["source"]["line"] == line_of(*lines)
+    if fault == "eps":
+        assert told["findings"][0]["message"].startswith("Argument `other` is 1e-05 in A and 0.01 in B. Its results")
 
 
 def test_autocast_is_explained_by_its_format_and_told_where_it_begins(runs):

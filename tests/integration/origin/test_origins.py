@@ -6,6 +6,7 @@ import dataclasses
 import io
 
 import pytest
+import torch
 
 import precdoctor
 from precdoctor.reporting.console import make_console
@@ -22,8 +23,15 @@ REPRODUCED = {
 }
 
 
+#: Torch before 2.12 does not keep what a compiled function returned (docs/reliability.md).
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
+UNKEPT = {"compiled_loss", "compiled_with_its_model"} if OLD else set()
+
+
 @pytest.fixture(params=FAULTS)
 def name(request):
+    if request.param in UNKEPT:
+        pytest.skip("this torch does not keep what a compiled function returned")
     return request.param
 
 
@@ -42,10 +50,12 @@ def test_the_op_the_line_and_the_cause_are_found(faulty, name):
     assert finding.location.module == fault.module
     assert finding.confidence >= 0.75
     assert finding.prescriptions
+    step = finding.location.step
+    assert finding.evidence["last_finite_step"] == (step - 1 if step else None), "the checkpoint to go back to"
 
 
-def test_looking_changes_nothing(faulty, name):
-    assert faulty.recorded[name] == faulty.plain[name]
+def test_looking_changes_nothing(faulty):
+    assert [name for name in FAULTS if faulty.recorded[name] != faulty.plain[name]] == []
 
 
 def test_the_replay_is_the_run_itself(faulty, name):
@@ -101,9 +111,3 @@ def test_a_poisoned_optimizer_state_is_named_although_the_weights_stay_finite(fa
     assert (finding.location.step, finding.location.kind) == (BAD_STEP, "opt_state")
     assert finding.evidence["last_finite_step"] == BAD_STEP - 1
     assert "exp_avg_sq" in finding.title
-
-
-def test_the_checkpoint_to_go_back_to_is_named(faulty, name):
-    (finding, *_) = faulty.findings(name)
-    step = finding.location.step
-    assert finding.evidence["last_finite_step"] == (step - 1 if step else None)

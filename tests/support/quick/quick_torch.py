@@ -22,10 +22,10 @@ class StandIn(types.ModuleType):
         super().__init__(name)
         self._undecided = []
 
-    def disable(self, fn=None, recursive=True, *, wrapping=True, **more):
+    def disable(self, fn=None, recursive=True, **more):
         """What optimizers call at the first call of a method; they keep the answer in ``fn.__dynamo_disable``."""
-        if wrapping:  # a decorator of somebody's
-            return self.give_way().disable(fn, recursive, wrapping=wrapping, **more)
+        if more.get("wrapping", True):  # a decorator of somebody's, or an older torch, which does not say
+            return self.give_way().disable(fn, recursive, **more)
         self._undecided.append(fn)
         return fn
 

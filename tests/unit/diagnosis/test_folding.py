@@ -119,12 +119,6 @@ def test_what_a_scan_saw_where_it_later_broke_is_told_once() -> None:
     assert len(fold([elsewhere, origin])) == 2
 
 
-def test_fp16_on_a_device_with_bf16_is_told_with_what_it_led_to() -> None:
-    price = finding("PD709", None, severity=Severity.INFO)
-    assert [f.code for f in fold([price, finding("PD302", 20)])] == ["PD302"]
-    assert len(fold([price, finding("PD501", 20)])) == 2
-
-
 findings = st.builds(
     lambda code, step, more: finding(code, step, last=step + more),
     st.sampled_from(["PD101", "PD103", "PD104", "PD301", "PD501"]),

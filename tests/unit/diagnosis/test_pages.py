@@ -72,7 +72,6 @@ NAMES = {
     "PD706": "lossy-cast",
     "PD707": "incomplete-determinism",
     "PD708": "narrow-gradient-reduction",
-    "PD709": "fp16-where-bf16-fits",
     "PD710": "unequal-replicas",
 }
 

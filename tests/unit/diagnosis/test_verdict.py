@@ -9,7 +9,7 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Location, Ru
 from precdoctor.diagnosis.engine import diagnose
 from precdoctor.diagnosis.ranking.verdict import exit_code, untrustworthy, worst
 from precdoctor.errors import NothingRecordedError, UsageError
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.run_head import run_facts
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run
 from tests.support.tensors import row_of

@@ -24,17 +24,15 @@ def test_stock_settings():
     assert known["deterministic_algorithms"] is False
 
 
-def test_what_asks_for_determinism():
+def test_what_asks_for_determinism_and_for_narrower_products():
     known = read_after(
         "torch.use_deterministic_algorithms(True, warn_only=True)",
         "import os; os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':4096:8'",
+        "torch.set_float32_matmul_precision('high')",  # the older spelling
     )
     assert known["deterministic_algorithms"] is True and known["deterministic_warn_only"] is True
     assert known["cublas_workspace_config"] == ":4096:8" and flags()["deterministic_warn_only"] is False
-
-
-def test_the_older_spelling():
-    assert read_after("torch.set_float32_matmul_precision('high')")["float32_matmul_precision"] == "high"
+    assert known["float32_matmul_precision"] == "high"
 
 
 def test_the_newer_spelling_makes_the_older_one_unreadable_and_nothing_else():

@@ -19,7 +19,11 @@ with pytest.MonkeyPatch.context() as _patch:
     triton_batch = pytest.importorskip("precdoctor.recording.kernels.triton_batch")
 
 # What NumPy says, in the interpreter, of Inf and NaN.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    # of the interpreter of Triton before 3.3, with NumPy of today
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),
+]
 FINGERPRINT = 8
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

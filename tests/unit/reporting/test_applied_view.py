@@ -9,7 +9,7 @@ import pytest
 
 from precdoctor.comparison.compare import compare
 from precdoctor.reporting.outputs import WRITERS, Report
-from precdoctor.reporting.terminal import run_facts
+from precdoctor.reporting.run_head import run_facts
 from precdoctor.runlog import open_run
 from tests.support.training import Training
 

@@ -6,9 +6,8 @@ tensor (PD706). An error counts only by its *effect*: its share of the result th
 in ``survey.scans``.
 
 Rules on *settings* read facts of the run, and report only where recorded tensors show that the setting matters: TF32
-and reduced-precision accumulation (PD702), partial determinism (PD707), the format of a gradient reduction (PD708),
-FP16 where BF16 has the range (PD709). PD703 finds *positions* and angles that their format cannot tell apart: tables by
-their buffers, sines by their scan.
+and reduced-precision accumulation (PD702), partial determinism (PD707), the format of a gradient reduction (PD708).
+PD703 finds *positions* and angles that their format cannot tell apart: tables by their buffers, sines by their scan.
 
 PD710 holds the *replicas* of a weight against one another: copies that several ranks should hold alike, by the layout
 that the recorder wrote (``survey.replicas``).
@@ -20,7 +19,6 @@ PD704 reads ``precdoctor shadow``, which runs steps again in FP32. Errors are in
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families.configuration import (
     catastrophic_cancellation,
-    fp16_where_bf16_fits,
     half_precision_positions,
     incomplete_determinism,
     lossy_cast,
@@ -40,6 +38,5 @@ RULES: tuple[Rule, ...] = (
     lossy_cast.RULE,
     incomplete_determinism.RULE,
     narrow_gradient_reduction.RULE,
-    fp16_where_bf16_fits.RULE,
     unequal_replicas.RULE,
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
@@ -19,7 +19,7 @@ from precdoctor.diagnosis.families.configuration.half_precision_positions_angles
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, parameters
 from precdoctor.diagnosis.survey.measures import lists
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import TensorRow, known_format, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.rows import TensorRow, known_format, location, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
@@ -203,7 +203,7 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
         confidence=0.85 if length else 0.7,
         title=f"`{name}` {holds}: {effect}",
         message=message,
-        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.FORWARD, row.rank, row.step),
+        location=location(row, Phase.FORWARD, row.rank, row.step),
         evidence={
             "effect": table.what,
             "measured": table.error,

@@ -222,10 +222,7 @@ def _finding(flag: _Flag) -> Finding:
         title=flag.title,
         message=flag.message,
         location=Location(
-            *(layer.root, layer.module, layer.module_class or None, "output"),
-            phase=Phase.FORWARD,
-            rank=layer.rank,
-            step=layer.step,
+            *(layer.root, layer.module, layer.module_class or None, "output"), Phase.FORWARD, layer.rank, layer.step
         ),
         evidence={
             **flag.evidence,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -25,6 +25,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
 from precdoctor.diagnosis.survey.rows import (
+    BACKWARD_KINDS,
     Key,
     TensorRow,
     known_format,
@@ -32,6 +33,7 @@ from precdoctor.diagnosis.survey.rows import (
     path_to,
     range_evidence,
 )
+from precdoctor.diagnosis.survey.rows import location as location_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FORMATS
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -160,6 +162,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     binades = tensor.binades
     if source is not None and source.amax:
         binades = max(1, math.ceil(math.log2(source.amax * (row.scale or 1.0) / largest)))
+    phase = Phase.BACKWARD if row.kind in BACKWARD_KINDS else Phase.FORWARD
     confidence = 0.95 if tensor.exact else 0.8 if tensor.numel >= 4096 else 0.6
     return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
@@ -169,15 +172,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
         f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
         f"{percent(tensor.worst_share)} at step {step}. "
         f"Larger values silently became equal. {plural(guilty, 'tensor')} above the limit.",
-        location=Location(
-            row.root,
-            row.module,
-            row.module_class or None,
-            row.kind,
-            Phase.BACKWARD if row.kind.startswith(("grad", "weight_grad")) else Phase.FORWARD,
-            process.rank,
-            step,
-        ),
+        location=location_of(row, phase, process.rank, step),
         evidence={
             "at_max_share": tensor.share,
             "limit": limit,

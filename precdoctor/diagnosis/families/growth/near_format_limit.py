@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
@@ -274,6 +273,5 @@ RULE = Rule(
         RuleOption("clamped_share", 0.01, "fraction", "Maximum share of a clamped tensor beyond its format's range.",
                    "Chosen empirically: a clamp may catch single outliers.", maximum=1.0),
     ),
-    explains=when(anywhere, "PD709"),
     check=check,
 )  # fmt: skip

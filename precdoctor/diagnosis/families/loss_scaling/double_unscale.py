@@ -223,12 +223,12 @@ def _most(found: Iterator[_Misuse], share: float) -> _Misuse | None:
 def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Finding:
     steps = by_optimizer(view).get((found.process, found.optimizer), ())
     first = next((s for s in steps if s.loss_scale), None)
-    scale = _scale(first)
+    scale, step = _scale_at(first)
     message = (
         f"On {plural(found.steps, 'step')} of {found.of:,} ({percent(found.share)}, limit "
         f"{percent(options['share'])}) the script called `scaler.unscale_` {found.times} times on the same gradients, "
         "with `scaler.update()` in between. Each call divides the whole sum so far by the loss scale"
-        + (f", {scale:g} at step {first.step}" if first is not None else "")
+        + (f", {scale:g} at step {step}" if first is not None else "")
         + f". The last micro-batch counts in full, the one before it with 1 / {scale:g}, earlier ones with less."
     )
     return RULE.finding(
@@ -236,11 +236,7 @@ def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Findin
         title=f"gradients are unscaled {found.times} times a step: one micro-batch of {found.times} counts",
         message=message,
         location=Location(
-            root=found.root,
-            module="" if found.root else None,
-            phase=Phase.OPTIMIZER,
-            rank=found.process.rank,
-            step=first.step if first is not None else 0,
+            found.root, "" if found.root else None, phase=Phase.OPTIMIZER, rank=found.process.rank, step=step
         ),
         evidence={
             "unscaled_times": found.times,
@@ -272,7 +268,7 @@ def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Findin
 def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> Finding:
     steps = view.timeline.get(found.process, ())
     first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
-    scale = _scale(first)
+    scale, step = _scale_at(first)
     line = f" at {found.source.file}:{found.source.line}" if found.source is not None else ""
     return RULE.finding(
         confidence=0.95,
@@ -283,12 +279,7 @@ def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> F
             "`scaler.scale`, not on the result. `scaler.step` still divides: the optimizer gets gradients "
             f"{scale:g} times too small, and nothing protects them from being flushed to zero in FP16."
         ),
-        location=Location(
-            phase=Phase.OPTIMIZER,
-            rank=found.process.rank,
-            step=first.step if first is not None else 0,
-            source=found.source,
-        ),
+        location=Location(phase=Phase.OPTIMIZER, rank=found.process.rank, step=step, source=found.source),
         evidence={
             "given_share": 1.0 / scale,
             "loss_scale": scale,
@@ -308,8 +299,9 @@ def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> F
     )
 
 
-def _scale(facts: StepFacts | None) -> float:
-    return (facts.loss_scale if facts is not None else None) or 1.0
+def _scale_at(facts: StepFacts | None) -> tuple[float, int]:
+    """The loss scale and its step; 1 and 0 where none is known."""
+    return (1.0, 0) if facts is None else (facts.loss_scale or 1.0, facts.step)
 
 
 RULE = Rule(

@@ -177,7 +177,7 @@ RULE = Rule(
                    "At an interval of 1 the scaler resets its count on every clean step.", 1.0),
     ),
     sampled_steps=False,
-    explains=when(anywhere, "PD301", "PD302", "PD303", "PD709"),
+    explains=when(anywhere, "PD301", "PD302", "PD303"),
     check=check,
     step_columns=("loss_scale", "growth_tracker", "skipped"),
 )  # fmt: skip

@@ -285,7 +285,7 @@ RULE = Rule(
     ),
     sampled_steps=False,
     explains={
-        **when(anywhere, "PD302", "PD303", "PD709"),
+        **when(anywhere, "PD302", "PD303"),
         **when(same_module, "PD601", "PD602"),
         **when(mended_by_the_scale, "PD102"),
         **when(flushed_at_its_level, "PD201", "PD202"),

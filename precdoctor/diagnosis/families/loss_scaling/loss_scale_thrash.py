@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import culprits
@@ -160,7 +159,6 @@ RULE = Rule(
         RuleOption("min_probes", 3.0, "steps", "Minimum number of probes.", minimum=1.0),
     ),
     sampled_steps=False,
-    explains=when(anywhere, "PD709"),
     check=check,
     step_columns=("loss_scale", "skipped", "growth_tracker"),
 )  # fmt: skip

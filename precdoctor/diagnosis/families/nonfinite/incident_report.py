@@ -28,7 +28,7 @@ Describe = Callable[[RunView, Incident], Report]
 
 #: Rules whose findings lead to a non-finite value, or show the same fault from another side, whatever their steps.
 LEAD_TO_NONFINITE = (
-    *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606", "PD709"),
+    *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606"),
 )
 #: Occurrences listed in the evidence; a screen holds no more.
 _LISTED = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, rows_of
@@ -16,7 +16,7 @@ from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import decay_of, second_moments
 from precdoctor.diagnosis.survey.parameters import adam_groups, parameter_label
-from precdoctor.diagnosis.survey.rows import Key, Parameter, number, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -214,9 +214,7 @@ def _finding(
         confidence=0.95 if root is not None else 0.85 if gradient.shares.size >= 8 else 0.7,
         title=f"Adam's eps {eps:g} swallows the gradient of `{parameter}` (RMS {rms:.1g})",
         message=message,
-        location=Location(
-            row.root, row.module, row.module_class or None, row.kind, Phase.OPTIMIZER, process.rank, step
-        ),
+        location=location(row, Phase.OPTIMIZER, process.rank, step),
         evidence={
             "below_eps_share": gradient.share,
             "limit": options["below_share"],

@@ -119,10 +119,7 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
         title=f"`{name}` is not its FP32 master copy rounded: {ulps:.2g} ulps apart",
         message=message,
         location=Location(
-            *(place[0], place[1], pair.module_class or None, "master_weight"),
-            phase=Phase.OPTIMIZER,
-            rank=pair.process.rank,
-            step=last,
+            *place[:2], pair.module_class or None, "master_weight", Phase.OPTIMIZER, pair.process.rank, last
         ),
         evidence={
             "ulps_apart": ulps,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
@@ -21,6 +21,7 @@ from precdoctor.diagnosis.survey.rows import (
     Parameter,
     TensorRow,
     known_format,
+    location,
     number,
     path_evidence,
     range_evidence,
@@ -154,12 +155,7 @@ def _finding(
         title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient "
         f"({stored or row.dtype})",
         message=message,
-        location=Location(
-            *(row.root, row.module, row.module_class or None, row.kind),
-            phase=Phase.OPTIMIZER,
-            rank=row.rank,
-            step=row.step,
-        ),
+        location=location(row, Phase.OPTIMIZER, row.rank, row.step),
         evidence={
             "zero_share": lost.share,
             "limit": share_limit,

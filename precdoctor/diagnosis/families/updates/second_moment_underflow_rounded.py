@@ -152,10 +152,7 @@ def rounded_finding(
         title=_title(worst, leap),
         message=f"{_words(view, worst, leap, eps)}{plural(len(lost.keys() | long.keys()), 'parameter')} affected.",
         location=Location(
-            *(shown.owner[0], shown.owner[1], shown.module_class or None, kind),
-            phase=Phase.OPTIMIZER,
-            rank=shown.process.rank,
-            step=shown.step,
+            *shown.owner[:2], shown.module_class or None, kind, Phase.OPTIMIZER, shown.process.rank, shown.step
         ),
         evidence={
             "zero_under_first_moment": None if worst is None else worst.share,

@@ -179,7 +179,7 @@ def _finding(
     weight, twin = weights[place], stalled[place]
     fmt = known_format(weight.dtype)
     half_ulp = 2.0 ** -(fmt.mantissa_bits + 1) if fmt is not None else 0.0
-    writes = weight.steps.size - 1
+    writes, at = weight.steps.size - 1, (weight.process.rank, int(weight.steps[-1]))
     elements = sum(weights[p].numel for p in averages)
     share = len(stalled) / len(averages)
     message = (
@@ -192,12 +192,7 @@ def _finding(
         confidence=0.9 if len(averages) > 1 else 0.75,
         title=f"the average `{dotted(*place[1:])}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
         message=message,
-        location=Location(
-            *(place[0], place[1], weight.module_class or None, "weight"),
-            phase=Phase.OPTIMIZER,
-            rank=weight.process.rank,
-            step=int(weight.steps[-1]),
-        ),
+        location=Location(*place[:2], weight.module_class or None, "weight", Phase.OPTIMIZER, *at),
         evidence={
             "writes": writes,
             "limit": options["min_writes"],
@@ -240,10 +235,7 @@ def _statistics_finding(stalled: Mapping[Parameter, Buffer], options: Options) -
         title=f"the running statistic `{label}`{_and_more(stalled)} is written to and never moves in {buffer.dtype}",
         message=message,
         location=Location(
-            *(place[0], place[1], buffer.module_class or None, "buffer"),
-            phase=Phase.FORWARD,
-            rank=buffer.process.rank,
-            step=int(buffer.steps[-1]),
+            *place[:2], buffer.module_class or None, "buffer", Phase.FORWARD, buffer.process.rank, int(buffer.steps[-1])
         ),
         evidence={
             "writes": writes,
@@ -280,10 +272,7 @@ def _count_finding(counts: Mapping[Parameter, Buffer], options: Options) -> Find
         f"{count.dtype}",
         message=message,
         location=Location(
-            *(place[0], place[1], count.module_class or None, "buffer"),
-            phase=Phase.FORWARD,
-            rank=count.process.rank,
-            step=count.last_change,
+            *place[:2], count.module_class or None, "buffer", Phase.FORWARD, count.process.rank, count.last_change
         ),
         evidence={
             "writes": count.idle,

@@ -151,7 +151,7 @@ def ask(
         recipe = Recipe(format=fmt, scaling=scaling or default_scaling(fmt))
     if rule is not None:
         if recipe.block is None:
-            raise UsageError(f"--scale-rule {rule} speaks of block scales; {recipe.name} is not a block format")
+            raise UsageError(f"--scale-rule {rule} is for block scales, and {recipe.name} is not a block format")
         recipe = replace(recipe, rule=ScaleRule(rule))
     if scale is not None:
         if recipe.block is not None or scaling is not None:

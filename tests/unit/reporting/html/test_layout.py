@@ -40,7 +40,7 @@ PROBE = """<script>
     if (e.matches(".maptable, .controls, .heat") && e.scrollWidth > e.clientWidth + 1) beyond.push(name);
     if (e.matches("[data-name]")) (twins[e.closest("section").id + e.innerText] ||= new Set()).add(e.dataset.name);
   }
-  parent.document.title = JSON.stringify({
+  parent.seen[frameElement.width] = {
     width: root.clientWidth, scroll: root.scrollWidth, cut, beyond,
     page: getComputedStyle(document.body).backgroundColor,
     alike: Object.entries(twins).filter(([, names]) => names.size > 1).map(([text]) => text),
@@ -48,25 +48,32 @@ PROBE = """<script>
     shares: document.querySelectorAll("#rows td:not(.strips)").length,
     unseen: [...document.querySelectorAll("#rows tbody td, td.num")].filter(
       (e) => !e.closest("details:not([open])") && !e.matches(".minor") && !e.getBoundingClientRect().width).length,
-  });
+  };
+  parent.document.title = JSON.stringify(parent.seen);
 </script></body>"""
 
 
-def measured(tmp_path, text, width, *, dark):
-    """What :data:`PROBE` found in a frame of ``width`` pixels; a window itself is never as narrow as a telephone."""
+def measured(tmp_path, text, *widths, dark):
+    """What :data:`PROBE` found, by the width of its frame in pixels; no window is as narrow as a telephone."""
     text = re.sub(r'<meta http-equiv="Content-Security-Policy".*?>', "", text).replace("</body>", PROBE)
-    frame = f'<iframe width="{width}" height="900" style="border:0" srcdoc="{html.escape(text)}"></iframe>'
-    page = f'<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><title></title>{frame}'
-    (tmp_path / "report.html").write_text(page, encoding="utf-8")
+    source = html.escape(text)
+    frames = [f'<iframe width="{w}" height="900" style="border:0" srcdoc="{source}"></iframe>' for w in widths]
+    head = (
+        '<meta charset="utf-8"><meta name="color-scheme" content="light dark"><title></title><script>seen = {}</script>'
+    )
+    (tmp_path / "report.html").write_text(f"<!doctype html>{head}{''.join(frames)}", encoding="utf-8")
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     dom, console = dump(tmp_path / "report.html", "--window-size=1400,1000", scheme)
     assert console == []
-    return json.loads(html.unescape(re.search("<title>(.*?)</title>", dom)[1]))
+    seen = json.loads(html.unescape(re.search("<title>(.*?)</title>", dom)[1]))
+    assert set(seen) == set(map(str, widths))
+    return {int(width): found for width, found in seen.items()}
 
 
-def fits(seen, width):
-    assert seen["width"] == pytest.approx(width, abs=20) and seen["scroll"] <= seen["width"]
-    assert (seen["cut"], seen["beyond"], seen["alike"], seen["unseen"]) == ([], [], [], 0)
+def fits(seen):
+    for width, found in seen.items():
+        assert found["width"] == pytest.approx(width, abs=20) and found["scroll"] <= found["width"]
+        assert (width, found["cut"], found["beyond"], found["alike"], found["unseen"]) == (width, [], [], [], 0)
 
 
 def deep_run(path, layers, steps=3, ranks=1, **last):
@@ -93,41 +100,39 @@ def deep_run(path, layers, steps=3, ranks=1, **last):
 def test_a_page_fits_its_window_and_follows_the_theme(tmp_path, width, dark):
     text = render(open_run(SAMPLES / "gpt-fp16-attention-nan" / "run"))
     seen = measured(tmp_path, text, width, dark=dark)
-    fits(seen, width)
-    brightness = sum(map(int, re.findall(r"\d+", seen["page"])[:3])) / 3
+    fits(seen)
+    brightness = sum(map(int, re.findall(r"\d+", seen[width]["page"])[:3])) / 3
     assert brightness < 60 if dark else brightness > 200
 
 
-@pytest.mark.parametrize("width", [320, 400, 700, 1280])
-def test_deep_names_are_shortened_so_that_the_layer_can_be_told(tmp_path, width):
-    seen = measured(tmp_path, render(open_run(deep_run(tmp_path / "run", layers=12, nan=2))), width, dark=False)
-    fits(seen, width)
-    assert seen["elided"] > 12 and seen["shares"] > 5 * 12
+def test_deep_names_are_shortened_so_that_the_layer_can_be_told(tmp_path):
+    text = render(open_run(deep_run(tmp_path / "run", layers=12, nan=2)))
+    seen = measured(tmp_path, text, 320, 400, 700, 1280, dark=False)
+    fits(seen)
+    assert all(found["elided"] > 12 and found["shares"] > 5 * 12 for found in seen.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("name", sorted(p.parent.name for p in SAMPLES.glob("*/run")))
-def test_the_samples_fit(tmp_path, name, width):
-    fits(measured(tmp_path, render(open_run(SAMPLES / name / "run")), width, dark=width == 400), width)
+def test_the_samples_fit(tmp_path, name):
+    text = render(open_run(SAMPLES / name / "run"))
+    fits(measured(tmp_path, text, 400, dark=True))
+    fits(measured(tmp_path, text, 1280, dark=False))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [400, 1280])
 @pytest.mark.parametrize("made", [{"layers": 60}, {"layers": 2, "steps": 1}, {"layers": 4, "ranks": 8}], ids=str)
-def test_large_small_and_parallel_runs_fit(tmp_path, made, width):
-    fits(measured(tmp_path, render(open_run(deep_run(tmp_path / "run", **made))), width, dark=False), width)
+def test_large_small_and_parallel_runs_fit(tmp_path, made):
+    fits(measured(tmp_path, render(open_run(deep_run(tmp_path / "run", **made))), 400, 1280, dark=False))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [400, 1280])
-def test_two_runs_fit(tmp_path, width):
+def test_two_runs_fit(tmp_path):
     ours, other = (open_run(deep_run(tmp_path / n, layers=6, pos_inf=int(n == "a"))) for n in "ab")
-    fits(measured(tmp_path, render(ours, other), width, dark=False), width)
+    fits(measured(tmp_path, render(ours, other), 400, 1280, dark=False))
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-def test_a_comparison_op_by_op_fits_a_telephone_and_a_desk(tmp_path, width):
+def test_a_comparison_op_by_op_fits_a_telephone_and_a_desk(tmp_path):
     layers = [0, 1, 2, 3] * 8
     long = "model.layers.17.self_attn.a_projection_with_a_long_name"
     runs = []
@@ -136,5 +141,5 @@ def test_a_comparison_op_by_op_fits_a_telephone_and_a_desk(tmp_path, width):
         runs.append(open_run(write_run(tmp_path / name, [{}], [{}], ops=rows)))
     text = op_page.render(compare_ops(*runs))
     for dark in (False, True):
-        found = measured(tmp_path, text, width, dark=dark)
-        assert (found["cut"], found["beyond"], found["scroll"]) == ([], [], found["width"])
+        for width, found in measured(tmp_path, text, 400, 1280, dark=dark).items():
+            assert (width, found["cut"], found["beyond"], found["scroll"]) == (width, [], [], found["width"])

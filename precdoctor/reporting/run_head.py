@@ -1,0 +1,60 @@
+"""What stands above an answer: the run's directory, what was run, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.ranking.ending import ending
+from precdoctor.reporting.text import clean, number
+
+
+def print_head(run: Mapping[str, Any], console: Console, question: str = "") -> None:
+    """The run's directory, what it was, and what was asked about it."""
+    console.print(Text(clean(run.get("path", "")), "pd.strong"), soft_wrap=True)
+    console.print(Text(run_facts(run)))
+    if question:
+        console.print(Text.assemble("\n", (question, "pd.strong")))
+
+
+def print_ending(run: Mapping[str, Any], console: Console) -> None:
+    """A line of its own for a command that did not end well."""
+    if said := ending(run):
+        console.print(Text(f"{clean(said)}.", "pd.near"))
+
+
+def run_facts(run: Mapping[str, Any]) -> str:
+    """``python train.py; steps 0–37, 1 rank; not closed cleanly``, from what the run says about itself."""
+    out = []
+    command = run.get("command")
+    if isinstance(command, (list, tuple)) and command:
+        program = str(command[0]).rsplit("/", 1)[-1]  # which interpreter it was is no help here
+        out.append(clean(" ".join([program, *map(str, command[1:])]), 160))
+    counts = []
+    steps, sampled = run.get("steps"), run.get("sampled_steps")
+    if isinstance(steps, int):
+        first, last = run.get("first_step"), run.get("last_step")
+        counts.append(f"steps {first}–{last}" if isinstance(first, int) and first != last else plural(steps, "step"))
+        if isinstance(sampled, int) and sampled != steps:
+            counts.append(f"{number(sampled)} with full statistics")
+    if isinstance(run.get("ranks"), int):
+        counts.append(plural(run["ranks"], "rank"))
+    device = run.get("device")
+    if isinstance(device, Mapping):
+        kind, name = device.get("type"), device.get("name")
+        device = kind if kind == "cpu" or not name else f"{kind} ({name})"
+    if device:
+        counts.append(clean(device, 60))
+    out += [", ".join(counts)] if counts else []
+    if isinstance(run.get("applied"), int):
+        out.append(f"changed by --apply ({plural(run['applied'], 'prescription')})")
+    if run.get("complete") is False:
+        known = isinstance(run.get("exit_status"), int)
+        out.append("not closed cleanly" if known else "not closed cleanly (killed, or still running)")
+    if run.get("cut_short"):
+        out.append(f"recorded no further: {clean(run['cut_short'], 160)}")
+    return "; ".join(out)
