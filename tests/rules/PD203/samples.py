@@ -215,6 +215,10 @@ FIRING = {
         lambda: one_of_two("weight_hh_l0_reverse"), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
         says=("outputs[-1]",),
     ),
+    "sequences_of_one_step": Sample(
+        lambda: one_of_two("weight_hh_l0"), module="blocks.0.mlp.up", kind="weight_grad", severity="info",
+        says=("sequences of one step",),
+    ),
     "two_ranks": Sample(
         lambda: on_two_ranks(0, 1), module="blocks.0.mlp.up", kind="weight_grad", severity="warning", rank=...,
         says=("all 12 recorded steps",),

@@ -216,13 +216,16 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         f"matrices get no gradient. {why}"
     )
     part = blocker is None and not unused and _trains_otherwise(row, rows)
-    if part:
+    short = part and row.name.startswith("weight_hh") and not row.name.endswith("_reverse")
+    if short:
+        message += " Its hidden state is zero throughout, as in sequences of one step."
+    elif part:
         message += _REVERSE if row.name.startswith("weight_hh") and row.name.endswith("_reverse") else _PART
     who = f"`{dotted(row.module, row.name) if part else culprit.module or culprit.root}`"
     unused = unused or part
     title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
     return RULE.finding(
-        severity=Severity.INFO if unused and not part else None,
+        severity=Severity.INFO if unused and (not part or short) else None,
         confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
         title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on "
         f"{'all' if steps == all_steps else 'the last'} {steps} steps",
@@ -237,7 +240,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             "path": path_evidence(path_to([r for r in rows if r.kind in _AROUND[culprit.kind]], culprit)),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(_freeze_part(row),) if part
+        prescriptions=(_freeze_part(row, len(dead)),) if part
         else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
         else (_revive(dead, blocker, row, elements),),
     )  # fmt: skip
@@ -255,12 +258,12 @@ def _trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
     return any(r.zero < r.numel for r in mine)
 
 
-def _freeze_part(row: TensorRow) -> Prescription:
+def _freeze_part(row: TensorRow, weights: int) -> Prescription:
     return Prescription(
         title=f"feed `{dotted(row.module, row.name)}` something other than zeros, or freeze it: weights without "
-        "gradient 1 -> 0",
+        f"gradient {weights} -> 0",
         change={"module": row.module, "parameter": row.name, "requires_grad": {"from": True, "to": False}},
-        predicted={"weights_without_gradient": {"from": 1, "to": 0}},
+        predicted={"weights_without_gradient": {"from": weights, "to": 0}},
         snippet=f"{module_expression(row.module)}.get_parameter({row.name!r}).requires_grad_(False)\n",
     )
 
