@@ -129,8 +129,9 @@ fuzz: $(VENV)/.installed-dev  ## fuzz the readers for half an hour (needs atheri
 	$(PIP) install atheris
 	$(BIN)/python -m benchmarks.torture.fuzz
 
-predictions: $(VENV)/.installed-dev  ## hold predictions against real casts in a recorded run; docs/predictions.md
+predictions: $(VENV)/.installed-dev  ## hold predictions against real casts: docs/predictions.md, benchmarks/results/inference.md
 	$(BIN)/python benchmarks/predictions.py
+	$(BIN)/python benchmarks/inference_predictions.py
 
 prescriptions: $(VENV)/.installed-dev  ## diagnose, apply, verify on small faults; docs/prescriptions.md
 	$(BIN)/python -m benchmarks.prescriptions.table $(ARGS)

@@ -215,6 +215,8 @@ casts, which are tested against ml_dtypes and gfloat code by code.
 A block's amax is known by its binade only, and which elements share a block only in sum: estimates for block formats
 are the less certain ones. So are those of tensors that hang on a few elements or take few values. The intervals hold.
 
+Scales per token, channel and head, of weights, activations and caches: [inference](../benchmarks/results/inference.md).
+
 torch {torch}, {machine}.
 """
 

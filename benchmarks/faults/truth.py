@@ -29,6 +29,7 @@ QUIET_SETS = (
     "silent",
     "silent2",
     "silent3",
+    "silent4",
 )
 SETS = NAN_SETS + QUIET_SETS
 

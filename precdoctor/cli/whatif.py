@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ Examples:
   precdoctor whatif runs/a --format mxfp8 --module 'blocks.*.mlp*'
   precdoctor whatif runs/a --format fp16 --loss-scale 2^13 --kind grad_output
   precdoctor whatif runs/a --format e5m2 --output-format json
+  precdoctor whatif runs/a --format int8 --scaling token
   precdoctor whatif runs/a --state e4m3
   precdoctor whatif runs/a --plan -o plan.toml
   precdoctor whatif runs/a --loss-scaler best
@@ -45,7 +47,9 @@ def whatif(
     scaling: Annotated[
         str | None,
         typer.Option(
-            help="none, tensor, tile128, block32 or block16; default: what the format implies.", metavar="HOW"
+            help="What shares a scale: tensor, tile128, block32, block16, token, channel, head, group128, or none; "
+            "default: what the format implies.",
+            metavar="HOW",
         ),
     ] = None,
     scale: Annotated[
@@ -203,21 +207,34 @@ def _write_plan(
     stream: IO[str],
 ) -> None:
     from precdoctor.diagnosis.engine import describe, view_of
-    from precdoctor.diagnosis.offline.whatif.plan import make_plan
     from precdoctor.reporting import plan_view
     from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.json_report import dumps
 
     module, steps, horizon = asked
-    made = make_plan(run, target, module=module, steps=steps, horizon=horizon)
-    facts = describe(view_of(run))
-    if shape == "json":
-        from precdoctor.reporting.json_report import dumps
+    view = view_of(run)
+    facts = describe(view)
+    if view.trains:
+        from precdoctor.diagnosis.offline.whatif.plan import make_plan
 
-        stream.write(dumps(plan_view.document(made, facts)))
-    elif shape == "toml":
-        stream.write(plan_view.toml(made, facts))
+        plan = make_plan(run, target, module=module, steps=steps, horizon=horizon)
+        document, show = plan_view.document(plan, facts), partial(plan_view.print_plan, plan, facts)
     else:
-        plan_view.print_plan(made, facts, make_console(stream))
+        from precdoctor.diagnosis.offline.whatif.inference_plan import make_inference_plan
+        from precdoctor.reporting import inference_plan_view
+
+        _refuse({"--horizon": horizon is not None}, "nothing trains in this run, so no amax has a trend")
+        found = make_inference_plan(run, target, module=module, steps=steps)
+        document, show = (
+            inference_plan_view.document(found, facts),
+            partial(inference_plan_view.print_plan, found, facts),
+        )
+    if shape == "json":
+        stream.write(dumps(document))
+    elif shape == "toml":
+        stream.write(plan_view.toml(document))
+    else:
+        show(make_console(stream))
 
 
 def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:

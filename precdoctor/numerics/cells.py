@@ -22,6 +22,8 @@ Bools = npt.NDArray[np.bool_]
 #: Up to this many source mantissa bits the points are every value the source can have.
 _FEW_BITS = 7
 _LARGEST = math.ldexp(1.0, 1023)
+#: Of the elements, the smallest first.
+_BULK = 0.9
 
 
 @dataclass(frozen=True)
@@ -252,6 +254,28 @@ def quantum(magnitudes: Floats, fmt: Format) -> Floats:
     below = np.where(mantissa == 0.5, exponent - 2, exponent - 1)
     step: Floats = np.ldexp(1.0, np.maximum(below, 1 - fmt.bias) - fmt.mantissa_bits)
     return step
+
+
+def bulk_decibels(points: Floats, weights: Floats, errors: Floats, energy: Floats | float = 1.0) -> float:
+    """SQNR in dB of the smaller nine tenths of the elements; infinite when nothing of them is lost.
+
+    A few large channels hold most of a tensor's energy, and with it the SQNR of the whole.
+
+    Args:
+        points: magnitudes that stand for the elements, shape ``(cells, points)``; ``weights``: how many, ``errors``:
+            their expected squared errors.
+        energy: what squares of each cell count, shape ``(cells, 1)``.
+    """
+    order = np.argsort(points, axis=None)
+    many = np.cumsum(weights.ravel()[order])
+    if not many.size:
+        return math.inf
+    share = np.clip(
+        (_BULK * many[-1] - (many - weights.ravel()[order])) / weights.ravel()[order].clip(1e-300), 0.0, 1.0
+    )
+    counted = (weights * energy).ravel()[order] * share
+    noise, signal = (float((counted * part.ravel()[order]).sum()) for part in (errors, np.square(points)))
+    return decibels(math.sqrt(noise / signal)) if signal > 0.0 else math.inf
 
 
 def from_error(low: float, high: float, estimate: float) -> tuple[Estimate, Estimate]:

@@ -21,6 +21,7 @@ from precdoctor.numerics.cells import (
     Estimate,
     Limits,
     Statement,
+    bulk_decibels,
     count,
     decibels,
     error_bounds,
@@ -29,7 +30,7 @@ from precdoctor.numerics.cells import (
     spread,
     squared_errors,
 )
-from precdoctor.numerics.formats import Format
+from precdoctor.numerics.formats import Format, Kind
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram, bin_of
 
 _LARGEST = float(np.finfo(np.float64).max)
@@ -128,6 +129,7 @@ class Prediction:
         relative_error: L2 norm of the error over that of the tensor.
         sqnr_db: the same in decibels, ``-20 log10``; -inf when something becomes Inf.
         scales_flushed: fraction of the blocks whose scale itself becomes zero (NVFP4); None without block scales.
+        bulk_sqnr_db: estimated SQNR of the smaller nine tenths of the elements; of integers, else None.
     """
 
     format: str
@@ -143,6 +145,7 @@ class Prediction:
     relative_error: Estimate
     sqnr_db: Estimate
     scales_flushed: Estimate | None = None
+    bulk_sqnr_db: float | None = None
 
 
 def amax_scale(amax: float | None, fmt: Format, *, margin: int = 0, power_of_two: bool = False) -> float:
@@ -203,6 +206,11 @@ def predict(
             n = max(cells.total, 1.0)
             return Estimate.of(low / n, high / n, guess(statement, points, weights) / n)
 
+        bulk = None
+        if fmt.kind is Kind.INTEGER:
+            unit = float(points.max(initial=1.0))  # squares stay in float64's range
+            errors = squared_errors(points, cells, fmt, limits, aligned=False, unit=unit)
+            bulk = bulk_decibels(points / unit, weights, errors)
         flushed, subnormal, saturated = map(fraction, (limits.flushed, limits.subnormal, limits.saturated))
         error, sqnr = from_error(*_squared_relative_error(statistics, scale, guess_of, fmt, limits))
     if not clips and saturated.high > 0.0:
@@ -220,6 +228,7 @@ def predict(
         headroom_binades=_headroom(statistics, scale, fmt),
         relative_error=error,
         sqnr_db=sqnr,
+        bulk_sqnr_db=bulk,
     )
 
 

@@ -36,6 +36,8 @@ KINDS = {
     "subbyte_operand": "FP4 or FP6 operand",
     "block_scale": "block scale",
     "logits": "softmax input",
+    "kv_key": "cached keys",
+    "kv_value": "cached values",
 }
 
 

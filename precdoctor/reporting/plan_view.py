@@ -120,9 +120,9 @@ def _operand(o: OperandPlan) -> dict[str, Any]:
     }
 
 
-def toml(plan: Plan, run: Mapping[str, Any]) -> str:
-    """The same document as TOML 1.0; keys without a value are left out."""
-    whole = document(plan, run)
+def toml(document: Mapping[str, Any]) -> str:
+    """The document of a plan, of training or inference, as TOML 1.0; keys without a value are left out."""
+    whole = dict(document)
     whole["run"] = {k: whole["run"].get(k) for k in ("path", "first_step", "last_step", "steps", "sampled_steps")}
     modules = whole.pop("modules")
     lines = ["# A precision plan: which modules can go how narrow. Made by precdoctor whatif --plan."]

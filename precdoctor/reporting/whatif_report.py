@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of
 from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast, Remedy
 from precdoctor.diagnosis.offline.whatif.gather import Totals
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe
@@ -33,6 +34,7 @@ def document(answer: Answer, run: Mapping[str, Any]) -> dict[str, Any]:
             "target": jsonable(question.target),
         },
         "tensors": [tensor(f, question.recipe) for f in answer.forecasts],
+        "cache": cache(cache_of((f.seen for f in answer.forecasts), lambda _: question.recipe)),
         "totals": {
             "tensors": len(answer.forecasts),
             "failing": len(answer.failing),
@@ -44,6 +46,20 @@ def document(answer: Answer, run: Mapping[str, Any]) -> dict[str, Any]:
             **_fractions(together(answer)),
         },
     }
+
+
+def cache(layers: Sequence[LayerCache]) -> dict[str, Any] | None:
+    """Bytes per token of the cache, now and as asked; null without rows of keys and values."""
+    if not layers:
+        return None
+    each = [{**jsonable(layer), "bytes_per_token": _bytes([layer])} for layer in layers]
+    for layer in each:
+        del layer["now"], layer["asked"]
+    return {"bytes_per_token": _bytes(layers), "layers": each}
+
+
+def _bytes(layers: Sequence[LayerCache]) -> dict[str, float]:
+    return {"now": sum(layer.now for layer in layers), "asked": sum(layer.asked for layer in layers)}
 
 
 def together(answer: Answer) -> Totals:
@@ -92,9 +108,14 @@ def described(recipe: Recipe) -> dict[str, Any]:
 
 def _prediction(prediction: Prediction | None) -> dict[str, Any]:
     if prediction is None:
-        return {"elements": None, **dict.fromkeys(_QUANTITIES)}
+        return {"elements": None, **dict.fromkeys(_QUANTITIES), "bulk_sqnr_db": None}
     numbers: dict[str, Any] = {name: jsonable(getattr(prediction, name)) for name in _QUANTITIES}
-    return {"elements": prediction.elements, "scale": jsonable(prediction.scale), **numbers}
+    return {
+        "elements": prediction.elements,
+        "scale": jsonable(prediction.scale),
+        **numbers,
+        "bulk_sqnr_db": jsonable(prediction.bulk_sqnr_db),
+    }
 
 
 def _fractions(totals: Totals) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of
 from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -21,7 +22,7 @@ from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.run_head import print_head, run_facts
 from precdoctor.reporting.tables import left, right, table
-from precdoctor.reporting.text import clean, number
+from precdoctor.reporting.text import clean, number, size
 from precdoctor.reporting.whatif_report import together
 
 #: From this width on, scale and headroom have room.
@@ -40,6 +41,8 @@ def print_full(answer: Answer, run: Mapping[str, Any], console: Console, *, wors
     print_head(run, console, question(answer))
     console.print(Text(verdict(answer), "pd.bad" if answer.failing else "pd.good" if not answer.unknown else "pd.near"))
     console.print(Text(all_steps(answer)))
+    if memory := cache_memory(answer):
+        console.print(Text(memory))
     shown = answer.forecasts[:worst]
     if shown:
         console.print(Padding(_table(answer, shown, console), (1, 0, 0, 0)))
@@ -76,10 +79,11 @@ def verdict(answer: Answer) -> str:
 
 def target(answer: Answer) -> str:
     """``flushed at most 0.5 %, none saturated, SQNR at least 20 dB``."""
-    limits = answer.question.target
-    clipped = f"saturated at most {percent(limits.max_saturated)}" if limits.max_saturated else "none saturated"
-    clipped = "" if answer.question.recipe.clips_by_design else f"{clipped}, "
-    return f"flushed at most {percent(limits.max_flushed)}, {clipped}SQNR at least {limits.min_sqnr_db:g} dB"
+    limits = answer.question.recipe.limits(answer.question.target)
+    parts = [f"flushed at most {percent(limits.max_flushed)}"] if limits.max_flushed < math.inf else []
+    if limits.max_saturated < math.inf:
+        parts.append(f"saturated at most {percent(limits.max_saturated)}" if limits.max_saturated else "none saturated")
+    return ", ".join([*parts, f"SQNR at least {limits.min_sqnr_db:g} dB"])
 
 
 def all_steps(answer: Answer) -> str:
@@ -93,11 +97,27 @@ def all_steps(answer: Answer) -> str:
     )
 
 
+def cache_memory(answer: Answer) -> str:
+    """``Cache: 1.5 KiB per token in 3 layers (2 x 8 heads x 32 each), 816 B in INT8.``; empty without a cache."""
+    layers = cache_of((f.seen for f in answer.forecasts), lambda _: answer.question.recipe)
+    return cache_words(layers, f"in {answer.question.recipe.name}") if layers else ""
+
+
+def cache_words(layers: Sequence[LayerCache], then: str) -> str:
+    """One sentence: what a token takes in the cache, now and then."""
+    now, asked = sum(layer.now for layer in layers), sum(layer.asked for layer in layers)
+    shapes = {f"{layer.tensors} x {plural(layer.heads, 'head')} x {layer.features}" for layer in layers}
+    each = f" of {shapes.pop()}" if len(shapes) == 1 else ""
+    saved = f" ({100 * asked / now:.0f} %)" if now else ""
+    layers_ = plural(len(layers), "layer")
+    return f"Cache: {size(round(now))} per token in {layers_}{each}, {size(round(asked))} {then}{saved}."
+
+
 def quantity(count: float) -> str:
     """``1.2 M``."""
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
+    for unit, each in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= each:
+            return f"{count / each:.3g} {unit}"
     return f"{count:.0f}"
 
 
@@ -125,6 +145,11 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
         yield "Blocks run along the last dimension: the numbers hold for products that contract it."
     if recipe.clips_by_design:
         yield "Block scales rounded down clip the largest elements a little (--scale-rule up does not): judged by SQNR."
+    if any("bulk" in f.misses for f in answer.failing):
+        yield (
+            "A few large elements hold most of the energy: integers fail where the smaller nine tenths have less than "
+            f"{recipe.limits(answer.question.target).min_bulk_db:g} dB."
+        )
     if recipe.format.bits < 8:
         yield "The target is made for 8 bits and more; formats narrower than that rarely meet it."
     if recipe.scaling in {"none", "fixed"} and recipe.loss_scale is None and "grad_output" in answer.kinds:
@@ -182,7 +207,7 @@ def _told(f: Forecast) -> dict[str, Text]:
     return {
         "flushed": Text(percent(f.flushed), "pd.bad" if "flushed" in f.misses else ""),
         "saturated": Text(percent(p.saturated.estimate), "pd.bad" if "saturated" in f.misses else ""),
-        "SQNR": Text(decibels(p.sqnr_db.estimate), "pd.bad" if "sqnr" in f.misses else ""),
+        "SQNR": Text(decibels(p.sqnr_db.estimate), "pd.bad" if {"sqnr", "bulk"} & set(f.misses) else ""),
         "headroom": Text(binades(p.headroom_binades.estimate)),
         "scale": Text(number(p.scale)),
         "step": Text(number(f.step)),
@@ -191,7 +216,9 @@ def _told(f: Forecast) -> dict[str, Text]:
 
 def would_hold(f: Forecast) -> str:
     """The name of what holds for a tensor that fails."""
-    return "" if f.holds is not False else f.instead.recipe.name if f.instead else "nothing"
+    if f.holds is not False or f.instead is None:
+        return "" if f.holds is not False else "nothing"
+    return f.instead.recipe.short() if f.instead.recipe.grouping else f.instead.recipe.name
 
 
 def bar(forecast: Forecast, answer: Answer, ascii_only: bool) -> Text:
@@ -229,6 +256,7 @@ def print_concise(answer: Answer, console: Console) -> None:
 def markdown(answer: Answer, run: Mapping[str, Any], *, worst: int) -> str:
     """The same as a section of a Markdown page."""
     lines = [f"## {question(answer)}", "", run_facts(run), "", verdict(answer), "", all_steps(answer), ""]
+    lines += [memory, ""] if (memory := cache_memory(answer)) else []
     lines += [
         "| tensor | flushed | saturated | SQNR | headroom | scale | step | would hold |",
         "|---|" + "---:|" * 6 + "---|",

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from precdoctor.runlog.filters import Query, query
-from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import RankDirectory, rank_directories
+from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import read_open, read_sealed
 from precdoctor.runlog.survey import PartFile, Survey, read_manifest, readable, survey
 
@@ -32,7 +32,7 @@ class Follower:
         self._taken: dict[_Part, int] = {}
         self._sizes: dict[_Part, int] = {}
         self._done: set[_Part] = set()
-        self._kept = Kept()
+        self._cache = PartCache()
 
     def new(self, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of ``table`` since the last call, some thousands at a time, with ``columns`` in this order.
@@ -82,7 +82,7 @@ class Follower:
         sealed = part.as_sealed()
         line = listed.get(sealed.path.name)
         if line is None or line.rows > self._taken.get(key, 0):
-            yield from self._unread(key, read_sealed(sealed, line, asked, rank, self._kept))
+            yield from self._unread(key, read_sealed(sealed, line, asked, rank, self._cache))
         self._done.add(key)
 
     def _unread(self, key: _Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 from precdoctor.errors import RunUnreadableError
 from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.runlog.filters import ATTEMPT, Query
-from precdoctor.runlog.kept import Group, Kept, Sound, stamp_of
 from precdoctor.runlog.layout import RankDirectory, read_regular
 from precdoctor.runlog.pages import RowGroup, check_pages, read_footer
+from precdoctor.runlog.part_cache import Group, PartCache, Sound, stamp_of
 from precdoctor.runlog.schema import KINDS, OP_PHASES, PHASES, TABLES
 from precdoctor.runlog.sealing import Part, digest_of
 from precdoctor.runlog.stream import MAX_STREAM_BYTES, read_batches, scan, stored_type
@@ -72,10 +72,10 @@ _TEXTS: Final = {table: [f.name for f in TABLES[table] if stored_type(f.type) ==
 
 
 def read_sealed(
-    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, kept: Kept
+    part: PartFile, listed: Part | None, query: Query, rank: RankDirectory, cache: PartCache
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a sealed part that ``query`` asks for; arguments and errors as for :func:`sealed_rows`."""
-    for batch in sealed_rows(part, listed, query, rank, kept):
+    for batch in sealed_rows(part, listed, query, rank, cache):
         yield query.select(with_attempt(batch, rank))
 
 
@@ -84,7 +84,7 @@ def sealed_rows(
     listed: Part | None,
     query: Query,
     rank: RankDirectory,
-    kept: Kept,
+    cache: PartCache,
     rest: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """The columns of a sealed part that ``query`` needs, with all rows of the row groups it may ask for.
@@ -94,7 +94,7 @@ def sealed_rows(
         listed: its line in parts.jsonl; a part without one is refused.
         query: columns and rows.
         rank: the directory.
-        kept: what earlier queries found out about the parts of the run.
+        cache: what earlier queries found out about the parts of the run.
         rest: columns to give of the other row groups as well, in the order of the schema; none: leave them out.
 
     Raises:
@@ -105,13 +105,13 @@ def sealed_rows(
         if listed is None:
             raise damaged(part.name, "parts.jsonl does not list it")
         stamp = stamp_of(part.path)
-        sound = kept.sound(stamp)
+        sound = cache.sound(stamp)
         if sound is not None and not rest and not _matching(sound, query):
             return
         content = read_regular(part.path, MAX_PART_BYTES)
         if sound is None or len(content) != stamp[-1]:
             sound = _sound(part, listed, content, query.table)
-            kept.found_sound(stamp, sound)
+            cache.found_sound(stamp, sound)
         wanted = set(_matching(sound, query))
         for asked, groups in itertools.groupby(range(len(sound)), lambda n: n in wanted):
             names = query.needed if asked else rest

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.runlog.filters import Query, query
-from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import RankDirectory
+from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined, open_rows, sealed_rows, with_attempt
 from precdoctor.runlog.survey import read_manifest, readable, survey
 
@@ -54,14 +54,14 @@ def checked_engine(engine: str | None) -> str | None:
     return engine
 
 
-def pieces_of(directory: RankDirectory, table: str, kept: Kept) -> list[Piece]:
+def pieces_of(directory: RankDirectory, table: str, cache: PartCache) -> list[Piece]:
     """The pieces of one process's table, in the order of writing.
 
     Raises:
         RunUnreadableError: the directory is damaged or cannot be read.
     """
     with readable(directory.path.name):
-        found = survey(directory.path, kept)
+        found = survey(directory.path, cache)
     whole = Piece(directory, table, None, 0)
     pieces: list[Piece] = []
     for part in found.files:
@@ -81,7 +81,7 @@ def piece_rows(
     columns: Sequence[str],
     more: Sequence[str] = (),
     steps: Sequence[int] | None = None,
-    kept: Kept | None = None,
+    cache: PartCache | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """All rows of a piece, each part read once, some thousands at a time; always with step, rank and attempt.
 
@@ -90,14 +90,14 @@ def piece_rows(
         columns: of every row.
         more: further columns of the row groups that may hold ``steps``; other batches come without them.
         steps: None means all.
-        kept: what earlier queries found out about the parts of the run.
+        cache: what earlier queries found out about the parts of the run.
 
     Raises:
         UsageError: an unknown column.
         RunUnreadableError: a part is damaged or cannot be read.
     """
     wide, rest = _queries(piece.table, tuple(columns), tuple(more), None if steps is None else tuple(steps))
-    for batch in joined(rank_rows(piece.directory, wide, kept or Kept(), rest, piece.parts)):
+    for batch in joined(rank_rows(piece.directory, wide, cache or PartCache(), rest, piece.parts)):
         if piece.since is not None:
             batch = batch.filter(pc.greater_equal(batch.column("step"), piece.since))  # noqa: PLW2901
         if batch.num_rows:
@@ -116,7 +116,7 @@ def _queries(
 def rank_rows(
     rank: RankDirectory,
     asked: Query,
-    kept: Kept,
+    cache: PartCache,
     rest: Sequence[str] = (),
     parts: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -125,7 +125,7 @@ def rank_rows(
     Args:
         rank: the directory.
         asked: columns and rows.
-        kept: what earlier queries found out about its parts.
+        cache: what earlier queries found out about its parts.
         rest: as for :func:`~precdoctor.runlog.parts.sealed_rows`.
         parts: numbers of the first and last part; None means all.
 
@@ -135,7 +135,7 @@ def rank_rows(
     """
     name = rank.path.name
     with readable(name):
-        found = survey(rank.path, kept)
+        found = survey(rank.path, cache)
     for missing in found.missing:
         if missing.startswith(f"{asked.table}-"):
             raise CorruptRunError(f"{name}/{missing} is missing")
@@ -152,5 +152,5 @@ def rank_rows(
                 with readable(name):
                     listed = read_manifest(Path(rank.path))
         sealed = part.as_sealed()
-        for batch in sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, kept, rest):
+        for batch in sealed_rows(sealed, listed.get(sealed.path.name), asked, rank, cache, rest):
             yield with_attempt(batch, rank)

@@ -24,7 +24,6 @@ from precdoctor.runlog.caps import MAX_DIRECTORIES, MAX_PARTS, MAX_ROWS, Budget,
 from precdoctor.runlog.costs import TENSOR_COST, document_cost, rows_cost, shared_model_cost
 from precdoctor.runlog.files import ATTACH_FILE, END_FILE, RANK_FILE
 from precdoctor.runlog.filters import Filters, Query, query
-from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import (
     MAX_JSON_BYTES,
     RankDirectory,
@@ -33,6 +32,7 @@ from precdoctor.runlog.layout import (
     read_regular,
     read_run_info,
 )
+from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, pieces_of, rank_rows
 from precdoctor.runlog.remote import as_url, fetch, local_path, shown
@@ -122,7 +122,7 @@ class Run:
         #: or ``dask:ADDRESS``.
         self.engine: str | None = None
         #: What was found out about its parts so far.
-        self.kept = Kept()
+        self.cache = PartCache()
         #: Counts what is kept of the run as a whole.
         self.budget = Budget(path)
         self._tensors: set[int] = set()
@@ -147,7 +147,7 @@ class Run:
         """
         with advice(self.path):
             self.budget.keep("run.json", document_cost(self.info))
-            logs = [_rank_log(directory, self.kept, self._facts_of) for directory in self._processes().every]
+            logs = [_rank_log(directory, self.cache, self._facts_of) for directory in self._processes().every]
             self.budget.keep("end.json", sum(document_cost(log.end or {}) for log in logs))
             if len(logs) == 1:  # of several, one that cannot be read is a problem of its process
                 _ = logs[0].facts
@@ -216,14 +216,14 @@ class Run:
             RunUnreadableError: a directory is damaged or cannot be read.
         """
         with advice(self.path):
-            return [p for directory in self._processes().every for p in pieces_of(directory, table, self.kept)]
+            return [p for directory in self._processes().every for p in pieces_of(directory, table, self.cache)]
 
     def seals(self) -> dict[str, str] | None:
         """The checksum of every part by its name; None while parts are open, missing or not listed."""
         found: dict[str, str] = {}
         for directory in self._processes().every:
             with readable(directory.path.name):
-                files = survey(directory.path, self.kept)
+                files = survey(directory.path, self.cache)
             if files.missing or files.unlisted or not all(file.sealed for file in files.files):
                 return None
             found |= {f"{directory.path.name}/{name}": part.blake2b for name, part in files.listed.items()}
@@ -245,7 +245,7 @@ class Run:
 
     def _processes(self) -> _Processes:
         with readable(str(self.path)):
-            found = self.kept.listing(self.path, lambda: _Processes(rank_directories(self.path)))
+            found = self.cache.listing(self.path, lambda: _Processes(rank_directories(self.path)))
         if self._listed is None:
             self._listed = self._held(found)
         return found
@@ -267,7 +267,7 @@ class Run:
         for number, rank in enumerate(found.every, 1):
             self.progress("reading directories", number, len(found.every))
             with readable(rank.path.name):
-                files = survey(rank.path, self.kept)
+                files = survey(rank.path, self.cache)
             parts += len(files.files)
             hold(parts, MAX_PARTS, f"{self.path} holds {{}} parts")
             for name, part in files.listed.items():
@@ -297,7 +297,7 @@ class Run:
         with advice(self.path):
             processes = self._processes()
             wanted = processes.every if asked.rank is None else processes.of(asked.rank, asked.attempt)
-            rows = (batch for rank in wanted for batch in rank_rows(rank, asked, self.kept))
+            rows = (batch for rank in wanted for batch in rank_rows(rank, asked, self.cache))
             cost = 0
             for batch in map(asked.select, joined(rows)):
                 if batch.num_rows:
@@ -354,9 +354,9 @@ def advice(run: Path) -> Iterator[None]:
         raise CorruptRunError(f"{error}; see what is left with: precdoctor log verify {quoted_path(run)}") from error
 
 
-def _rank_log(rank: RankDirectory, kept: Kept, read_facts: Callable[[Path], dict[str, Any]]) -> RankLog:
+def _rank_log(rank: RankDirectory, cache: PartCache, read_facts: Callable[[Path], dict[str, Any]]) -> RankLog:
     with readable(rank.path.name):
-        found = survey(rank.path, kept)
+        found = survey(rank.path, cache)
         end = read_json_if_there(rank.path / END_FILE, documents.END)
     problems = []
     if not os.path.lexists(rank.path / RANK_FILE):

@@ -26,6 +26,8 @@ KINDS: Final = (
     "subbyte_operand",  # the same of a cast to a format of fewer than 8 bits: FP4, FP6
     "block_scale",  # of an operand or a state with several: what each row or block was multiplied by
     "logits",  # what a softmax reads, on some of its rows; masked positions are zeros
+    "kv_key",  # of an inference run: the keys that its attention keeps, sequences x heads x tokens x features
+    "kv_value",
 )
 PHASES: Final = ("train", "no_grad", "recompute")
 #: Of a row of ``ops``.
@@ -94,6 +96,11 @@ TENSORS: Final = pa.schema(
         pa.field(
             "head_entropy", pa.list_(pa.float64())
         ),  # ... and its entropy over the logarithm of the number of keys
+        *(
+            pa.field(f"{grouping}_{part}", kind)  # of inference runs; see numerics.group_prediction
+            for grouping in ("token", "channel", "head", "group128")
+            for part, kind in (("hist", _counts), ("energy", pa.list_(pa.float64())))
+        ),
     ]
 )
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 from precdoctor.errors import CorruptRunError, RunUnreadableError
 from precdoctor.runlog.caps import Budget, json_cost
 from precdoctor.runlog.files import OPEN_PART, PARTS_FILE, SEALED_PART
-from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import MAX_JSON_BYTES, files_matching, parse_json, read_regular
+from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.sealing import Part
 
 MAX_PARTS: Final = 1 << 20
@@ -112,14 +112,14 @@ class Survey:
         return [file.path.name for file in self.files if file.sealed and file.path.name not in self.listed]
 
 
-def survey(directory: Path, kept: Kept | None = None) -> Survey:
+def survey(directory: Path, cache: PartCache | None = None) -> Survey:
     """Look at a rank directory, which may be growing.
 
     A part counts once it is listed; until then its stream does. (Sealing renames, then lists, then unlinks the stream.)
 
     Args:
         directory: of one process.
-        kept: what earlier looks found.
+        cache: what earlier looks found.
 
     Raises:
         CorruptRunError: parts.jsonl is damaged, or there are more parts than any rank has.
@@ -129,9 +129,9 @@ def survey(directory: Path, kept: Kept | None = None) -> Survey:
     def read() -> dict[str, Part]:
         return read_manifest(directory)
 
-    kept = Kept() if kept is None else kept
-    listed = kept.manifest(directory / PARTS_FILE, read)
-    files = kept.listing(directory, lambda: _part_files(directory))
+    cache = PartCache() if cache is None else cache
+    listed = cache.manifest(directory / PARTS_FILE, read)
+    files = cache.listing(directory, lambda: _part_files(directory))
     found = _survey(directory, files, listed)
     if found.unlisted:  # sealed between the two looks: by now it is listed
         found = _survey(directory, _part_files(directory), read())

@@ -18,9 +18,9 @@ from precdoctor.runlog.caps import MAX_DIRECTORIES, hold
 from precdoctor.runlog.documents import END, RANK, Shape
 from precdoctor.runlog.files import END_FILE, RANK_FILE, SEALED_PART
 from precdoctor.runlog.filters import query
-from precdoctor.runlog.kept import Kept
 from precdoctor.runlog.layout import RankDirectory, rank_directories, read_json_if_there, read_regular, read_run_info
 from precdoctor.runlog.lock import is_locked
+from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import read_open, read_sealed
 from precdoctor.runlog.schema import TABLES
 from precdoctor.runlog.sealing import Part
@@ -185,7 +185,7 @@ def _sealed(file: PartFile, listed: Part | None, rank: RankDirectory, dropped: C
     if listed is None:
         return PartReport(name, "unlisted", problem=f"{file.name} is not listed in parts.jsonl: nothing vouches for it")
     try:
-        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank, Kept()), file.table, dropped)
+        rows, first, last = _count(read_sealed(file, listed, query(file.table), rank, PartCache()), file.table, dropped)
     except RunUnreadableError as error:
         return PartReport(name, "damaged", problem=str(error))
     if (listed.first_step, listed.last_step) != (first, last):

@@ -8,6 +8,7 @@ import numpy as np
 
 from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import format_of_dtype
+from precdoctor.numerics.group_prediction import GroupHistogram
 from precdoctor.numerics.histogram import ExponentHistogram
 
 
@@ -39,3 +40,21 @@ def row_of(values: Any, *, blocks: tuple[int, ...] = (32, 128), **columns: Any) 
     fmt = format_of_dtype(columns.get("dtype", "float32"))
     row["subnormal"] = int((used < fmt.min_normal).sum())
     return {**row, **columns}
+
+
+def grouped_row_of(x: Any, kind: str, **columns: Any) -> dict[str, Any]:
+    """The row of an inference run: a weight, an output with features last, or keys or values of a cache."""
+    flat = x.reshape(-1, x.shape[-1])
+    if kind == "weight":
+        ways = {"channel": x}
+    elif kind == "output":
+        ways = {"token": flat, "channel": flat.T}
+    else:
+        heads, features = x.shape[1], x.shape[3]
+        by_channel = x.transpose(1, 3, 0, 2).reshape(heads * features, -1)
+        ways = {"token": flat, "channel": by_channel, "head": x.transpose(1, 0, 2, 3).reshape(heads, -1)}
+    found: dict[str, Any] = {}
+    for grouping, groups in ways.items():
+        counted = GroupHistogram.of_groups(groups)
+        found |= {f"{grouping}_hist": list(counted.counts), f"{grouping}_energy": list(counted.energy)}
+    return row_of(x, kind=kind, blocks=(16, 32), **found, **columns)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import pyarrow as pa
 
 from precdoctor.errors import UsageError
-from precdoctor.runlog.kept import Kept
+from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.pieces import Piece, checked_engine
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 class _Worker(Protocol[_Task_contra, _Result_co]):
     """A function of a module, which takes and returns what can be pickled."""
 
-    def __call__(self, task: _Task_contra, kept: Kept | None = None, /) -> _Result_co: ...
+    def __call__(self, task: _Task_contra, cache: PartCache | None = None, /) -> _Result_co: ...
 
 
 def run_all(
@@ -55,7 +55,7 @@ def run_all(
     if run.is_copy and (run.engine or "").startswith("dask:"):
         raise UsageError(f"workers at {run.engine} cannot see the copy of {run.origin}; copy the run to where they do")
     with _executor(run.engine, len(tasks), weight) as executor:
-        results = (function(t, run.kept) for t in tasks) if executor is None else executor.map(function, tasks)
+        results = (function(t, run.cache) for t in tasks) if executor is None else executor.map(function, tasks)
         for done, result in enumerate(results, 1):
             yield result
             run.progress(what, done, len(tasks))

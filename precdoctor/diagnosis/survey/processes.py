@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.errors import RunTooLargeError, RunUnreadableError
-from precdoctor.runlog.kept import Kept
+from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.pieces import Piece, piece_rows
 
 #: Processes whose steps and rows are kept one by one; of more, those that stand out are chosen.
@@ -56,11 +56,11 @@ class Glance:
     loss: float
 
 
-def glance(piece: Piece, kept: Kept | None = None) -> Glance | RunUnreadableError:
+def glance(piece: Piece, cache: PartCache | None = None) -> Glance | RunUnreadableError:
     """Read the steps of one process; what is wrong with its log where they cannot be read."""
     process = Process(piece.directory.rank, piece.directory.attempt)
     try:
-        batches = [b.select(["step", *_COLUMNS]) for b in piece_rows(piece, _COLUMNS, kept=kept)]
+        batches = [b.select(["step", *_COLUMNS]) for b in piece_rows(piece, _COLUMNS, cache=cache)]
     except RunTooLargeError:
         raise
     except RunUnreadableError as error:

@@ -15,7 +15,7 @@ from precdoctor.numerics.histogram import ExponentHistogram
 
 FORWARD_KINDS = ("batch", "input", "output")
 BACKWARD_KINDS = ("grad_output", "weight_grad")
-#: Non-finite values in these are incidents; a non-finite activation alone is evidence (DESIGN section 8).
+#: Non-finite values in these are incidents; a non-finite activation alone is evidence.
 TRIGGER_KINDS = ("loss", "weight_grad", "weight_grad_step", "weight", "update")
 #: How many tensors a path names, the finding's own included.
 PATH_LENGTH = 8

@@ -154,7 +154,7 @@ class RunFacts:
         for process, piece in pieces.items():
             own = steps[process] = []
             try:
-                for batch in piece_rows(piece, _STEP_COLUMNS, kept=self._run.kept):
+                for batch in piece_rows(piece, _STEP_COLUMNS, cache=self._run.cache):
                     cost += rows_cost("steps", batch)
                     self._run.budget.keep("steps", cost)
                     own.append(batch)

@@ -21,7 +21,7 @@ from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.caps import Budget
 from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import ATTEMPT
-from precdoctor.runlog.kept import Kept
+from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, piece_rows
 from precdoctor.runlog.schema import TENSORS
@@ -140,18 +140,18 @@ def tasks_of(pieces: Iterable[tuple[Piece, bool]], steps: Sequence[int] | None) 
     return tasks
 
 
-def read_pieces(task: Task, kept: Kept | None = None) -> Read:
+def read_pieces(task: Task, cache: PartCache | None = None) -> Read:
     """Read every row of some pieces once.
 
     Args:
         task: what to read.
-        kept: what earlier queries found out about the parts of the run.
+        cache: what earlier queries found out about the parts of the run.
     """
     steps = task.steps if task.keeps else ()
     more = [name for name in COLUMNS if name not in READ]
     chosen = None if steps is None else np.asarray(steps, np.int64)
     unread: list[tuple[Piece, RunUnreadableError]] = []
-    surveys = (_survey_of(batch, chosen) for batch in joined(_rows(task, more, steps, kept, unread)))
+    surveys = (_survey_of(batch, chosen) for batch in joined(_rows(task, more, steps, cache, unread)))
     found = merged_surveys(surveys, Budget(task.pieces[0].directory.path.parent))
     return Read(replace(found, kept=None if steps is None else frozenset(steps)), tuple(unread))
 
@@ -175,12 +175,12 @@ def _rows(
     task: Task,
     more: Sequence[str],
     steps: Sequence[int] | None,
-    kept: Kept | None,
+    cache: PartCache | None,
     unread: list[tuple[Piece, RunUnreadableError]],
 ) -> Iterator[pa.RecordBatch]:
     """The rows of all pieces that can be read; of one of several all or none."""
     for piece in task.pieces:
-        rows = piece_rows(piece, READ, more, steps, kept)
+        rows = piece_rows(piece, READ, more, steps, cache)
         try:
             if len(task.pieces) == 1:
                 yield from rows

@@ -1,6 +1,6 @@
 """The reference kernel: every statistic of a tensor in plain torch ops, on any device, one cache-sized chunk at a time.
 
-It is written to be read beside DESIGN section 4 and to be right; faster kernels are tested against it. Each element is
+It is written to be read beside docs/run-log.md and to be right; faster kernels are tested against it. Each element is
 widened to float64 first, where the values of every narrower type are exact and normal, so one code path serves FP64
 down to FP8 and classifying by bit patterns needs no special case for subnormals.
 

@@ -9,15 +9,12 @@ threads change places only there.
 from __future__ import annotations
 
 import gc
-import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import chain, compress, repeat
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-#: Youngest last: what the search itself makes is at the end of that one, on one of the two walks alone.
-_GENERATIONS = (2, 1, 0)
-_MORE_THAN_THAT = 256
 
 
 def instances(kind: type[T]) -> list[T]:
@@ -34,12 +31,8 @@ def exactly(kind: type[T]) -> list[T]:
 
 
 def _found(test: Callable[[type, type], bool], kind: type) -> list[Any]:
-    # Two walks over the same objects in the same order, one for the objects, one for their types. Both have to end: a
-    # list that is left half read would hold the iterator that holds it.
-    longer = itertools.chain(_objects(), itertools.repeat(None, _MORE_THAN_THAT))
-    found: list[Any] = list(itertools.compress(longer, map(test, map(type, _objects()), itertools.repeat(kind))))
-    return [o for o in found if test(type(o), kind)]
-
-
-def _objects() -> Iterator[object]:
-    return itertools.chain.from_iterable(map(gc.get_objects, _GENERATIONS))
+    # One list, walked through twice in step, for the objects and for their types. A second call of ``get_objects``
+    # would let audit hooks run while the first list is there, and they may be Python: filelock has one.
+    twice: Any = chain.from_iterable(map(repeat, map(gc.get_objects, (None,)), (2,)))
+    chosen: Any = map(map, (test,), map(map, (type,), twice), (repeat(kind),))
+    return list(chain.from_iterable(map(compress, twice, chosen)))

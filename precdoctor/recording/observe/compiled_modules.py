@@ -186,6 +186,7 @@ def _place_probe(module: nn.Module, x: Tensor, number: int, name: str) -> None:
 def _supported() -> bool:
     """Try it: whether this torch traces such hooks and keeps the op, forward and backward; says so if not."""
     heard: list[int] = []
+    module = nn.Identity()
 
     def listen(_x: Tensor, number: int, _name: str, what: int) -> None:
         if number == _TRIAL:
@@ -193,8 +194,7 @@ def _supported() -> bool:
 
     def trial(x: Tensor) -> Tensor:
         y = x.exp()
-        torch.ops.precdoctor.probe(y, _TRIAL, "", TRAINS)
-        y.register_hook(lambda grad: torch.ops.precdoctor.probe(grad, _TRIAL, "", GRADIENT))
+        _place_probe(module, y, _TRIAL, "")
         return y.sin()
 
     _receivers.append(listen)

@@ -57,7 +57,7 @@ class ForwardHooks:
         probes: Probes | None,
     ) -> None:
         self._recorder, self._manual, self._scene = recorder, manual, scene
-        self._loss_code, self._casts, self._logits = loss_code, casts, logits
+        self._loss_code, self._casts, self._logits, self._caches = loss_code, casts, logits, logits.caches
         self._window, self._probes = window, probes
         self._enter = guarded(recorder)(self._entered)
         self._leave = guarded(recorder)(self._left)
@@ -207,6 +207,8 @@ class ForwardHooks:
             self._window.enter_root(frame.module)
             if self._window.is_open:
                 self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})
+        if self._caches.takes():
+            self._caches.root_begins(frame, {**dict(enumerate(args)), **keyword_arguments()})
         if self._recorder.live:
             self._logits.root_begins(frame)
 
@@ -290,6 +292,8 @@ class ForwardHooks:
             self._window.leave_root(module, result)
         if not stack and self._logits.follows:
             self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
+        if not stack:
+            self._caches.root_ended(frame, result)
         if self._casts.met:
             self._casts.ended(frame)
         if result is None:

@@ -19,12 +19,13 @@ from precdoctor.recording import kernels
 from precdoctor.recording.fp8.fp8_mode import CastMode
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.observe.kv_caches import KvCaches
 from precdoctor.recording.observe.module_hooks import something_is_compiled
 from precdoctor.recording.ops.dispatch_modes import Retiring, is_own_run, left_to_others, put_on, retire, take_off
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.logit_sample import Sampled, Sharpness, of_attention, of_scores, sharpness
-from precdoctor.recording.slots.step_batch import arrival, is_capturing
+from precdoctor.recording.slots.step_batch import deferred, is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,6 +119,8 @@ class Logits:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
+        #: Of inference runs: attention shows what it reads.
+        self.caches = KvCaches(recorder)
         self._mode: LogitMode | None = None
         #: There is something to close.
         self.follows = False
@@ -153,7 +156,9 @@ class Logits:
         """A top-level call of a sampled step begins, outside of backward passes."""
         self.close()
         place = frame.place
-        if place is None or not frame.recorded or not self._recorder.options.takes("logits") or not _may_open():
+        wanted = self._recorder.options.takes("logits") or self.caches.takes()
+        inference = self._recorder.claim.forwards_are_steps
+        if place is None or not frame.recorded or not wanted or not _may_open(inference=inference):
             return
         self._follow()
         vain = self._vain.get(place.root, 0)
@@ -261,6 +266,9 @@ class Logits:
         query, key = given.get("query"), given.get("key")
         if not isinstance(query, Tensor) or not isinstance(key, Tensor) or tensor_leaves.plain(key) is None:
             return
+        if self.caches.takes():
+            causal = given.get("is_causal") is True
+            self.caches.attention_reads(self._frame(), query, key, given.get("value"), causal=causal)
         mask = given.get("attn_mask", given.get("attn_bias"))
         causal, scale = given.get("is_causal") is True, given.get("scale")
         self._record(
@@ -280,7 +288,7 @@ class Logits:
     ) -> Entry | None:
         """Make the row, under the module whose own code runs."""
         recorder = self._recorder
-        if frame is not None and (not frame.recorded or frame.place is None):
+        if (frame is not None and (not frame.recorded or frame.place is None)) or not recorder.options.takes("logits"):
             return None
         self._vain[self._root] = 0
         place, call, phase, evaluating = _OUTSIDE, 0, "train", False
@@ -304,7 +312,7 @@ class Logits:
             site = recorder.site(place, "logits", called, x, call=call, phase=phase, evaluating=evaluating)
             entry = recorder.measure(site, x, values)
             if entry is not None:
-                entry.sharpness = Sharpness(role, heads, _deferred(numbers))
+                entry.sharpness = Sharpness(role, heads, deferred(numbers))
         return entry
 
 
@@ -314,36 +322,15 @@ def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def _deferred(x: Tensor) -> Callable[[], list[float]]:
-    """The numbers of a vector, without waiting for its device now."""
-    if x.is_cpu:
-        values: list[float] = x.tolist()
-        return lambda: values
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
-    host.copy_(x, non_blocking=True)
-    if not x.is_cuda:
-        return host.tolist
-    event = torch.cuda.Event(blocking=True)
-    event.record(torch.cuda.current_stream(x.device))
-    arrived = arrival(event, host[0])
-
-    def read() -> list[float]:
-        arrived()
-        values: list[float] = host.tolist()
-        return values
-
-    return read
-
-
 def _heads_of(frame: Frame | None) -> int:
     """How many heads the module has that a softmax runs in; 0 when unknown."""
     own = static.module_dict(frame.module) if frame is not None else {}
     return next((n for name in _HEADS if type(n := dict.get(own, name)) is int and n > 0), 0)
 
 
-def _may_open() -> bool:
+def _may_open(*, inference: bool) -> bool:
     return (
-        torch.is_grad_enabled()
+        (inference or torch.is_grad_enabled())
         and torch._C._functorch.maybe_current_level() is None
         and not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None

@@ -18,6 +18,7 @@ from precdoctor.numerics import EXP_MIN
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.output.evidence import Readings
+from precdoctor.recording.output.group_columns import group_columns
 from precdoctor.recording.output.logit_columns import sharpness_columns
 from precdoctor.recording.slots.cast_operand import flush_bins
 from precdoctor.recording.slots.slot_table import Entry
@@ -226,7 +227,8 @@ class StepTensors:
         extents = np.fromiter(itertools.chain.from_iterable(e.shape for e in self._entries), np.int64, int(sizes.sum()))
         columns["shape"] = arrays.lists(sizes, arrays.numbers(extents))
         columns |= self._firsts_bad() | self._extremes_and_histogram() | self._updates() | self._blocks()
-        return columns | self._casts() | self._scales(scale) | sharpness_columns(self._entries, self._logit_rows)
+        columns |= self._casts() | self._scales(scale) | sharpness_columns(self._entries, self._logit_rows)
+        return columns | group_columns(self._entries)
 
     def _scales(self, loss_scale: float | None) -> dict[str, Any]:
         """The loss scale of gradients, the quantiser's of tensors that were cast."""

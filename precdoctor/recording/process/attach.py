@@ -17,7 +17,7 @@ from typing import Any
 
 _RECORDER = str(Path(__file__).resolve().parents[1]) + os.sep
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
-#: Exit status of ``record`` when precdoctor itself stopped the run (DESIGN section 5).
+#: Exit status of ``record`` when precdoctor itself stopped the run (docs/exit-codes.md).
 STOPPED_BY_US = 66
 #: Where the run began, with a separator at the end; empty: paths are shown whole.
 _began_in = ""

@@ -29,6 +29,7 @@ from precdoctor.recording.recorder.graph_capture import Capture
 from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
+from precdoctor.recording.slots.group_sums import measure_groups
 from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
 from precdoctor.recording.slots.step_batch import CUDA, EventBatch, StepBatch, StepFacts, is_capturing
 
@@ -61,8 +62,7 @@ class Recorder:
         self.when_step_begins: list[Callable[[], None]] = []
         #: Events from before there was a log, and of what a forked child inherits.
         self._early: list[dict[str, Any]] = []
-        #: Traces every op of some steps.
-        self.trace: StepTrace | None = None
+        self.trace: StepTrace | None = None  # of every op of some steps
         #: Called before the log is closed: a step that nobody announces may have ended.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
@@ -74,7 +74,7 @@ class Recorder:
         self.threads = Threads(lambda: self.claim.has_trained, lambda: self.on_the_clock, self.warn)
         self.claim = Claim(self)
         self.names = Names()
-        self.slots = SlotTable()
+        self.slots = SlotTable(inference=self.options.inference)
         self.site = self.slots.site
         self.facts: Facts | None = None
         self.drain: Drain | None = None
@@ -240,7 +240,7 @@ class Recorder:
                         kernels.bank(dense.device).restart(entry.slot)
                     launch(dense, entry.slot)
         entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
-        return entry
+        return measure_groups(entry, dense) if self.claim.measures_groups else entry
 
     def wants(self, place: Place) -> bool:
         """Whether ``--include``/``--exclude`` let this module through."""
@@ -315,7 +315,7 @@ class Recorder:
         room = self.drain is None or self.drain.takes_tensors
         self.live = self.state == "armed" and room and self.sampler.wants(step)
         if self.live:
-            kernels.want_blocks(wanted=self.sampler.wants_blocks(step))
+            kernels.want_blocks(wanted=self.claim.wants_blocks(step))
         if self.live and (why := memory_shortage.running_out()) is not None:
             attach.say(f"{why}; recording has stopped, training goes on")
             self._turn_off(f"running short of room: {why}")

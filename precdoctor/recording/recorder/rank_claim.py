@@ -35,10 +35,12 @@ class Claim:
 
     Attributes:
         forwards_are_steps: there is no other step to wait for (``--inference``, until a backward pass begins).
+        measures_groups: such a step is sampled, and its tensors are measured by token, channel, head and 128 features.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.forwards_are_steps = recorder.options.inference
+        self.measures_groups = False
         self._recorder = recorder
         self._waiting: list[dict[str, Any]] = []
         self._backward = False
@@ -88,11 +90,17 @@ class Claim:
         if recorder.trace is not None:
             recorder.trace.end(answered=True)
 
+    def wants_blocks(self, step: int) -> bool:
+        """Whether the coming step, which is sampled, also gets block histograms."""
+        wanted = self._recorder.sampler.wants_blocks(step)
+        self.measures_groups = wanted and self.forwards_are_steps
+        return wanted
+
     def backward_begins(self) -> None:
         """A backward pass begins: a step is to be expected, and from now on it is the optimizer's."""
         recorder = self._recorder
         if self.forwards_are_steps:
-            self.forwards_are_steps = recorder.current.complete = False
+            self.forwards_are_steps = self.measures_groups = recorder.current.complete = False
             recorder.current.root = ""
         if self.made or self._backward:
             return

@@ -259,6 +259,6 @@ def _wrapper() -> types.FrameType | None:
 
 
 def _result() -> Any:
-    """What the compiled function has returned; null when it raised, and before torch 2.12, which does not keep it."""
+    """What the compiled function has returned; null when it raised, or if torch (before 2.12) did not keep it."""
     frame = _wrapper()
     return frame.f_locals.get("result") if frame is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,10 +14,13 @@ from precdoctor.recording.model.module_names import Place
 
 if TYPE_CHECKING:
     from precdoctor.recording.slots.cast_operand import Operand
+    from precdoctor.recording.slots.group_sums import GroupSums
     from precdoctor.recording.slots.logit_sample import Sharpness
 
 #: Kinds too large to fingerprint on a GPU; weights, gradients of weights, batches and buffers are.
-_WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update", "logits"})
+_WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update", "logits", "kv_key", "kv_value"})
+#: Kinds with blocks of 16 elements.
+_WITH_BLOCK16 = frozenset({"weight", "fp8_operand", "subbyte_operand", "kv_key", "kv_value"})
 
 
 class Site(NamedTuple):
@@ -52,15 +55,22 @@ class Entry:
     format: str | None = None
     #: Of what a softmax reads: what it is for, and how sharp it is.
     sharpness: Sharpness | None = None
+    #: Of an inference run: one for each tensor that went into the slot.
+    groups: list[GroupSums] = field(default_factory=list)
 
 
 class SlotTable:
-    """Sites to slots, and the entries the current step has touched."""
+    """Sites to slots, and the entries the current step has touched.
 
-    def __init__(self) -> None:
+    Args:
+        inference: the run may be one of inference: activations have blocks of 16 as well.
+    """
+
+    def __init__(self, *, inference: bool = False) -> None:
         self._slots: dict[tuple[Site, torch.device], int] = {}
         self._sites: dict[Any, Site] = {}
         self.touched: dict[int, Entry] = {}
+        self._with_block16 = _WITH_BLOCK16 | {"input", "output"} if inference else _WITH_BLOCK16
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -89,7 +99,7 @@ class SlotTable:
         slot = self._slots.get((site, device))
         if slot is None:
             slot = self._slots[(site, device)] = len(self._slots)
-            if site.kind in ("weight", "fp8_operand", "subbyte_operand"):
+            if site.kind in self._with_block16:
                 kernels.want_block16(slot)
             if site.kind not in _WITHOUT_FINGERPRINT:
                 kernels.want_fingerprint(slot)

@@ -82,6 +82,27 @@ def arrival(event: _Event, host: torch.Tensor) -> Callable[[], float]:
     return arrived
 
 
+def deferred(x: torch.Tensor) -> Callable[[], list[float]]:
+    """The numbers of a vector, without waiting for its device now."""
+    if x.is_cpu:
+        values: list[float] = x.tolist()
+        return lambda: values
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    host.copy_(x, non_blocking=True)
+    if not x.is_cuda:
+        return host.tolist
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(x.device))
+    arrived = arrival(event, host[0])
+
+    def read() -> list[float]:
+        arrived()
+        values: list[float] = host.tolist()
+        return values
+
+    return read
+
+
 def looks_like_a_scale(factor: float) -> bool:
     """Whether a factor at the root of a backward pass can be nothing else: a power of two from 16 up."""
     return 16 <= factor < math.inf and math.log2(factor).is_integer()

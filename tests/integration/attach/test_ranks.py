@@ -363,7 +363,7 @@ def test_each_call_of_a_model_is_a_step_of_an_inference_run(server):
     assert run.steps() == list(range(12)), run.err
     assert run.end() == {"reason": "exit", "steps": 12, "errors": 0, "dropped": {}}
     tensors = precdoctor.open_run(run.run).tensors()
-    assert set(tensors["kind"]) == {"batch", "input", "output", "weight"}
+    assert set(tensors["kind"]) == {"batch", "input", "output", "weight", "logits"}
     assert set(tensors[tensors["kind"] == "weight"]["step"]) == {0}  # nobody writes to them
     outputs = tensors[(tensors["root"] == "Softmax#0") & (tensors["kind"] == "output")]
     assert (outputs.groupby("step").size() == 1).all()

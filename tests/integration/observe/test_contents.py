@@ -15,7 +15,7 @@ WATCHED = [("gpt_accumulate", "GPT"), ("cnn", "CNN"), ("pure_bf16", "PureBF16")]
 
 
 def expected(values: np.ndarray, dtype: str) -> dict[str, object]:
-    """The columns of DESIGN section 4, written down naively."""
+    """The columns of docs/run-log.md, written down naively."""
     finite = values[np.isfinite(values)]
     size = np.abs(finite)
     mantissa, exponent = np.frexp(size[size > 0])

@@ -10,6 +10,7 @@ import precdoctor
 from precdoctor.cli import main
 from precdoctor.recording.observe import compiled_modules
 from tests.support.processes import record, script
+from tests.support.torch_release import since_2_12
 
 TRAIN = """
 import sys, torch
@@ -76,6 +77,7 @@ def rows(done) -> dict[tuple[str, str, str, int], float]:
     return {tuple(row[:4]): row[4] for row in mine[["module", "kind", "name", "call", "amax"]].itertuples(index=False)}
 
 
+@since_2_12
 @pytest.mark.parametrize("how", ["wrapped", pytest.param("in place", marks=pytest.mark.slow)])
 def test_rows_from_inside_a_compiled_graph_are_those_of_the_model_as_written(how, recorded):
     written, inside = rows(recorded("as written")), rows(recorded(how))
@@ -84,11 +86,13 @@ def test_rows_from_inside_a_compiled_graph_are_those_of_the_model_as_written(how
     assert list(inside.values()) == pytest.approx([written[key] for key in inside], rel=1e-4)
 
 
+@since_2_12
 @pytest.mark.slow
 def test_inductor_keeps_the_probes(recorded):
     assert rows(recorded("wrapped", "inductor")).keys() == rows(recorded("as written")).keys()
 
 
+@since_2_12
 def test_a_run_says_that_it_was_instrumented(recorded, capsys):
     done = recorded("wrapped")
     assert json.loads((done.run / "run.json").read_text())["bit_neutral"] is False

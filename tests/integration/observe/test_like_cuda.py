@@ -238,3 +238,33 @@ tell()
     _, run_, _ = run(tmp_path, MLP + body)
     (found,) = [e for data in run_.events()["data"] if "reference" in (e := json.loads(data))]
     assert found["outcome"] == "refused" and found["why"].startswith("not enough device memory: ")
+
+
+GENERATES = """
+import torch.nn.functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x, past=None):
+        q, k, v = (f(x).view(2, -1, 2, 8).transpose(1, 2) for f in (self.q, self.k, self.v))
+        if past is not None:
+            k, v = torch.cat([past[0][0], k], 2), torch.cat([past[0][1], v], 2)
+        return F.scaled_dot_product_attention(q, k, v), [(k, v)]
+
+net, past = Net().eval(), None
+with precdoctor.record("run", inference=True, strict=True), torch.no_grad():
+    for step in range(3):
+        _, past = net(torch.randn(2, 4 if step == 0 else 1, 16), past)
+tell()
+"""
+
+
+def test_groups_of_an_inference_run_are_measured_without_waiting(tmp_path):
+    said, recorded, _ = run(tmp_path, GENERATES)
+    assert said["waits"] == []
+    keys = recorded.tensors(filters=[("kind", "==", "kv_key")])
+    assert [sum(counts) for counts in keys["token_hist"]] == [2 * 2 * t * 7 for t in (4, 5, 6)]
+    assert events(recorded, "error") == []

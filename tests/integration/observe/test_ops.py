@@ -14,6 +14,7 @@ from precdoctor.runlog.verify import verify
 from tests.integration.observe.conftest import train
 from tests.integration.observe.test_deep_scan import TWICE
 from tests.support.processes import PYTHON, finish, record, script, start
+from tests.support.torch_release import since_2_12
 
 SCRIPT = Path(__file__).resolve().parents[2] / "support" / "llama.py"
 TEXT = SCRIPT.read_text().splitlines()
@@ -180,6 +181,7 @@ def test_compiled_code_is_one_op_with_what_goes_in_and_out(runs):
     assert runs.compare("plain", "traced").first is None  # the same kernels, traced
 
 
+@since_2_12
 def test_a_fault_in_compiled_code_is_in_the_part_that_was_compiled(runs):
     origin = runs.compare("plain", "traced-eps").first.origin
     assert (origin.b.name, origin.b.module, origin.explained) == ("compiled.forward", "blocks.1", False)

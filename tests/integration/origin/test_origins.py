@@ -6,12 +6,12 @@ import dataclasses
 import io
 
 import pytest
-import torch
 
 import precdoctor
 from precdoctor.reporting.console import make_console
 from precdoctor.reporting.terminal import print_full
 from tests.support.faulty import BAD_STEP, FAULTS
+from tests.support.torch_release import RELEASE
 
 #: In three scripts something that the loss code added or subtracted is in no graph: it is not computed to its end. In
 #: one the gradients are made after the backward pass, which is finite.
@@ -24,8 +24,7 @@ REPRODUCED = {
 
 
 #: Torch before 2.12 does not keep what a compiled function returned (docs/reliability.md).
-OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12)
-UNKEPT = {"compiled_loss", "compiled_with_its_model"} if OLD else set()
+UNKEPT = {"compiled_loss", "compiled_with_its_model"} if RELEASE < (2, 12) else set()
 
 
 @pytest.fixture(params=FAULTS)

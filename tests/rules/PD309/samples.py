@@ -39,6 +39,7 @@ def left_scaled() -> Training:
 def again(steps: int) -> Training:
     """The recorder has counted several ``unscale_`` calls on the gradients of so many of twelve steps."""
     run = once()
+    run.step_rows[0].update(loss_scale=None)  # the scaler is used from step 1 on
     data = {"what": "unscaled-again", "optimizer": "AdamW#0", "times": 4, "steps": steps, "of": 12}
     run.events.append({"event": "warning", "id": "0-w0", "step": 11, "root": "GPT#0", "data": json.dumps(data)})
     return run
@@ -47,6 +48,7 @@ def again(steps: int) -> Training:
 def dropped(steps: int) -> Training:
     """What ``scaler.scale`` returned went nowhere, on so many of twelve steps."""
     run = once()
+    run.step_rows[0].update(loss_scale=1.0)
     data = {"what": "scale-unused", "steps": steps, "of": 12}
     row = {"event": "warning", "id": "0-w0", "step": 11, "file": "train.py", "line": 36, "data": json.dumps(data)}
     run.events.append(row)
@@ -65,7 +67,7 @@ def now_and_then() -> Training:
 FIRING = {
     "with_each_micro_batch": Sample(
         lambda: again(12),
-        0,
+        1,
         module="",
         bare=True,
         says=("unscaled 4 times", "limit 80 %"),
@@ -73,7 +75,7 @@ FIRING = {
     ),
     "scaled_loss_dropped": Sample(
         lambda: dropped(12),
-        0,
+        1,
         kind=None,
         bare=True,
         says=("8192", "train.py:36", "limit 80 %"),

@@ -16,6 +16,7 @@ from precdoctor.cli import main
 from precdoctor.comparison.compare import Comparison, compare
 from precdoctor.comparison.drift import distances
 from precdoctor.comparison.gate import gate
+from precdoctor.comparison.lines import phase_of
 from precdoctor.diagnosis.claims.finding import Phase, Status
 from precdoctor.errors import IncomparableRunsError
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
@@ -51,6 +52,13 @@ def test_equal_runs_are_equal_in_every_bit(against: Callable[..., Comparison]) -
     assert found.bits.first is None and found.bits.compared > 100 and found.bits.steps == 8
     assert found.first_to_move == () and found.loss_differs_at is None
     assert found.diagnosis.findings == () and found.diagnosis.verdict == "clean"
+
+
+def test_a_tensor_s_kind_says_when_in_a_step_it_is_made() -> None:
+    expected = {"batch": "data", "input": "forward", "output": "forward", "loss": "loss"}
+    expected |= {"grad_output": "backward", "weight_grad": "backward"}
+    expected |= {"weight": "optimizer", "weight_grad_step": "optimizer", "update": "optimizer"}
+    assert {kind: phase_of(kind).value for kind in expected} == expected
 
 
 def test_the_first_difference_is_the_first_in_execution_order(against: Callable[..., Comparison]) -> None:

@@ -69,7 +69,7 @@ def test_a_run_off_its_course_from_the_first_step_has_nothing_to_go_back_to() ->
         finding("PD603", 126, SLOWER),  # the overflow is what exploded
         finding("PD605", 60, SLOWER),  # long over
         finding("PD603", 121, SLOWER, severity=Severity.INFO),
-        finding("PD708", 0, SLOWER),
+        finding("PD601", 0, SLOWER),
     ],
     ids=["same step", "long ago", "information", "another fault"],
 )

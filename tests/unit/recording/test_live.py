@@ -12,6 +12,8 @@ from torch import nn
 from precdoctor.recording.model.live_objects import instances
 from precdoctor.recording.model.module_names import Names
 
+PARENT = nn.Sequential(nn.Linear(2, 2))
+
 
 @pytest.fixture
 def makers():
@@ -44,6 +46,22 @@ def test_tuples_that_other_threads_are_filling_stay_theirs(makers):
         assert Names().place(child, None).module == "0"
     assert makers == []
     del parent
+
+
+def test_a_tuple_that_is_being_filled_has_one_owner_when_the_search_is_over():
+    def fill():
+        yield 1
+        instances(nn.Module)
+        yield from range(100)
+
+    assert len(tuple(fill())) == 101  # CPython asks how many own it whenever it has to grow
+
+
+def test_audit_hooks_run_while_no_list_is_there(monkeypatch):
+    """They run at each call of ``get_objects``, may be Python, and let other threads run."""
+    original, calls = gc.get_objects, []
+    monkeypatch.setattr(gc, "get_objects", lambda *given: calls.append(given) or original(*given))
+    assert any(m is PARENT for m in instances(nn.Module)) and len(calls) == 1
 
 
 def test_modules_that_other_threads_are_making_may_change_meanwhile():

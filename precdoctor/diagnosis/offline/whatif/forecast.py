@@ -12,12 +12,14 @@ import numpy as np
 
 from precdoctor.diagnosis.offline.whatif.gather import Seen, Selection, Totals, gather
 from precdoctor.diagnosis.offline.whatif.keys import TensorKey
-from precdoctor.diagnosis.offline.whatif.recipe import LOSS_SCALED, Recipe, wider_than
+from precdoctor.diagnosis.offline.whatif.recipe import CACHED, GROUPED_KINDS, LOSS_SCALED, Recipe, wider_than
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import BlockHistogram
+from precdoctor.numerics.formats import Format
+from precdoctor.numerics.group_prediction import GroupHistogram, predict_groups
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import Prediction, TensorStatistics, predict
 from precdoctor.numerics.tail import flushed_tail
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
 
 #: What matrix products take: the tensors a narrow format is meant for.
-OPERAND_KINDS = ("input", "output", "weight", "grad_output", "fp8_operand")
+OPERAND_KINDS = ("input", "output", "weight", "grad_output", "fp8_operand", *CACHED)
 #: A format of 16 bits holds gradients of weights as well.
 HALF_KINDS = (*OPERAND_KINDS, "weight_grad")
 _HALF_BITS = 16
@@ -127,8 +129,10 @@ class Answer:
 
 
 def default_kinds(recipe: Recipe) -> tuple[str, ...]:
-    """Operands of matrix products; with 16 bits and more the gradients of weights as well."""
-    return HALF_KINDS if recipe.format.bits >= _HALF_BITS else OPERAND_KINDS
+    """Operands of matrix products, of those that the scaling can be asked of; with 16 bits and more the gradients of
+    weights as well.
+    """
+    return tuple(filter(recipe.applies_to, HALF_KINDS if recipe.format.bits >= _HALF_BITS else OPERAND_KINDS))
 
 
 def forecast(run: Run, question: Question) -> Answer:
@@ -140,6 +144,8 @@ def forecast(run: Run, question: Question) -> Answer:
     """
     recipe, target = question.recipe, question.target
     kinds = question.kinds or default_kinds(recipe)
+    if (alien := next((kind for kind in kinds if not recipe.applies_to(kind)), None)) is not None:
+        raise UsageError(_without_groups(recipe, alien))
     skip_vectors = question.kinds is None and recipe.format.bits < _HALF_BITS
     selection = Selection(
         lambda key: question.module is None or fnmatchcase(key.module, question.module), kinds, question.steps
@@ -149,11 +155,13 @@ def forecast(run: Run, question: Question) -> Answer:
         raise UsageError(_nothing(run, question, kinds))
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and _is_vector(s)}
     forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
-    if forecasts and all(f.unknown == _no_blocks(recipe) for f in forecasts):
+    if forecasts and all(f.unknown == _not_recorded(recipe) for f in forecasts):
         where = "see precdoctor show for its kinds"
         if question.steps != (None, None):
             where = "of a run's steps 0, 1, 2, 4, 8 ... 64 and every 64th have them"
-        raise UsageError(f"{_no_blocks(recipe)} for any tensor that was asked about; {where}")
+        elif recipe.grouping is not None:
+            where = "`precdoctor record --inference -- python generate.py` records them of a script that trains nothing"
+        raise UsageError(f"{_not_recorded(recipe)} for any tensor that was asked about; {where}")
     failing = {f.seen.key for f in forecasts if f.holds is False}
     if failing:
         remedies = _search(run, replace(selection, wanted=failing.__contains__), recipe, target)
@@ -174,7 +182,17 @@ def _is_vector(seen: Seen) -> bool:
     return bool(seen.shape) and sum(n > 1 for n in seen.shape) < 2
 
 
-def _no_blocks(recipe: Recipe) -> str:
+def _without_groups(recipe: Recipe, kind: str) -> str:
+    grouping = str(recipe.grouping)
+    others = [name for name, kinds in GROUPED_KINDS.items() if kind in kinds]
+    instead = ", ".join(others) if others else "tensor"
+    what = "no amax per group is recorded" if grouping == "group128" or not others else f"it has no {grouping}s"
+    return f"--scaling {grouping} cannot be asked of {kind}: {what}; choose from {instead}"
+
+
+def _not_recorded(recipe: Recipe) -> str:
+    if recipe.grouping is not None:
+        return f"statistics per {'128 features' if recipe.grouping == 'group128' else recipe.grouping} are not recorded"
     return f"statistics of 1x{recipe.block_size} blocks are not recorded"
 
 
@@ -221,15 +239,15 @@ def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forec
     elif seen.empty:
         unknown = "no element is finite and not zero at any step"
     elif row is None:
-        unknown = _no_blocks(recipe)
+        unknown = _not_recorded(recipe)
     else:
         prediction = predicted(row, seen.key, recipe)
     flushed = before = distance = 0.0
     misses: tuple[str, ...] = ()
     if row is not None and prediction is not None:
         before, flushed = _with_lost(row, seen.key, recipe, prediction)
-        misses = tuple(target.misses(prediction, flushed, clips_by_design=recipe.clips_by_design))
-        distance = target.distance(prediction, flushed, clips_by_design=recipe.clips_by_design)
+        misses = tuple(recipe.limits(target).misses(prediction, flushed))
+        distance = recipe.limits(target).distance(prediction, flushed)
     return Forecast(
         seen=seen,
         step=None if row is None else int(row["step"]),
@@ -262,7 +280,9 @@ def _with_lost(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, predictio
     if prediction.scale is not None:
         scale = math.ldexp(1.0, round(math.log2(prediction.scale)))
         again = tail.still_flushed(recipe.format, scale) if recipe.format.flush_limit else 0.0
-    return tail.total / intended, likely if recipe.block else (likely * survivors.total + again) / intended
+    return tail.total / intended, likely if recipe.block or recipe.grouping else (
+        likely * survivors.total + again
+    ) / intended
 
 
 def predicted(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, *, growth: float = 0.0) -> Prediction:
@@ -279,6 +299,8 @@ def predicted(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, *, growth:
     try:
         if recipe.block is not None:
             return _predicted_blocks(row, recipe)
+        if recipe.grouping is not None:
+            return _predicted_groups(row, recipe.format, recipe.grouping)
         scale = float(
             recipe.multipliers(
                 np.array([math.nan if row["amax"] is None else row["amax"]], dtype=np.float64),
@@ -304,13 +326,21 @@ def _predicted_blocks(row: Mapping[str, Any], recipe: Recipe) -> Prediction:
     return predict_blocks(histogram, recipe.block, amax=row["amax"], rule=recipe.rule)
 
 
+def _predicted_groups(row: Mapping[str, Any], fmt: Format, grouping: str) -> Prediction:
+    histogram = GroupHistogram.of_row(row, grouping) or GroupHistogram((), (), 0, 0.0)  # nothing but zeros
+    return predict_groups(histogram, fmt, grouping)
+
+
 def _search(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:
     """For each tensor the first recipe of the ladder, from the cheapest up, that holds at every step."""
-    ladder = list(wider_than(asked))
+    kinds = set(selection.kinds)
+    ladder = [recipe for recipe in wider_than(asked) if any(map(recipe.applies_to, kinds))]
     gathered = gather(run, selection, ladder, target)
     found: dict[TensorKey, Remedy] = {}
     for seen in gathered.seen:
         for index, recipe in enumerate(ladder):
+            if recipe.scaling == "channel" and seen.key.kind in ("input", "output"):
+                continue  # a product adds up over these channels: their scales cannot be taken out of it
             one = forecast_of(seen, index, recipe, target)
             if one.prediction is not None and not one.misses:
                 found[seen.key] = Remedy(recipe, one.prediction)

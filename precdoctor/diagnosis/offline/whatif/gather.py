@@ -22,6 +22,7 @@ from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.offline.whatif.trend import Trends
 from precdoctor.diagnosis.survey.measures import entries
 from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.group_prediction import tally_groups
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
 
@@ -128,6 +129,7 @@ def gather(
     """
     sizes = sorted({r.block_size for r in recipes if r.block_size is not None})
     columns = [*_ROW_COLUMNS, *(f"block{size}_{part}" for size in sizes for part in ("hist", "amax_lo", "amax_hist"))]
+    columns += [f"{g}_{part}" for g in {r.grouping for r in recipes} - {None} for part in ("hist", "energy")]
     collector = _Collector(selection, recipes, target, columns, draw=draw)
     for batch in run.batches(
         "tensors", columns=[*KEY_COLUMNS, *_LOOKED_AT, *columns, "attempt"], filters=selection.filters()
@@ -241,10 +243,20 @@ class _Rows:
         exponents = np.bincount(whose, self.counts * (self.first[whose] + place + 0.5), minlength=filled.size)
         with np.errstate(invalid="ignore", divide="ignore"):
             self.typical = np.exp2(exponents / filled)  # the geometric mean, which outliers hardly move
-        self.filled = filled > 0
+        self.elements, self.filled = filled, filled > 0
 
-    def bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_]]:
-        """For a tally: the bins, and which rows have what the recipe needs."""
+    def tallied(self, recipe: Recipe) -> tuple[Tally, Bins, npt.NDArray[np.bool_]]:
+        """What becomes of each row, the bins that says it, and which rows have what the recipe needs."""
+        if recipe.grouping is not None:
+            counted, energy = (self.batch.column(f"{recipe.grouping}_{part}") for part in ("hist", "energy"))
+            there = counted.is_valid().to_numpy(zero_copy_only=False)
+            columns = *entries(counted), entries(energy)[1], np.where(there, self.elements, 0)
+            found, bins = tally_groups(*columns, _numbers(self.batch, "sum_sq"), recipe.format)
+            return found, bins, there | ~self.filled
+        bins, known = self._bins(recipe)
+        return tally(bins, recipe.format), bins, known
+
+    def _bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_]]:
         if recipe.block is not None:
             assert recipe.rule is not None
             lengths, counts = entries(self.batch.column(f"block{recipe.block_size}_hist"))
@@ -278,14 +290,13 @@ class _PerRecipe:
 
         A row without a non-zero element always can, and says nothing of whether its step had block histograms.
         """
-        bins, known = rows.bins(self.recipe)
-        found = tally(bins, self.recipe.format)
+        found, bins, known = rows.tallied(self.recipe)
         for name, values in _columns_of(found):
             np.add.at(self._sums[name], ids, values)
         if self._draws:
             places = np.clip(_exponents(bins), EXP_MIN, EXP_MAX) - EXP_MIN
             np.add.at(self._drawn, (ids[bins.tensor], places), bins.counts.astype(np.int64))
-        badness = np.where(known, target.badness(found, clips_by_design=self.recipe.clips_by_design), -1.0)
+        badness = np.where(known, self.recipe.limits(target).badness(found), -1.0)
         order = np.lexsort((badness, ids))
         last = np.flatnonzero(np.diff(ids[order], append=-1))  # the worst row of each tensor in this batch
         best = order[last]
@@ -293,7 +304,7 @@ class _PerRecipe:
         chosen = best[worse]
         self._sums["badness"][ids[chosen]] = badness[chosen]
         self._kept.put(rows.batch, chosen, ids[chosen])
-        return known & rows.filled if self.recipe.block is not None else np.ones(ids.size, dtype=np.bool_)
+        return known & rows.filled if self.recipe.block or self.recipe.grouping else np.ones(ids.size, dtype=np.bool_)
 
     def worst(self) -> dict[int, dict[str, Any]]:
         return self._kept.rows()

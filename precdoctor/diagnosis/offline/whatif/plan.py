@@ -202,7 +202,7 @@ def _operands(
         source = f"{seen.key.module or seen.key.root} {seen.key.kind}"
         made.append(OperandPlan(role, source, recipe, now.step, grows, later))
         flushed = max(now.flushed, later.flushed.estimate)
-        misses = list(target.misses(later, flushed, clips_by_design=recipe.clips_by_design))
+        misses = list(recipe.limits(target).misses(later, flushed))
         if recipe.scaling == "none" and now.prediction.headroom_binades.estimate < grows:
             misses.append("headroom")
         if misses:

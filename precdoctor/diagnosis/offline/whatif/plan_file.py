@@ -96,12 +96,15 @@ def load(file: Path) -> PlanFile:
     modules = document.get("modules")
     if document.get("schema_version") != SCHEMA_VERSION or not isinstance(modules, list):
         raise UsageError(f"{file} is not a plan; write one with: precdoctor whatif RUN --plan -o {file}")
+    plan = document.get("plan")
+    if isinstance(plan, Mapping) and plan.get("of") == "inference":
+        raise UsageError(f"{file} is a plan for inference; trial runs a training, so make a plan of a run that trains")
     casts = [cast for module in modules for cast in _module(module, str(file))]
     if not casts:
         raise UsageError(f"{file} keeps every module wide: there is nothing to try")
     if len({(c.root, c.module, c.role) for c in casts}) < len(casts):
         raise UsageError(f"{file} has a module twice; take one out")
-    run, plan = document.get("run"), document.get("plan")
+    run = document.get("run")
     target = plan.get("target") if isinstance(plan, Mapping) else None
     return PlanFile(
         run=str(run.get("path", "")) if isinstance(run, Mapping) else "",

@@ -9,24 +9,51 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.errors import UsageError
 from precdoctor.numerics import blocks
 from precdoctor.numerics.blocks import BlockFormat, ScaleRule
 from precdoctor.numerics.casting_array import Floats
-from precdoctor.numerics.formats import BF16, E4M3FN, E5M2, E8M0, FORMATS, FP16, FP32, SCALE_FORMATS, Format, Kind
+from precdoctor.numerics.formats import (
+    BF16,
+    E4M3FN,
+    E5M2,
+    E8M0,
+    FORMATS,
+    FP16,
+    FP32,
+    INT4,
+    INT8,
+    SCALE_FORMATS,
+    Format,
+    Kind,
+)
+from precdoctor.numerics.group_prediction import GROUPINGS
 from precdoctor.numerics.names import find_format
 
 Bools = npt.NDArray[np.bool_]
 
+_WIDE_BITS = 16
+#: dB by which the smaller nine tenths of a Gaussian fall short of the whole (2.0), and a little.
+_BULK_ALLOWANCE = 3.0
 #: What ``--scaling`` takes; ``none`` is a multiplier of 1.
-SCALINGS = ("none", "tensor", "tile128", "block32", "block16", "channel", "tile128x128")
+SCALINGS = ("none", "tensor", "tile128", "block32", "block16", *GROUPINGS, "tile128x128")
+#: Kinds whose tensors an inference run keeps for later tokens.
+CACHED = ("kv_key", "kv_value")
+#: Which kinds have groups to share a scale.
+GROUPED_KINDS = {
+    "token": ("input", "output", *CACHED),
+    "channel": ("weight", "input", "output", *CACHED),
+    "head": CACHED,
+    "group128": ("weight", "input", "output", *CACHED),
+}
+_GROUP_WORDS = {"group128": "a scale for every 128 features"}
+#: Bits of the scale of a token or of 128 features, in FP16 as kernels keep it.
+SCALE_BITS = 16
 #: Kinds whose values carry the loss scale while the backward pass runs.
 LOSS_SCALED = ("loss", "grad_output", "weight_grad")
 
-_NOT_RECORDED = {
-    "channel": "amax per channel is not recorded",
-    "tile128x128": "amax per 128x128 tile is not recorded",
-}
+_NO_TILES = "amax per 128x128 tile is not recorded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +62,9 @@ class Recipe:
 
     Attributes:
         format: of the elements.
-        scaling: one of ``none, tensor, fixed, tile128, block32, block16``. ``tensor`` is current scaling: every tensor
-            is brought to the format's maximum by its own amax, at each step anew.
+        scaling: one of ``none, tensor, fixed, tile128, block32, block16``, or of ``token, channel, head, group128``.
+            ``tensor`` is current scaling: every tensor is brought to the format's maximum by its own amax, at each step
+            anew; the last four do so with groups of its elements.
         block: the block format, for the last three.
         rule: how block scales follow from the block's amax.
         scale: the multiplier of ``fixed``.
@@ -57,13 +85,35 @@ class Recipe:
 
     @property
     def bits_per_element(self) -> float:
-        """Memory per element with its share of the block's scale; a scale per tensor counts for nothing."""
-        return self.block.bits_per_element if self.block is not None else float(self.format.bits)
+        """Memory per element with its share of the block's scale; a scale per tensor, channel or head counts for
+        nothing, one per token depends on the token's size and is left out.
+        """
+        if self.block is not None:
+            return self.block.bits_per_element
+        return self.format.bits + (SCALE_BITS / 128 if self.scaling == "group128" else 0.0)
+
+    @property
+    def grouping(self) -> str | None:
+        """What shares a scale: ``token``, ``channel``, ``head`` or ``group128``; None for other scalings."""
+        return self.scaling if self.scaling in GROUPINGS else None
+
+    def applies_to(self, kind: str) -> bool:
+        """Whether tensors of a kind have what shares a scale: weights have no tokens."""
+        return self.grouping is None or kind in GROUPED_KINDS[self.grouping]
 
     @property
     def clips_by_design(self) -> bool:
         """Whether block scales are rounded down, so that the largest elements of a block may be clipped a little."""
         return self.rule is ScaleRule.FLOOR
+
+    def limits(self, target: Target) -> Target:
+        """What can be asked of the recipe: it may clip, or flush, by design. Integers keep of the small elements what
+        the largest leave them, so these are asked apart.
+        """
+        target = replace(target, max_saturated=math.inf) if self.clips_by_design else target
+        if self.format.kind is not Kind.INTEGER:
+            return target
+        return replace(target, max_flushed=math.inf, min_bulk_db=target.min_sqnr_db - _BULK_ALLOWANCE)
 
     @property
     def block_size(self) -> int | None:
@@ -79,11 +129,14 @@ class Recipe:
             return f"blocks of 1x{self.block_size}, {scale}{tensor}"
         if self.scaling == "tensor":
             return "amax scaling per tensor at each step"
+        if self.grouping is not None:
+            return _GROUP_WORDS.get(self.grouping, f"a scale for each {self.grouping}")
         return "no scale" if self.scaling == "none" else f"scale {self.scale:g}"
 
     def short(self) -> str:
-        """Name and scaling as a table cell: ``E4M3FN per tensor``, ``MXFP8_E4M3``, ``BF16``."""
-        return f"{self.name} per tensor" if self.scaling == "tensor" else self.name
+        """Name and scaling as a table cell: ``E4M3FN per tensor``, ``INT4 per 128``, ``MXFP8_E4M3``, ``BF16``."""
+        shared = "128" if self.scaling == "group128" else self.scaling
+        return f"{self.name} per {shared}" if self.scaling in ("tensor", *GROUPINGS) else self.name
 
     def multipliers(self, amax: Floats, recorded: Floats, *, loss_scaled: Bools, quantised: Bools) -> Floats:
         """What each row's elements, as they lie in memory, are multiplied by; block recipes have scales of their own.
@@ -134,9 +187,10 @@ def ask(
     for option, value in (("--scale", scale), ("--loss-scale", loss_scale)):
         if value is not None and not 0.0 < value < math.inf:
             raise UsageError(f"{option} {value:g}: a scale is a finite number above zero, such as 1024 or 2^10")
-    if scaling in _NOT_RECORDED or fmt is blocks.TILE_128X128:
-        why = _NOT_RECORDED[scaling if scaling in _NOT_RECORDED else "tile128x128"]
-        raise UsageError(f"{why}; recorded are whole tensors, 1x128 and 1x32 blocks: --scaling tensor|tile128|block32")
+    if scaling == "tile128x128" or fmt is blocks.TILE_128X128:
+        raise UsageError(
+            f"{_NO_TILES}; recorded are whole tensors, 1x128 and 1x32 blocks: --scaling tensor|tile128|block32"
+        )
     if isinstance(fmt, Format) and fmt.name in SCALE_FORMATS:
         raise UsageError(f"{fmt.name} holds the scales of blocks, not elements; ask for mxfp8 or another format")
     if isinstance(fmt, BlockFormat):
@@ -148,6 +202,8 @@ def ask(
     elif scaling in ("tile128", "block32", "block16"):
         recipe = _blocked(_block_format(fmt, scaling))
     else:
+        if scaling in GROUPINGS and fmt.bits >= _WIDE_BITS:
+            raise UsageError(f"{fmt.name} is not used with a scale per {scaling}; leave --scaling out")
         recipe = Recipe(format=fmt, scaling=scaling or default_scaling(fmt))
     if rule is not None:
         if recipe.block is None:
@@ -206,12 +262,30 @@ LADDER = tuple(
 )
 
 
+#: The same for inference, where groups are recorded; the simplest scaling of a width comes first.
+INFERENCE_LADDER = tuple(
+    sorted(
+        [
+            *(
+                Recipe(format=f, scaling=s)
+                for f in (INT4, INT8, E4M3FN)
+                for s in ("tensor", "head", "channel", "group128", "token")
+            ),
+            *(r for r in LADDER if r.scaling in ("none", "block16")),
+        ],
+        key=lambda r: r.bits_per_element,
+    )
+)
+
+
 def wider_than(asked: Recipe) -> Iterator[Recipe]:
     """The ladder from the width of what was asked for upwards, cheapest first; the same loss scale.
 
-    Narrower elements are left out: who asks about 8 bits is not served with 6 on hardware that has none.
+    Narrower elements are left out: who asks about 8 bits is not served with 6 on hardware that has none. Integers and
+    groups have a ladder of their own.
     """
-    for recipe in LADDER:
+    of_inference = asked.format.kind is Kind.INTEGER or asked.grouping is not None
+    for recipe in INFERENCE_LADDER if of_inference else LADDER:
         same = (recipe.name, recipe.scaling) == (asked.name, asked.scaling)
         if recipe.format.bits >= asked.format.bits and not same:
             yield replace(recipe, loss_scale=asked.loss_scale)

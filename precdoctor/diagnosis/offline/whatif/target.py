@@ -22,27 +22,39 @@ class Target:
 
     Attributes:
         max_flushed: fraction of the non-zero elements that may become zero. 0.5 %: the lowest of the bands 0.5, 2 and
-            4 % published with NVIDIA BioNeMo, the only public ones; a starting point, not truth.
+            4 % published with NVIDIA BioNeMo, the only public ones; a starting point, not truth. Not asked of integers,
+            whose steps are as wide at zero as anywhere: there the SQNR judges it.
         max_saturated: fraction that may be clipped or overflow; none. Not asked of block scales that are rounded down,
             which clip less than a binade by design: there the SQNR judges it.
         min_sqnr_db: 20 dB, an error of a tenth. Precdoctor's own: rounding alone leaves 31 dB in E4M3 and 25 dB in
             E5M2, so what falls short has lost range, not just digits. Formats of 4 bits rarely reach it.
+        min_bulk_db: the same for the smaller nine tenths of the elements, of recipes that are asked for it; see
+            :meth:`~precdoctor.diagnosis.offline.whatif.recipe.Recipe.limits`.
     """
 
     max_flushed: float = 0.005
     max_saturated: float = 0.0
     min_sqnr_db: float = 20.0
+    min_bulk_db: float | None = None
 
-    def misses(self, prediction: Prediction, flushed: float, *, clips_by_design: bool) -> Iterator[str]:
-        """Which limits the likely values break: ``flushed``, ``saturated``, ``sqnr``."""
+    def misses(self, prediction: Prediction, flushed: float) -> Iterator[str]:
+        """Which limits the likely values break: ``flushed``, ``saturated``, ``sqnr``, ``bulk``."""
         if flushed > self.max_flushed:
             yield "flushed"
-        if prediction.saturated.estimate > self.max_saturated and not clips_by_design:
+        if prediction.saturated.estimate > self.max_saturated:
             yield "saturated"
         if prediction.sqnr_db.estimate < self.min_sqnr_db:
             yield "sqnr"
+        if self._bulk_db(prediction) < 0.0:
+            yield "bulk"
 
-    def badness(self, tally: Tally, *, clips_by_design: bool) -> Floats:
+    def _bulk_db(self, prediction: Prediction) -> float:
+        """By how much the smaller elements are above their limit; infinite where they have none."""
+        if prediction.bulk_sqnr_db is None or self.min_bulk_db is None:
+            return math.inf
+        return prediction.bulk_sqnr_db - self.min_bulk_db
+
+    def badness(self, tally: Tally) -> Floats:
         """How far each tensor is beyond the nearest limit, as a factor; to rank steps of one tensor by.
 
         Nothing lost is 0. Where nothing may be lost, what is lost counts as many times the limit.
@@ -51,17 +63,13 @@ class Target:
         error_limit = 10.0 ** (-self.min_sqnr_db / 10.0)
         out: Floats = np.sqrt(np.minimum(tally.error / error_limit, _HUGE))
         out = np.maximum(out, _times(tally.flushed[2] / n, self.max_flushed))
-        if not clips_by_design:
-            out = np.maximum(out, _times(tally.saturated[2] / n, self.max_saturated))
-        return out
+        return np.maximum(out, _times(tally.saturated[2] / n, self.max_saturated))
 
-    def distance(self, prediction: Prediction, flushed: float, *, clips_by_design: bool) -> float:
+    def distance(self, prediction: Prediction, flushed: float) -> float:
         """The same of a full prediction; to rank tensors by."""
-        sqnr = prediction.sqnr_db.estimate
+        sqnr = min(prediction.sqnr_db.estimate, self.min_sqnr_db + self._bulk_db(prediction))
         out = 0.0 if sqnr == math.inf else 10.0 ** (min(self.min_sqnr_db - sqnr, 6000.0) / 20.0)
         out = max(out, float(_times(np.array([flushed]), self.max_flushed)[0]))
-        if clips_by_design:
-            return out
         return max(out, float(_times(np.array([prediction.saturated.estimate]), self.max_saturated)[0]))
 
 

@@ -250,7 +250,7 @@ def test_memory_follows_the_number_of_tensors_not_of_rows(tmp_path, monkeypatch)
     [
         (("e4m4",), "did you mean 'E4M3FN'"),
         (("mxfp8", {"scaling": "tensor"}), "MXFP8_E4M3 implies --scaling block32"),
-        (("e4m3", {"scaling": "channel"}), "per channel is not recorded"),
+        (("fp16", {"scaling": "channel"}), "not used with a scale per channel"),
         (("e4m3", {"scaling": "tile128x128"}), "128x128 tile is not recorded"),
         (("128x128",), "128x128 tile is not recorded"),
         (("e8m0",), "holds the scales of blocks"),

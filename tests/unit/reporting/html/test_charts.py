@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import E4M3FN
-from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends
+from precdoctor.reporting.html import about, cards, heatmap, rangemap, svg, trends
 from precdoctor.reporting.html.layers import elided, in_order, label
 from precdoctor.reporting.html.survey import Survey, TensorId
 from precdoctor.reporting.html.timeline import BUCKETS, reduce, series, timeline
@@ -86,6 +86,11 @@ def test_layers_stand_in_order_of_execution_and_gradients_beside_them(tmp_path):
         *(("output", "first"), ("output", "second"), ("grad_output", "first"), ("grad_output", "second")),
         *(("weight", "unseen"), ("weight", "second")),
     ]
+
+
+def test_labels_near_the_ends_of_an_axis_stay_inside_it():
+    drawn = svg.axis(((share, "1") for share in (0.0, 0.02, 0.5, 0.98, 1.0)), "13")
+    assert re.findall(r'text-anchor="(\w+)"', drawn) == ["start", "start", "middle", "end", "end"]
 
 
 def test_labels():

@@ -47,8 +47,8 @@ Sound: TypeAlias = tuple[Group, ...]
 
 
 @dataclass
-class Kept:
-    """Of one run."""
+class PartCache:
+    """What is known of the sealed parts, directory listings and manifests of one run."""
 
     _sound: dict[Stamp, Sound] = field(default_factory=dict)
     _listings: dict[Path, tuple[tuple[int, int], Any]] = field(default_factory=dict)

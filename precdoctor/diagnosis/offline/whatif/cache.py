@@ -1,0 +1,69 @@
+"""How many bytes a token takes in the cache of keys and values, now and under a recipe, from recorded shapes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.offline.whatif.gather import Seen
+from precdoctor.diagnosis.offline.whatif.recipe import CACHED, SCALE_BITS, Recipe
+from precdoctor.diagnosis.survey.rows import known_format
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """Keys and values of one layer; bytes are of one token of one sequence.
+
+    Attributes:
+        tensors: 2; 1 where only keys or only values are there.
+        heads, features: of a key: heads of the cache, not of the queries, and the width of each.
+        now, asked: bytes as recorded, and under the recipe with the scales that a token has of its own. Scales that all
+            tokens share count for nothing.
+    """
+
+    root: str
+    module: str
+    name: str
+    tensors: int
+    heads: int
+    features: int
+    now: float
+    asked: float
+
+
+def cache_of(seen: Iterable[Seen], recipe: Callable[[Seen], Recipe | None]) -> list[LayerCache]:
+    """The layers of a cache in the order of their execution; none without rows of keys and values.
+
+    Args:
+        seen: tensors; those of other kinds are left out.
+        recipe: of each; None: it stays as it is.
+    """
+    tensors = [s for s in seen if s.key.kind in CACHED and len(s.shape) == 4]
+    tensors.sort(key=lambda s: (s.place[:3], s.place[3] or 0))
+    layers: dict[tuple[str, str, str], list[Seen]] = {}
+    for s in tensors:
+        layers.setdefault((s.key.root, s.key.module, s.key.name), []).append(s)
+    found = []
+    for (root, module, name), both in layers.items():
+        first = min(both, key=lambda s: s.key.kind)
+        asked = sum(token_bytes(s, recipe(s)) for s in both)
+        now = sum(token_bytes(s, None) for s in both)
+        found.append(LayerCache(root, module, name, len(both), first.shape[1], first.shape[3], now, asked))
+    return found
+
+
+def token_bytes(seen: Seen, recipe: Recipe | None) -> float:
+    """What a token takes of one tensor of keys or values; as recorded without a recipe."""
+    heads, features = seen.shape[1], seen.shape[3]
+    if recipe is None:
+        known = known_format(seen.key.dtype)
+        return heads * features * (known.bits if known is not None else 32) / 8
+    bits = features * float(recipe.format.bits)
+    if recipe.block is not None:
+        bits += math.ceil(features / recipe.block.block[1]) * recipe.block.scale.bits
+    elif recipe.scaling == "token":
+        bits += SCALE_BITS
+    elif recipe.scaling == "group128":
+        bits += math.ceil(features / 128) * SCALE_BITS
+    return heads * bits / 8

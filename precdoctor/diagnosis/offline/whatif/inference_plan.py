@@ -1,0 +1,185 @@
+"""A plan for inference: per weight matrix and per cache of keys or values the narrowest format that holds.
+
+What a product rounds away stays in the SQNR; a step too small to move a weight, which a training has to mind, does not
+exist here. So the SQNR alone is asked, of integers also that of the smaller elements, and saturation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of, token_bytes
+from precdoctor.diagnosis.offline.whatif.forecast import Forecast, forecast_of
+from precdoctor.diagnosis.offline.whatif.gather import Gathered, Seen, Selection, gather
+from precdoctor.diagnosis.offline.whatif.operands import modules_with_operands, tied_modules
+from precdoctor.diagnosis.offline.whatif.recipe import CACHED, INFERENCE_LADDER, Recipe
+from precdoctor.diagnosis.offline.whatif.target import Target
+from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.errors import UsageError
+from precdoctor.numerics.prediction import Prediction
+
+if TYPE_CHECKING:
+    from precdoctor.runlog.reader import Run
+
+_KINDS = ("batch", "input", "output", "weight", *CACHED)
+_FEW_STEPS = 8
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """One weight, or the keys or values of one layer.
+
+    Attributes:
+        recipe: None: it stays as it was recorded.
+        bits: per element, scales included; those that all tokens share count for nothing.
+        step: the worst one; None with ``prediction`` where the tensor stays as it is.
+        reason: what kept it from the next narrower choice; empty where nothing did.
+    """
+
+    seen: Seen
+    recipe: Recipe | None
+    bits: float
+    step: int | None
+    prediction: Prediction | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class InferencePlan:
+    """The whole plan.
+
+    Attributes:
+        tensors: weights and caches in the order of execution.
+        steps: recorded calls it rests on, ascending.
+        weights: bytes of the planned weights, now and under the plan.
+        cache: its layers, in the same order.
+        warnings: one sentence each.
+    """
+
+    target: Target
+    tensors: tuple[TensorPlan, ...]
+    steps: tuple[int, ...]
+    weights: tuple[int, int]
+    cache: tuple[LayerCache, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        """Every recipe the plan uses."""
+        return tuple(dict.fromkeys(t.recipe for t in self.tensors if t.recipe is not None))
+
+
+def make_inference_plan(
+    run: Run,
+    target: Target,
+    *,
+    module: str | None = None,
+    steps: tuple[int | None, int | None] = (None, None),
+) -> InferencePlan:
+    """Plan every weight matrix and every cache of keys and values.
+
+    Args:
+        run: of ``record --inference``.
+        target: its limit of what becomes zero is not asked.
+        module: a glob over module names.
+        steps: half-open; what the plan rests on.
+
+    Raises:
+        UsageError: there is no such tensor.
+        RunUnreadableError: the log is damaged.
+    """
+    target = replace(target, max_flushed=math.inf)
+    gathered = gather(run, Selection(lambda _key: True, _KINDS, steps), INFERENCE_LADDER, target)
+    keep = _wide_weights(gathered, run)
+    chosen = [s for s in gathered.seen if module is None or fnmatchcase(s.key.module, module)]
+    planned = [s for s in chosen if s.key.kind in CACHED or (s.key.kind == "weight" and _is_matrix(s))]
+    if not planned:
+        among = f" matching {module!r}" if module is not None else ""
+        raise UsageError(f"no module{among} has a recorded weight matrix or cache to plan for; see precdoctor show")
+    tensors = tuple(_tensor_plan(s, target, keep.get((s.key.root, s.key.module), "")) for s in _ordered(planned))
+    recipes = {t.seen.key: t.recipe for t in tensors}
+    weights = [t for t in tensors if t.seen.key.kind == "weight"]
+    return InferencePlan(
+        target,
+        tensors,
+        tuple(gathered.steps),
+        (round(sum(_bytes(t.seen, None) for t in weights)), round(sum(_bytes(t.seen, t.recipe) for t in weights))),
+        tuple(cache_of(planned, lambda s: recipes[s.key])),
+        tuple(_warnings(gathered, any(s.key.kind in CACHED for s in planned))),
+    )
+
+
+def _is_matrix(seen: Seen) -> bool:
+    return sum(n > 1 for n in seen.shape) >= 2
+
+
+def _wide_weights(gathered: Gathered, run: Run) -> dict[tuple[str, str], str]:
+    """Why the weight of a module stays wide whatever its numbers say: embeddings, routers, the final logits."""
+    modules = modules_with_operands(gathered.seen, tied_modules(rank.facts for rank in run.ranks))
+    return {(m.weight.key.root, m.weight.key.module): m.keep for m in modules if m.keep}
+
+
+def _ordered(tensors: Sequence[Seen]) -> list[Seen]:
+    """As the log has them: weights in the order of the model, each followed by the caches of its module."""
+    places: dict[tuple[str, str], int] = {}
+    for s in tensors:
+        places.setdefault((s.key.root, s.key.module.rpartition(".")[0]), len(places))
+    kinds = ("weight", *CACHED)
+
+    def key(s: Seen) -> tuple[int, int]:
+        at = places.get((s.key.root, s.key.module)) if s.key.kind in CACHED else None
+        own = places[s.key.root, s.key.module.rpartition(".")[0]]
+        return own if at is None else at, kinds.index(s.key.kind)
+
+    return sorted(tensors, key=key)
+
+
+def _tensor_plan(seen: Seen, target: Target, keep: str) -> TensorPlan:
+    now = _bits(seen, None)
+    if keep:
+        return TensorPlan(seen, None, now, None, None, f"{keep}: kept wide whatever the numbers say")
+    fitting = [(i, r) for i, r in enumerate(INFERENCE_LADDER) if r.applies_to(seen.key.kind) and _bits(seen, r) < now]
+    reason = ""
+    for index, recipe in sorted(fitting, key=lambda pair: _bits(seen, pair[1])):
+        one = forecast_of(seen, index, recipe, target)
+        if one.prediction is None:
+            reason = reason or (one.unknown or "")
+        elif one.misses:
+            reason = f"{recipe.short()} at step {one.step}: {_missed(one)}"
+        else:
+            return TensorPlan(seen, recipe, _bits(seen, recipe), one.step, one.prediction, reason)
+    return TensorPlan(seen, None, now, None, None, reason)
+
+
+def _missed(one: Forecast) -> str:
+    assert one.prediction is not None
+    if "sqnr" not in one.misses and one.prediction.bulk_sqnr_db is not None:
+        return f"SQNR {one.prediction.bulk_sqnr_db:.1f} dB without the largest tenth"
+    return f"SQNR {one.prediction.sqnr_db.estimate:.1f} dB"
+
+
+def _bits(seen: Seen, recipe: Recipe | None) -> float:
+    return 8 * _bytes(seen, recipe) / max(math.prod(seen.shape), 1)
+
+
+def _bytes(seen: Seen, recipe: Recipe | None) -> float:
+    """Of the whole tensor."""
+    elements = math.prod(seen.shape)
+    if seen.key.kind in CACHED and len(seen.shape) == 4:
+        return token_bytes(seen, recipe) * elements / max(seen.shape[1] * seen.shape[3], 1)
+    known = known_format(seen.key.dtype)
+    bits = recipe.bits_per_element if recipe is not None else float(known.bits) if known is not None else 32.0
+    return elements * bits / 8
+
+
+def _warnings(gathered: Gathered, cached: bool) -> Iterator[str]:
+    first, last, count = gathered.steps[0], gathered.steps[-1], len(gathered.steps)
+    calls = f"{count} recorded call{'s' * (count > 1)} (steps {first} to {last})"
+    few = "few, so record more prompts" if count < _FEW_STEPS else "prompts unlike these may hold larger outliers"
+    yield f"Rests on {calls}: {few}."
+    if not cached:
+        yield "No keys and values were recorded: the model keeps no cache that can be found, and attends unseen."

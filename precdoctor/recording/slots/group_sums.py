@@ -1,0 +1,134 @@
+"""Elements by how far they lie below the amax of their token, channel, head or 128 features: rows of inference runs.
+
+What the numbers mean, and what is predicted from them: :mod:`precdoctor.numerics.group_prediction`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from precdoctor.numerics.group_prediction import LIMIT
+from precdoctor.recording import kernels
+from precdoctor.recording.slots.slot_table import Entry
+from precdoctor.recording.slots.step_batch import deferred, is_capturing
+
+_CACHED: Final = {"token": (3,), "channel": (0, 2), "head": (0, 2, 3), "group128": (3,)}
+#: Which groupings tensors of a kind have; the dimensions that share a scale, of sequences x heads x tokens x features.
+_SHARED: Final[dict[str, dict[str, tuple[int, ...]]]] = {
+    "weight": {"channel": (3,), "group128": (3,)},  # a token of a weight is one of its output channels
+    "input": {"token": (3,), "channel": (0, 1, 2), "group128": (3,)},
+    "output": {"token": (3,), "channel": (0, 1, 2), "group128": (3,)},
+    "kv_key": _CACHED,
+    "kv_value": _CACHED,
+}
+_ROW: Final = 128
+#: Elements looked at together: what is made of them on the way takes 40 times their bytes.
+_CHUNK: Final = 1 << 18
+
+
+class GroupSums(NamedTuple):
+    """Of one tensor; ``numbers`` gives, per grouping, the counts and then the energies, each ``LIMIT`` long."""
+
+    groupings: tuple[str, ...]
+    numbers: Callable[[], list[float]]
+
+
+def measure_groups(entry: Entry, x: Tensor) -> Entry:
+    """Add the sums of a tensor to the entry of its slot; returns that."""
+    if is_capturing():
+        return entry
+    with kernels.apart_from_user_modes():
+        try:
+            found = group_sums(entry.site.kind, x)
+        except torch.OutOfMemoryError:
+            return entry
+    if found is not None:
+        entry.groups.append(found)
+    return entry
+
+
+def group_sums(kind: str, x: Tensor) -> GroupSums | None:
+    """Measure a tensor; None where its kind or its shape has no groups.
+
+    Args:
+        kind: of its row.
+        x: dense, floating-point; weights with the output channel first, cached keys and values as sequences x heads x
+            tokens x features, others with features last, or second from four dimensions on.
+    """
+    shared, x = _SHARED.get(kind, {}), kernels.measurable(x.detach())
+    y = _as_four(kind, x)
+    if y is None or not shared:
+        return None
+    sums = torch.zeros((len(shared), 2, LIMIT + 1), dtype=torch.float64, device=y.device)
+    rows = max(1, _CHUNK // max(1, y.numel() // y.shape[2]))
+    chunks = [(first, y[:, :, first : first + rows]) for first in range(0, y.shape[2], rows)]
+    for name, out in zip(shared, sums, strict=True):
+        dims = shared[name]
+        whole = None
+        if 2 in dims:
+            whole = _largest([_amax(_finite(part), dims) for _, part in chunks])
+        for _, part in chunks:
+            magnitudes = _finite(part)
+            if name == "group128":
+                magnitudes = _in_rows(magnitudes)
+            amax = _amax(magnitudes, dims) if whole is None else whole
+            _add(magnitudes, amax, out)
+            if whole is None:
+                _leave_out_largest(amax, out)
+        if whole is not None:
+            _leave_out_largest(whole, out)
+    return GroupSums(tuple(shared), deferred(sums[..., :LIMIT].clamp(min=0.0).flatten()))
+
+
+def _as_four(kind: str, x: Tensor) -> Tensor | None:
+    if kind in ("kv_key", "kv_value"):
+        return x if x.dim() == 4 else None
+    if x.dim() < 2:
+        return None
+    if kind == "weight":
+        return x.flatten(1)[None, None]
+    x = x.movedim(1, -1) if x.dim() > 3 else x
+    return x.flatten(0, -2)[None, None]
+
+
+def _finite(x: Tensor) -> Tensor:
+    x = x.abs()
+    return torch.nan_to_num(x if x.dtype is torch.float64 else x.float(), nan=0.0, posinf=0.0)
+
+
+def _amax(magnitudes: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return magnitudes.amax(dims, keepdim=True)
+
+
+def _largest(found: Sequence[Tensor]) -> Tensor:
+    return found[0] if len(found) == 1 else torch.stack(list(found)).amax(0)
+
+
+def _in_rows(magnitudes: Tensor) -> Tensor:
+    """128 of the last dimension in each row; what is missing of the last one is zeros, which count for nothing."""
+    short = -magnitudes.shape[-1] % _ROW
+    padded = torch.nn.functional.pad(magnitudes, (0, short)) if short else magnitudes
+    return padded.reshape(1, 1, -1, _ROW)
+
+
+def _add(magnitudes: Tensor, amax: Tensor, out: Tensor) -> None:
+    """Counts and energies by binade below the amax; those of zeros go to an entry of their own, the last."""
+    mantissa, exponent = torch.frexp(magnitudes / amax)
+    place = torch.where(mantissa == 0.5, 1 - exponent, -exponent).clamp(0, LIMIT - 1)
+    place = place.masked_fill(magnitudes == 0.0, LIMIT).flatten().long()
+    energy = amax.double().square().expand(magnitudes.shape).flatten()
+    if out.is_cpu:
+        out[0] += torch.bincount(place, minlength=LIMIT + 1)
+        out[1] += torch.bincount(place, energy, minlength=LIMIT + 1)
+    else:  # bincount with weights has no deterministic form there
+        out[0].index_add_(0, place, torch.ones_like(energy))
+        out[1].index_add_(0, place, energy)
+
+
+def _leave_out_largest(amax: Tensor, out: Tensor) -> None:
+    out[0, 0] -= (amax > 0.0).sum()
+    out[1, 0] -= amax.double().square().sum()
