@@ -15,7 +15,7 @@ WORKERS ?= 2
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site torture fuzz faults reliability scale gating zoo predictions prescriptions trials samples
+.PHONY: help demo test lint unit gpu bench docs clean new-rule slow aot site torture fuzz faults reliability scale gating zoo predictions prescriptions trials samples stacks
 
 help:
 	@awk -F':.*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
@@ -120,6 +120,20 @@ $(ZOO)/.installed: benchmarks/zoo/requirements.txt benchmarks/zoo/constraints.tx
 zoo: $(ZOO)/.installed  ## train with real libraries, plain and recorded; benchmarks/results/zoo.md (ARGS="-k pyro")
 	mkdir -p benchmarks/results
 	$(ZOO)/bin/python benchmarks/zoo/run.py $(ARGS)
+
+STACKS := build/stacks-venv
+$(STACKS)/.installed: benchmarks/stacks/requirements.txt benchmarks/stacks/libraries.txt benchmarks/zoo/constraints.txt requirements/torch.txt
+	@echo "installing DeepSpeed, Megatron-core and Accelerate into $(STACKS) ..."
+	test -x $(STACKS)/bin/python || $(PYTHON) -m venv $(STACKS)
+	$(STACKS)/bin/python -m pip --disable-pip-version-check --quiet install --editable . --requirement requirements/torch.txt \
+	  --requirement benchmarks/stacks/requirements.txt --constraint benchmarks/zoo/constraints.txt
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(STACKS)/bin/python -m pip --disable-pip-version-check --quiet install \
+	  --no-deps --no-build-isolation --requirement benchmarks/stacks/libraries.txt
+	@touch $@
+
+stacks: $(VENV)/.installed-dev $(STACKS)/.installed  ## train with sharded trainers and FP8 engines; benchmarks/results/stacks.md
+	mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.stacks.table --python $(STACKS)/bin/python $(ARGS)
 
 torture: $(VENV)/.installed-dev  ## kill, damage, starve and interrupt it; benchmarks/results/torture.md (ARGS="kills")
 	mkdir -p benchmarks/results

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, Status
-from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.rule import Checked, Rule
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.view import RunView
@@ -30,11 +30,6 @@ _EVIDENCE = {
     "discarded": "two discarded steps in a row",
     "fact": "what one scan alone had found",
 }
-#: Option of all rules on scan facts: an error counts by its share of the result that it feeds.
-EFFECT = RuleOption(
-    "effect", 2.0**-8, "fraction", "Least share that the error must make up of the result that it feeds.",
-    "Half a unit in the last place of BF16: training tolerates that in the result of every op.", maximum=1.0,
-)  # fmt: skip
 
 #: Where an op outside modules ran, by the phase of its fact.
 _STAGES = {
@@ -43,8 +38,6 @@ _STAGES = {
     "optimizer": "the code after the backward pass",
     "script": "the code between two steps",
 }
-
-
 _PHASES = {
     "backward": Phase.BACKWARD,
     "loss": Phase.LOSS,
@@ -237,34 +230,21 @@ class Group:
         return sorted({f.step for f in self.facts})
 
 
-def wrong_share(fact: Fact) -> float:
-    """Share of a result that a hidden overflow or underflow makes wrong by more than half."""
-    return fact.number("wrong") / max(fact.count("of"), 1)
+def is_optimizers(fact: Fact) -> bool:
+    """Whether the line calls an optimizer, so that torch's own code ran the op."""
+    return fact.source is not None and ".step(" in (fact.source.code or "")
 
 
-def has_effect(fact: Fact, limit: float) -> bool:
-    """Whether the error makes up at least ``limit`` of the result that it feeds; True if that was not measured."""
-    return not fact.number("effect") < limit
+def stands(view: RunView, group: Group) -> bool:
+    """Whether two scans or more show it, and half of all."""
+    done = done_steps(view, group)
+    still = [s for s in group.steps if s in done]
+    return len(still) > 1 and 2 * len(still) >= len(done)
 
 
-def wrong_results(options: Options) -> Callable[[Fact], float]:
-    """The weight of hidden overflows and underflows: their wrong share, from ``wrong_share`` and ``effect`` on."""
-
-    def weight(fact: Fact) -> float:
-        share = wrong_share(fact)
-        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
-
-    return weight
-
-
-def effect_words(fact: Fact, limit: float) -> str:
-    """The effect of an error, as a sentence; empty if it was not measured."""
-    op, source = fact.where("fed")
-    if not op:
-        return ""
-    there = f" at {source.file}:{source.line}" if source is not None else ""
-    share = percent(fact.number("effect"))
-    return f" The error makes up {share} of the result of {short_name(op)}{there} (limit {percent(limit)})."
+def done_steps(view: RunView, group: Group) -> list[int]:
+    """The scanned steps of the process of a group, in order."""
+    return sorted(s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank)
 
 
 def check_facts(

@@ -6,6 +6,7 @@ before its first rounding on, by the memory it lies in.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
@@ -28,7 +30,15 @@ _WIDER = {
 _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
 #: Ops that pass data on, and those that round it to half by themselves.
 _ROUNDS = names("cumsum cumprod add sub mul div")
-_CARRIES = _ROUNDS | names("_to_copy clone cat stack index index_select gather where neg abs flip roll repeat")
+_CARRIES = _ROUNDS | names(
+    "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil mean"
+)
+#: Ops that subtract: two numbers, or the whole part of one.
+_SUBTRACTS = names("sub rsub add frac remainder fmod")
+#: Ops that subtract a mean inside.
+_CENTRES = names("native_layer_norm native_batch_norm native_group_norm")
+#: Ops whose result may be next to a constant that it is subtracted from: ``1 - sigmoid(x)``, ``exp(x) - 1``.
+_NEXT_TO = names("sigmoid tanh exp _softmax softmax cos sum mean prod div mul mm bmm pow sqrt erf")
 #: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``. Mostly what becomes of
 #: such a difference is followed by :mod:`trails`; here it counts where something is chosen by it.
 _EXPANDS = names("mm bmm sum mean pow mul")
@@ -36,9 +46,9 @@ _CHOOSES = names("topk sort argsort argmin argmax kthvalue")
 _MAX_PENDING = 64
 #: Ops between a difference and the choice.
 _KEEPS = names("neg abs sqrt clamp clamp_min")
-_FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | {"copy_", "sub_", "rsub"}
-#: Ops of loss code that round their total to half: the log-probability of a sequence.
-_REDUCES = names("sum mean")
+_FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
+#: Ops of loss code that round their result to half: log-probabilities, and their total over a sequence.
+_REDUCES = names("sum mean _log_softmax")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
 _NOISE, _COLUMN = 0.5, 0.25
 #: Of data, in L2: no number format of eight bits is as coarse.
@@ -76,8 +86,10 @@ class _Source:
 class Differences:
     """Keeps the numbers behind what was rounded, and judges the differences that it goes into."""
 
-    def __init__(self, findings: Findings) -> None:
-        self._findings = findings
+    def __init__(self, findings: Findings, effects: Effects) -> None:
+        self._findings, self._effects = findings, effects
+        #: The last ops that may have made something next to a constant, and the versions of their operands.
+        self._last: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
         self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
         #: Of differences of expanded data: what is to be told where something is chosen by them.
@@ -144,7 +156,7 @@ class Differences:
         if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
             return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
         reduced = call.phase == "loss" and result.dtype in _HALF and name in _REDUCES
-        trained = result.requires_grad or any(x.requires_grad for x in call.operands)
+        trained = (result.requires_grad or any(x.requires_grad for x in call.operands)) and name != "gather"
         expands = name in _EXPANDS and self._only_expands(call)
         if not (name in _CARRIES or expands or reduced) or (trained and not reduced):
             return None
@@ -181,11 +193,51 @@ class Differences:
         """
         if not call.results:
             return
-        if call.plain_name in ("sub", "rsub", "add"):
+        if call.plain_name in _SUBTRACTS:
             self._subtract(call, lived)
+            self._complement(call)
+        elif call.name in _CENTRES and call.args:
+            self._centre(call)
         elif call.name in _CHOOSES | _KEEPS:
             self._choose(call)
         self.remember(call)
+        if call.phase in ("forward", "loss") and call.name in _NEXT_TO:
+            self._last.append((call, [_version(x) for x in call.operands]))
+
+    def _complement(self, call: Call) -> None:
+        """A constant and what an op has just made: where both are next to each other, its rounding is what is left."""
+        result, tensors = call.results[0], [x for x in call.operands if x.numel() > 1]
+        found = next((m for m in self._last if len(tensors) == 1 and m[0].results[0] is tensors[0]), None)
+        if found is None or call.plain_name not in ("sub", "rsub", "add") or result.numel() > _MAX_MADE:
+            return
+        maker, versions = found
+        if versions != [_version(x) for x in maker.operands]:
+            return
+        x = call.before(tensors[0]).detach()
+        close = 4 * torch.finfo(x.dtype).eps if x.dtype in (*_HALF, torch.float32) else 0.0
+        if 2 * int((result.detach().abs() < close * x.abs()).sum()) < result.numel():
+            return
+        made = maker.exact()
+        wide = call.again({id(tensors[0]): made[0]}) if made is not None else None
+        if wide is not None:
+            self._judge(call, wide[0], followed=True)
+
+    def _centre(self, call: Call) -> None:
+        """Data is normalised that was rounded before: with a mean that is large beside what is left of it."""
+        x, result = call.args[0], call.results[0]
+        source = self._source(x)
+        wide = call.again({id(x): source.double()}) if source is not None and not source.requires_grad else None
+        if source is None or wide is None:
+            return
+        seen, exact = result.detach().double(), wide[0]
+        known = torch.isfinite(exact) & torch.isfinite(seen) & (exact != 0)
+        off = torch.where(known, (seen - exact).abs(), 0.0)
+        noise = float(off.norm() / exact[known].norm()) if bool(known.any()) else 0.0
+        if noise >= _NOISE:
+            wrong = off > _NOISE * exact.abs()
+            largest = source.double().abs().amax().expand(exact.shape)
+            dtype = str(self._coarsest(call)).removeprefix("torch.")
+            self._findings.add("cancellation", call, **_measured(call, exact, wrong, known, off, largest), dtype=dtype)
 
     def _choose(self, call: Call) -> None:
         """Something is chosen by a difference, or it is on the way there."""
@@ -219,7 +271,7 @@ class Differences:
         if wide is not None:
             self._judge(call, wide[0])
 
-    def _judge(self, call: Call, exact: Tensor) -> None:
+    def _judge(self, call: Call, exact: Tensor, *, followed: bool = False) -> None:
         result = call.results[0]
         seen, size = result.detach().double(), exact.abs()
         operands = [call.before(x).detach().double().abs().broadcast_to(size.shape) for x in call.operands]
@@ -247,7 +299,11 @@ class Differences:
             if not data or off.norm() < _DATA * size[known].norm():
                 return
         measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": str(dtype).removeprefix("torch.")}
-        if self._expanded(call):
+        if followed:
+            right, weight = torch.where(wrong, exact, seen), measured.pop("weight")
+            self._effects.begin("cancellation", self._findings.event_of(call), weight, result, right,
+                                **{**measured, "of_data": False})  # fmt: skip
+        elif self._expanded(call):
             self._await(result, self._findings.event_of(call), measured)
         else:
             self._findings.add("cancellation", call, **measured)
@@ -274,7 +330,7 @@ def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tens
         "of": of,
         "zeros": int((wrong & (seen == 0)).sum()),
         "noise": float(off[known].norm() / size[known].norm()),
-        "of_data": not any(x.requires_grad for x in call.operands),
+        "of_data": not any(x.requires_grad for x in call.operands) or call.name in _CENTRES,
         "seen": float(seen.flatten()[at]),
         "exact": float(exact.flatten()[at]),
         "rounded_before": True,

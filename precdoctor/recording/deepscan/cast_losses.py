@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.process import attach
 
 #: Significant bits, the leading one included: integers up to 2 to this power are exact.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
@@ -29,6 +31,11 @@ _TAIL = 0.01
 #: Tensors of integers of at most so many elements; and of these so many first ones tell whether it is one.
 _MAX_INTEGERS, _PEEK = 1 << 20, 64
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
+#: Integers that arithmetic runs out of; in wider ones who wraps round means to (hashes).
+_NARROW = (torch.uint8, torch.int8, torch.int16)
+_WRAPS = names("add sub rsub mul neg")
+#: Share of the elements that wrapped round from which on it is noted, if they are read as floats.
+_WRAPPED = 0.01
 #: Ops that take integers as indices; and integers that are watched until one of them does.
 _LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
 #: Ops that leave integers as they are, but for an offset.
@@ -46,6 +53,52 @@ class Casts:
         self._findings, self._effects = findings, effects
         #: Integers that were half-precision floats before, by their memory.
         self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
+        #: Integers that wrapped round, by their memory, until they are read as floats.
+        self._wrapped: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
+
+    @staticmethod
+    def wraps(name: str, whole: Sequence[Tensor]) -> bool:
+        """Whether an op by this name may have wrapped round."""
+        return bool(whole) and whole[0].dtype in _NARROW and name in (*_WRAPS, "_to_copy")
+
+    def _wrap(self, call: Call) -> None:
+        """Integer arithmetic, and casts of floats to integers: which results are other numbers?"""
+        result, source = call.whole[0], call.args[0] if call.args else None
+        if result.layout is not torch.strided or result.is_meta or not 1 < result.numel() <= _MAX_INTEGERS:
+            return
+        if len(self._wrapped) >= _MAX_INDICES:
+            return
+        if call.name == "_to_copy":
+            if not isinstance(source, Tensor) or source.dtype == torch.bool:
+                return
+            limits, exact = torch.iinfo(result.dtype), source.detach().double()
+            wrong = (exact.trunc() < limits.min) | (exact.trunc() > limits.max)
+        else:
+            wide = [x.detach().long() if isinstance(x, Tensor) else x for x in call.args]
+            if any(isinstance(x, float) for x in wide):
+                return
+            try:
+                exact = call.func(*wide, **call.kwargs)
+            except (RuntimeError, TypeError) as error:
+                attach.let_through(error)
+                return
+            wrong = exact != result.long()
+        many = int(wrong.sum())
+        if many < _WRAPPED * result.numel() or (key := storage_key(result)) is None:
+            return
+        at = int(torch.where(wrong, exact.double().abs().nan_to_num(), -1.0).flatten().argmax())
+        kinds = {"from": _spelled(source.dtype) if isinstance(source, Tensor) else "", "to": _spelled(result.dtype)}
+        data = {**kinds, "numel": result.numel(), "wrapped": many, "seen": float(result.flatten()[at]),
+                "exact": float(exact.flatten()[at])}  # fmt: skip
+        self._wrapped[key] = StorageWeakRef(result.untyped_storage()), self._findings.event_of(call), data
+
+    def _read_wrapped(self, call: Call) -> None:
+        """They are read as floats."""
+        for x in tensors_in((call.args, call.kwargs)):
+            known = self._wrapped.get(storage_key(x) or 0) if not x.is_floating_point() else None
+            if known is not None and not known[0].expired():
+                share = known[2]["wrapped"] / known[2]["numel"]
+                self._findings.add_event("cast", known[1], share, **known[2], read_by=said(call))
 
     def looked_up(self, call: Call) -> None:
         """Numbers that are read from a tensor of floats as integers, then used as indices: which exist at all?"""
@@ -62,6 +115,8 @@ class Casts:
 
     def expects(self, name: str) -> bool:
         """Whether an op by this name may use such numbers."""
+        if self._wrapped and name in ("_to_copy", "div", "mul", "sub"):
+            return True
         return bool(self._indices) and (name in _LOOKUPS or name in _SHIFTS)
 
     def _shifted(self, call: Call) -> None:
@@ -97,6 +152,10 @@ class Casts:
 
     def after(self, call: Call) -> None:
         """An op of a forward pass, or of the code around it, has run."""
+        if self.wraps(call.name, call.whole):
+            self._wrap(call)
+        elif self._wrapped and call.results:
+            self._read_wrapped(call)
         if call.name == "arange" and call.results and call.results[0].dtype in _BITS:
             self._integers(call, None, call.results[0])
             return

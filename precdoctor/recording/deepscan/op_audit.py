@@ -246,7 +246,7 @@ class Audit:
             "flushed": many,
             "of": of,
             "lost": lost,
-            "channels": _channels(flushed, possible),
+            "channels": channels_hit(flushed, possible),
             "sqnr_db": _sqnr(result, exact[0], possible),
             "exact_amax": float(size[possible].max()),
             "exact_median": float(size[possible].median()),
@@ -335,7 +335,7 @@ def _stalled(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
     }
 
 
-def _channels(hit: Tensor, possible: Tensor) -> float:
+def channels_hit(hit: Tensor, possible: Tensor) -> float:
     """Share of channels of which everything that could be hit was: along the dimension in which it is the largest."""
     shares = [0.0]
     for dim in {1} if hit.dim() == 4 else {0, hit.dim() - 1} if hit.dim() > 1 else ():

@@ -12,7 +12,9 @@ from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.cancellation import Differences
 from precdoctor.recording.deepscan.cast_losses import Casts
 from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.floors import Floors
 from precdoctor.recording.deepscan.op_audit import Audit
+from precdoctor.recording.deepscan.saturation import Saturation
 from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
 from precdoctor.recording.deepscan.scanned_op import Call, Where
 from precdoctor.recording.deepscan.shadows import Room
@@ -71,8 +73,9 @@ class ScanMode(WindowMode):
         room = Room(self._limit)
         self._effects = Effects(self._findings, room)
         self.trails = Trails(self._findings, self._effects, room)
-        self._audit, self._differences = Audit(self._findings), Differences(self._findings)
+        self._audit, self._differences = Audit(self._findings), Differences(self._findings, self._effects)
         self._casts, self._sums = Casts(self._findings, self._effects), Sums(self._findings, self._effects)
+        self._floors, self._saturation = Floors(self._findings, self._effects), Saturation(self._findings)
         #: Samples of states as they were before the op that is running.
         self._old: list[Tensor | None] = []
         self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -102,6 +105,7 @@ class ScanMode(WindowMode):
         targets = targets or Targets()
         self._effects.finish()
         self._audit.finish(targets)
+        self._floors.finish()
         events = self._findings.events()
         if flushes := [e for e in events if e["data"]["kind"] == "flush"]:
             zero = targets.zero_gradients()
@@ -144,7 +148,8 @@ class ScanMode(WindowMode):
             return {}
         self._old = self._audit.before(name, args, kwargs)
         target = args[0] if args and isinstance(args[0], Tensor) else None
-        if target is None or target.dtype not in _HALF or not self._sums.sums(name) or target.numel() > self._limit:
+        summed = target is not None and target.dtype in _HALF and self._sums.sums(name)
+        if target is None or not (summed or self._floors.guards(name, args)) or target.numel() > self._limit:
             return {}
         return {} if _is_elsewhere(target) else {id(target): target.detach().clone()}
 
@@ -160,7 +165,8 @@ class ScanMode(WindowMode):
         sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
         stays = any(x is not None for x in self._old)
         follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
-        follows |= phase == "optimizer" or self._casts.expects(name)
+        follows |= phase == "optimizer" or self._casts.expects(name) or self._floors.follows(name)
+        follows |= self._casts.wraps(name, whole)
         if not (whole or stays) or not follows or name in UNINITIALISED:
             if within and args and isinstance(args[0], Tensor):
                 self._differences.written(args[0])
@@ -179,6 +185,7 @@ class ScanMode(WindowMode):
                 self.trails.after(call)
         self._casts.looked_up(call)
         self._casts.after(call)
+        self._floors.after(call)
         if sums:
             self._sums.after(call)
 
@@ -233,8 +240,11 @@ class ScanMode(WindowMode):
             self._casts.after(call)
             self._differences.after(call, self._audit.lived)
             self._audit.chained(call)
+            self._floors.after(call)
+            self._saturation.forward(call)
         else:
             self._audit.gradient(call)
+            self._saturation.backward(call)
         if any(x is not None for x in self._old):
             self._audit.updated(name, call.op, phase, args, kwargs, self._old, where, self.micro_step)
         self._sums.after(call)

@@ -42,7 +42,7 @@ _MOMENTS = frozenset(("sum", "mean"))
 _SQUARES = frozenset(("mul", "pow", "square"))
 _DIFFERENCES = frozenset(("sub", "add", "rsub"))
 #: What a variance is for; by then its error matters or an epsilon has covered it.
-_USES = frozenset(("rsqrt", "sqrt", "div", "reciprocal", "pow", "log", "mul"))
+_USES = frozenset(("rsqrt", "sqrt", "div", "reciprocal", "pow", "log", "mul", "exp"))
 #: Beyond so many bits FP64 itself has lost the difference: it is zero, and nobody can tell it better.
 _KNOWN_BITS = 44
 _MAX_SHADOWS = 256
@@ -85,6 +85,8 @@ class Sums:
         self._totals: dict[Any, _Total] = {}
         self._moments: dict[int, _Moment] = {}
         self._products: dict[int, weakref.ref[Tensor]] = {}
+        #: Totals that were scaled (``discount * total``), with their values in FP64.
+        self._scaled: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor], Tensor]] = {}
 
     def after(self, call: Call) -> None:
         """Any op has run."""
@@ -95,6 +97,8 @@ class Sums:
                 self._reduction(call)
             elif call.plain_name == "add":
                 self._total(call)
+            elif call.name == "mul":
+                self._scale(call)
             elif call.plain_name in ("sub", "rsub"):
                 self._note_compensation(call)
         if call.phase in _FOLLOWED:
@@ -103,7 +107,7 @@ class Sums:
     @staticmethod
     def sums(name: str) -> bool:
         """Whether an op by this name may be a sum, or says that one is compensated."""
-        return name.rstrip("_") in _REDUCTIONS or name.rstrip("_") in ("add", "sub", "rsub")
+        return name.rstrip("_") in _REDUCTIONS or name.rstrip("_") in ("add", "sub", "rsub", "mul")
 
     # --- one op ------------------------------------------------------------------------------------------------------
 
@@ -151,7 +155,9 @@ class Sums:
             return
         if known.twin is None:
             known.twin = call.before(last).detach().double()
-        again = call.again({id(last): known.twin.clone() if within else known.twin})
+        twins = {id(last): known.twin.clone() if within else known.twin}
+        twins |= {id(x): s[2] for x in call.operands if (s := self._scaled_total(x, last)) is not None}
+        again = call.again(twins)
         if again is None:
             del self._totals[place]
             return
@@ -163,9 +169,24 @@ class Sums:
         if due and not known.compensated:
             self._judge_total(call, known, known.twin)
 
-    @staticmethod
-    def _goes_on(call: Call, known: _Total, last: Tensor) -> bool:
-        if not any(x is last for x in call.operands):
+    def _scale(self, call: Call) -> None:
+        """``discount * total``: what is added to next is still the total."""
+        for known in self._totals.values():
+            last = known.last()
+            if last is None or not any(x is last for x in call.operands) or last.shape != call.results[0].shape:
+                continue
+            again = call.again({id(last): known.twin if known.twin is not None else last.detach().double()})
+            if again is not None:
+                self._scaled = {k: s for k, s in self._scaled.items() if s[0]() is not None}
+                result = call.results[0]
+                self._scaled[id(result)] = weakref.ref(result), known.last, again[0]
+
+    def _scaled_total(self, x: Tensor, last: Tensor) -> tuple[Any, Any, Tensor] | None:
+        found = self._scaled.get(id(x))
+        return found if found is not None and found[0]() is x and found[1]() is last else None
+
+    def _goes_on(self, call: Call, known: _Total, last: Tensor) -> bool:
+        if not any(x is last or self._scaled_total(x, last) is not None for x in call.operands):
             return False
         return known.seen is None or torch.equal(call.before(last), known.seen)
 
@@ -229,16 +250,18 @@ class Sums:
         self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
     ) -> tuple[str, Event | None, Tensor | None]:
         kinds = {m.kind for m in given.values()}
-        if difference is not None:
-            return "difference", difference.event, difference.bits
         if call.plain_name in _SQUARES and kinds == {"mean"}:
             return "product", None, None
-        if call.plain_name in _DIFFERENCES and kinds >= {"mean-of-products", "product"}:
+        several = len(given) > 1 and kinds <= {"mean-of-products", "difference"}  # x^2 - 2xy + y^2
+        if call.plain_name in _DIFFERENCES and (several or kinds >= {"mean-of-products", "product"}):
             size = torch.stack([m.value.abs().broadcast_to(value.shape) for m in given.values()]).amax(0)
             lost = torch.log2(size / value.abs())
             lost = torch.where((value != 0) & (size > 0) & (lost < _KNOWN_BITS), lost, torch.nan)
-            if 2 * int(lost.isfinite().sum()) > value.numel():
+            more = difference is None or difference.bits is None or lost.nanmedian() > difference.bits.nanmedian()
+            if 2 * int(lost.isfinite().sum()) > value.numel() and more:
                 return "difference", self._findings.event_of(call, closely=True), lost
+        if difference is not None:
+            return "difference", difference.event, difference.bits
         return next(iter(kinds)), None, None
 
     def _keep(

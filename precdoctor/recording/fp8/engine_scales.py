@@ -1,19 +1,17 @@
-"""Scales that frameworks keep to themselves: Transformer Engine's per FP8 operand, torchao's of integer fake
-quantisers, DeepSpeed's loss scale.
+"""Scales that frameworks keep to themselves: Transformer Engine's per FP8 operand, torchao's of fake quantisers.
 
-Read from their attributes (Transformer Engine 2.18, torchao 0.18); tests know those of Transformer Engine and DeepSpeed
-from stand-ins only, which need a GPU.
+Read from their attributes (Transformer Engine 2.18, torchao 0.18); tests know those of Transformer Engine from
+stand-ins only, which needs a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 
 from precdoctor.recording.model import static
-from precdoctor.recording.slots.step_batch import Deferred, defer
 
 #: ``fp8_meta`` keys of Transformer Engine, and the operands of each matrix product in the order it keeps them
 #: (``transformer_engine/pytorch/constants.py``, ``FP8FwdTensors`` and ``FP8BwdTensors``).
@@ -24,7 +22,6 @@ _OP_STATES = {
     "forward": ("scaling_fwd", ("input", "weight")),
     "backward": ("scaling_bwd", ("grad_output",)),
 }
-ENGINE: Final = "DeepSpeedEngine"
 #: Attributes without one of which a module has no scales that are read here.
 HOLDERS = frozenset(("fp8_meta", "_fp8_metas", "scale"))
 #: What a state of delayed scaling holds: one scale per operand, and a history with a column per operand.
@@ -75,23 +72,3 @@ def fake_quantisation(module: nn.Module) -> Tensor | None:
         return None
     scale = static.module_dict(module).get("scale")
     return scale.detach() if type(scale) is Tensor and scale.is_floating_point() and scale.numel() else None
-
-
-def loss_scale(modules: Iterable[nn.Module | None]) -> Deferred:
-    """The loss scale of a DeepSpeed engine among some modules; None without one, or where it trains without a scale.
-
-    FP16 optimizers of DeepSpeed have it as ``cur_scale``, their own, their scaler's or their scale settings'; 1 where
-    none is in force. To be read as a backward pass begins: it is changed before the optimizer inside steps.
-    """
-    for module in modules:
-        if module is None or type(module).__name__ != ENGINE:
-            continue
-        optimizer = static.attribute(module, "optimizer")
-        for holder in ("loss_scale_config", "loss_scaler", None):
-            owner = static.attribute(optimizer, holder) if holder is not None else optimizer
-            value = static.attribute(owner, "cur_scale")
-            if issubclass(type(value), Tensor) and value.numel() == 1:
-                return defer(value, by_drain=True)
-            if (known := static.number(value)) is not None:
-                return known if known != 1 else None
-    return None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +33,10 @@ class Adam:
     def shape(self) -> torch.Size:
         """The weight's."""
         return self.first.shape
+
+    def part(self, take: Callable[[Tensor], Tensor]) -> Adam:
+        """The update of the part of a weight that ``take`` gives of a tensor of its shape."""
+        return replace(self, first=take(self.first), second=take(self.second))
 
     def update(self, before: Tensor) -> Tensor:
         """The update of a weight that was ``before``; FP32 or FP64, of its shape."""

@@ -97,7 +97,7 @@ class Guard:
         launched = self._buffers.launch()
         gradients_bad = self._gradients_are_bad(optimizer, look)
         poisoned = self._buffers.judge(*launched) if launched[1] else []
-        loss_bad = self._loss_is_bad(scaled=scaler is not None)
+        loss_bad = self._loss_is_bad(scaled=scaler is not None or self._context.current.loss_scale is not None)
         step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         streak.add(bad=gradients_bad or loss_bad)
@@ -129,7 +129,8 @@ class Guard:
         found = context.current.found_inf
         gradients_bad = scaler is None or bool(read(found))
         poisoned = self._buffers.judge(*self._buffers.launch())
-        scaled = scaler is not None or any(map(looks_like_a_scale, context.current.root_factors))
+        known = scaler is not None or context.current.loss_scale is not None
+        scaled = known or any(map(looks_like_a_scale, context.current.root_factors))
         loss_bad = self._loss_is_bad(scaled=scaled)
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         streak.add(bad=gradients_bad or loss_bad)

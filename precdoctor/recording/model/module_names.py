@@ -20,6 +20,9 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "OptimizedModule": "_orig_mod",
+    "DeepSpeedEngine": "module",
+    "PipelineEngine": "module",
+    "Float16Module": "module",
 }
 _PREFIXES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 #: What stands for a compiled function in replays: the modules it uses are roots, not its own.
@@ -140,6 +143,11 @@ class Names:
         """The module that owns a parameter or buffer, and its name there; null when no root has it."""
         found = self._parameters.get(id(parameter))
         return found[1:] if found is not None and found[0]() is parameter else None
+
+    def name_alike(self, parameter: torch.Tensor, other: torch.Tensor) -> None:
+        """Give another tensor the place and the name of a parameter: the whole of a shard."""
+        if self.parameter(other) is None and (found := self.parameter(parameter)) is not None:
+            self._parameters[id(other)] = (weakref.ref(other), *found)
 
     def trained_weights(self) -> list[torch.Tensor]:
         """The parameters of every root that a backward pass went through."""

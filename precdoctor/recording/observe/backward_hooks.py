@@ -14,11 +14,11 @@ from torch.utils.hooks import RemovableHandle
 
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.window import StepWindow
-from precdoctor.recording.fp8 import engine_scales
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
+from precdoctor.recording.model.weight_pieces import gathered
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks
 from precdoctor.recording.ops.dispatch_modes import open_modes, sweep
@@ -140,11 +140,6 @@ class BackwardHooks:
         self._kept.backward_begins()
         self._kept.losses.backward_begins(roots)
         facts = recorder.current
-        if facts.loss_scale is None:
-            for known in recorder.names.roots.values():
-                if (engine := known.module()) is not None and type(engine).__name__ == engine_scales.ENGINE:
-                    facts.loss_scale = engine_scales.loss_scale([engine])
-                    break
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots])
         if facts.backward_file is None and (where := attach.caller_outside(*_FRAMEWORKS)) is not None:
@@ -203,9 +198,13 @@ class BackwardHooks:
             module = root.module()
             if module is None:
                 continue
+            whole = {id(shard): own for shard, own in gathered(module)}
             for parameter in static.parameters(module):
-                if parameter.requires_grad and parameter.is_leaf:
-                    self._hook(parameter)
+                target = whole.get(id(parameter), parameter)  # the hooks of a shard run after the reduction
+                if target is not parameter:
+                    names.name_alike(parameter, target)
+                if target.requires_grad and target.is_leaf:
+                    self._hook(target)
 
     def _hook(self, parameter: Tensor) -> None:
         known = self._hooked.get(id(parameter))

@@ -1,4 +1,4 @@
-"""The optimizer step: attempts, loss scalers, clipping, weights before, what the optimizer is given, and what stuck.
+"""The optimizer step: attempts, loss scalers, clipping; what of it has rows is in ``optimizer_rows``.
 
 A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
 does not call the optimizer at all (unless it is fused), so neither hook alone would do. A script that skips by itself
@@ -8,7 +8,6 @@ calls neither: see ``loss_scalers`` and ``abandoned_attempts``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from threading import get_ident
 from typing import Any
 
@@ -16,32 +15,28 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from precdoctor.recording import kernels
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.microscope.guard import Guard
-from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.model import static
 from precdoctor.recording.model.optimizer_contents import (
     gradients_of,
     groups_of,
-    parameters_in,
     parameters_of,
 )
-from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
 from precdoctor.recording.observe.gradient_looks import GradientLooks
+from precdoctor.recording.observe.optimizer_rows import OptimizerRows
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.shadowing.shadow import Shadow
-from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
-from precdoctor.recording.slots.step_batch import CUDA, defer
+from precdoctor.recording.slots.step_batch import CUDA, Deferred, defer
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts, Found
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
-from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
+from precdoctor.recording.steps.outer_optimizers import OuterOptimizers, makes_states
 from precdoctor.recording.steps.step_attempt import Attempt, GradientsAside
-from precdoctor.recording.steps.weight_updates import intended_update, intention_of
+from precdoctor.recording.steps.weight_updates import intention_of
 
 
 class OptimizerHooks:
@@ -65,11 +60,8 @@ class OptimizerHooks:
         self._attempt: Attempt | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
-        self._next_copied = 0
-        self._standing = FrozenAndBuffers(recorder, casts)
-        self._masters = Masters(recorder)
-        self._state_rows = StateRows(recorder)
-        self._weights, self._given, self._updates = BatchedLaunch(), BatchedLaunch(), BatchedLaunch(HELD)
+        self._rows = OptimizerRows(recorder, casts, self._name)
+        self._outer = OuterOptimizers(recorder, self.begin_by_library, self.end_by_library)
         self.scalers = Scalers(
             recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
         )
@@ -82,7 +74,9 @@ class OptimizerHooks:
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if self._armed() and (recorder.drain is not None or begin()):
+            if (not self._outer.runs and makes_states()) or not self._armed():
+                return
+            if recorder.drain is not None or begin():
                 pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -94,6 +88,7 @@ class OptimizerHooks:
         recorder.when_forked.append(self._forget)
         scalers, in_attempt = self.scalers, lambda: self._attempt is not None
         scalers.install()
+        self._outer.install()
         self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
         self._looks.install()
 
@@ -153,15 +148,22 @@ class OptimizerHooks:
         facts = self._recorder.current
         facts.optimizer = attempt.name
         groups = groups_of(optimizer) if groups is None else groups
-        for group in groups:
-            if "lr" in group:
-                facts.lrs.append(lr if type(lr := group["lr"]) is float else defer(lr, by_drain=True))
+        self._note_groups(optimizer, groups)
         if self._recorder.live:
-            self._record_weights(optimizer)
-            facts.gradients_of = self._owned(optimizer)
+            facts.gradients_of = self._rows.owned(optimizer)
         if not closure:  # else those there are left over from the step before
             self._looks.before_step(optimizer, groups)
         return attempt
+
+    def _note_groups(
+        self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], *, first: bool = True
+    ) -> None:
+        for group in groups:
+            if "lr" in group:
+                rate = lr if type(lr := group["lr"]) is float else defer(lr, by_drain=True)
+                self._recorder.current.lrs.append(rate)
+        if self._recorder.live:
+            self._rows.weights(optimizer, first=first)
 
     def _close(self, attempt: Attempt) -> None:
         if self._recorder.trace is not None:
@@ -171,7 +173,8 @@ class OptimizerHooks:
         self._recorder.current.not_reached = not attempt.reached
         unscaled = self.scalers.unscaled
         by_scaler = attempt.by_scaler or (bool(unscaled) and self.scalers.has_unscaled(attempt.optimizer))
-        plain = attempt.reached and not (by_scaler or attempt.closure or self._recorder.in_backward)
+        announced = by_scaler or attempt.by_library
+        plain = attempt.reached and not (announced or attempt.closure or self._recorder.in_backward)
         self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
         if unscaled:
             self.scalers.attempted(attempt.optimizer)
@@ -188,6 +191,31 @@ class OptimizerHooks:
         """``scaler.step(optimizer)`` has ended, also by an exception."""
         if self._attempt is not None and self._attempt.by_scaler:
             self._close(self._attempt)
+
+    def begin_by_library(self, loss_scale: Deferred) -> None:
+        """A step of DeepSpeed's or Megatron's begins, under this loss scale; optimizers inside make the attempt."""
+        if self._attempt is not None:
+            self._close(self._attempt)
+        self._recorder.current.loss_scale = loss_scale
+
+    def end_by_library(self, inner: torch.optim.Optimizer | None, overflow: bool | None, grad_norm: Deferred) -> None:
+        """That step has ended, also by an exception.
+
+        Args:
+            inner: an optimizer of torch's in it.
+            overflow: it was skipped, as gradients were not finite; null where the library does not look.
+            grad_norm: over all ranks, before clipping.
+        """
+        facts, attempt = self._recorder.current, self._attempt
+        if overflow is not None and (overflow or facts.loss_scale is not None):
+            facts.found_inf = float(overflow)
+        if attempt is not None:
+            if grad_norm is not None and attempt.reached and facts.gradients_of is None:
+                facts.grad_norm = grad_norm
+            self._close(attempt)
+        elif overflow and inner is not None:
+            self.leave_out(None, inner)
+            self._manual.has_optimizer = True
 
     def _thrown_away(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
         """Gradients of norm and amax ``found`` were thrown away, or are about to be."""
@@ -214,11 +242,16 @@ class OptimizerHooks:
         attempt, groups = self._attempt, groups_of(optimizer)
         if not groups:
             return  # a wrapper with a property for its groups: the optimizer that it drives makes the attempt
-        if attempt is None or not attempt.by_scaler:
+        judged = False
+        if attempt is not None and attempt.by_library:
+            attempt.optimizer, judged = optimizer, self._guard.found_bad(self._recorder.step)
+            self._note_groups(optimizer, groups, first=False)
+        elif attempt is None or not attempt.by_scaler:
             if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
                 attempt.driven.append(optimizer)
                 return  # an optimizer that drives another one: the outer one's step is the attempt
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
+            attempt.by_library = self._outer.runs
         elif attempt.optimizer is not optimizer:
             attempt.driven.append(optimizer)
         attempt.closure = closure is not None
@@ -226,8 +259,8 @@ class OptimizerHooks:
         # The guard waits for the device: what the step is to record in any case is launched before that.
         ahead = plain and self._recorder.live and self._recorder.options.on_nonfinite in ("examine", "observe")
         if ahead:
-            self._record_given_gradients(attempt)
-        if plain:
+            self._rows.given_gradients(attempt)
+        if plain and not judged:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
         if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
@@ -242,8 +275,8 @@ class OptimizerHooks:
             return
         if self._recorder.live:
             if not attempt.closure and not ahead:
-                self._record_given_gradients(attempt)
-            self._copy_weights(attempt)
+                self._rows.given_gradients(attempt)
+            self._rows.copy_weights(attempt)
 
     def _post_step(self, optimizer: torch.optim.Optimizer) -> None:
         attempt = self._attempt
@@ -257,16 +290,16 @@ class OptimizerHooks:
             attempt.aside.restore()
         else:
             if self._recorder.live and attempt.closure:
-                self._record_given_gradients(attempt)
+                self._rows.given_gradients(attempt)
             given: list[tuple[Tensor, Tensor]] = []
             if attempt.given and all(grad._version == version for _, grad, version in attempt.given):
                 given = [(p, grad) for p, grad, _ in attempt.given]
             self._guard.after_step(optimizer, attempt.before, given)
             if self._recorder.live:
-                self._record_updates(attempt)
-                self._record_state(attempt)
+                self._rows.updates(attempt)
+                self._rows.states(attempt)
         attempt.before, attempt.given = {}, []
-        if not attempt.by_scaler:
+        if not (attempt.by_scaler or attempt.by_library):
             self._close(attempt)
 
     def _compare(self, attempt: Attempt) -> None:
@@ -280,105 +313,3 @@ class OptimizerHooks:
         if (trace := self._recorder.trace) is not None and trace.running:
             found = ((self._guard.full_name(p), p.grad if kind == "gradients" else p) for p in parameters_of(optimizer))
             trace.look_at(kind, found)
-
-    # --- rows --------------------------------------------------------------------------------------------------------
-
-    def _parameters(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Place, str, dict[str, Any]]]:
-        """Each floating-point or complex parameter with its place and name; those no module owns are ``group.index``,
-        master copies are called as their weights.
-        """
-        recorder = self._recorder
-        for g, group in enumerate(groups_of(optimizer)):
-            for i, parameter in enumerate(parameters_in(group)):
-                if not (parameter.is_floating_point() or parameter.is_complex()):  # leaves.counts, without the call
-                    continue
-                weight = self._masters.weight_of(parameter)
-                found = recorder.names.parameter(parameter if weight is None else weight)
-                place, name = found or (Place(self._name(optimizer), "", type(optimizer).__name__), f"{g}.{i}")
-                if recorder.wants(place):
-                    yield parameter, place, name, group
-
-    def _owned(self, optimizer: torch.optim.Optimizer) -> frozenset[tuple[str, str, str]] | None:
-        """Root, module and name of its parameters; null when not all of their gradients have rows."""
-        recorder = self._recorder
-        options = recorder.options
-        if options.include or options.exclude or not options.takes("weight_grad"):
-            return None
-        found = [recorder.names.parameter(p) for p in parameters_of(optimizer)]
-        return None if None in found else frozenset((f[0].root, f[0].module, f[1]) for f in found if f is not None)
-
-    def _record_weights(self, optimizer: torch.optim.Optimizer) -> None:
-        recorder = self._recorder
-        self._masters.look_at(optimizer)
-        with self._weights as together:
-            for parameter, place, name, _ in self._parameters(optimizer):
-                if not parameter.requires_grad:
-                    continue
-                weight = self._masters.weight_of(parameter)
-                own = parameter if weight is None else weight
-                masters = masters_in_state(optimizer, parameter) if weight is None else (parameter,)
-                recorder.measure(recorder.site(place, "weight", name, own), own, restart=True, together=together)
-                for master in masters:
-                    site = recorder.site(place, "master_weight", name, master)
-                    recorder.measure(site, master, restart=True, together=together)
-            for root in recorder.names.roots.values():
-                module = root.module()
-                if module is not None:
-                    self._standing.record(module, together)
-
-    def _record_given_gradients(self, attempt: Attempt) -> None:
-        """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""
-        recorder = self._recorder
-        if not recorder.options.takes("weight_grad_step"):
-            return
-        scaled = attempt.by_scaler and static.attribute(attempt.optimizer, "grad_scale") is not None
-        with self._given as together:
-            for parameter, place, name, _ in self._parameters(attempt.optimizer):
-                if parameter.grad is not None:
-                    site = recorder.site(place, "weight_grad_step", name, parameter.grad)
-                    entry = recorder.measure(site, parameter.grad, together=together)
-                    if entry is not None:
-                        entry.scaled = scaled
-
-    def _copy_weights(self, attempt: Attempt) -> None:
-        """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
-        if not self._recorder.options.takes("update"):
-            return
-        changing = (p for p, *_ in self._parameters(attempt.optimizer) if p.requires_grad)
-        candidates = [p for p in changing if attempt.closure or p.grad is not None]
-        budget, taken = memory_limits.for_copies(self._recorder.options), 0
-        start = self._next_copied % len(candidates) if candidates else 0
-        with kernels.apart_from_user_modes():
-            for parameter in candidates[start:] + candidates[:start]:
-                dense = tensor_leaves.plain(parameter)
-                size = 0 if dense is None else dense.numel() * dense.element_size()
-                if dense is None or size > budget:
-                    continue
-                budget -= size
-                taken += 1
-                attempt.before[id(parameter)] = dense.detach().clone()
-        self._next_copied = start + taken
-
-    def _record_updates(self, attempt: Attempt) -> None:
-        recorder = self._recorder
-        if not attempt.before:
-            return
-        with self._updates as together:
-            for parameter, place, name, group in self._parameters(attempt.optimizer):
-                before = attempt.before.pop(id(parameter), None)
-                if before is None or parameter.grad is None:
-                    continue
-                with kernels.apart_from_user_modes():
-                    after = tensor_leaves.plain(parameter)
-                    intended = intended_update(attempt.optimizer, parameter, before, group)
-                    if after is None or intended is None or not after.shape == before.shape == intended.shape:
-                        continue
-                    if isinstance(intended, kernels.Adam) and not kernels.makes_updates(before, after, intended):
-                        intended = intended.update(before)
-                site, launch = recorder.site(place, "update", name, parameter), Update(before, intended)
-                recorder.measure(site, parameter, after.detach(), launch=launch, together=together)
-
-    def _record_state(self, attempt: Attempt) -> None:
-        if self._state_rows.due(attempt.name):
-            parameters = ((p, place, name) for p, place, name, _ in self._parameters(attempt.optimizer))
-            self._state_rows.take(attempt.name, (attempt.optimizer, *attempt.driven), parameters)

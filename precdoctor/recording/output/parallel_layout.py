@@ -43,6 +43,12 @@ _SHARDED, _REPLICATED = ("Shard", "_StridedShard"), "Replicate"
 _LOCAL_STEPS = "post_localSGD"
 
 
+#: Wrappers of libraries: what DeepSpeed makes, and the class that Megatron has under torch's name.
+_ENGINES, _REPLICATING = ("DeepSpeedEngine", "PipelineEngine"), "DistributedDataParallel"
+#: The stage of ZeRO at which weights are sharded.
+_SHARDED_WEIGHTS = 3
+
+
 class Layout:
     """Collects dimensions and placements for one rank.json."""
 
@@ -61,6 +67,8 @@ class Layout:
     def _dimension(self, name: str, ranks: Sequence[int]) -> str:
         """Note a dimension of these ranks; returns its name: that of known ranks, else a free one."""
         ranks = tuple(ranks)
+        if self._dimensions.get(name) == (len(ranks), ranks.index(self._rank), ()):  # a library has named it
+            self._dimensions[name] = len(ranks), ranks.index(self._rank), ranks
         for known, (_, _, others) in self._dimensions.items():
             if others == ranks and (known == name or len(ranks) > 1):
                 return known
@@ -127,6 +135,23 @@ class Layout:
         if self._rank not in ranks:
             return None
         return self._number("DistributedDataParallel", ranks, [self._dimension("dp", ranks)], [])
+
+    def of_library(self, wrapper: nn.Module) -> tuple[int | None, int | None]:
+        """Placements of what a DeepSpeed engine, or Megatron's DistributedDataParallel, trains; of Megatron those of a
+        tensor parallel weight come second.
+        """
+        kind = type(wrapper).__name__
+        group = static.attribute(wrapper, "dp_cp_group" if kind == _REPLICATING else "data_parallel_group")
+        ranks = _ranks_of(group)
+        if self._rank not in ranks:
+            return None, None
+        stage = static.attribute(static.attribute(wrapper, "_config"), "zero_optimization_stage")
+        if stage is not None and static.number(stage) == _SHARDED_WEIGHTS:
+            alone = self._number(kind, [self._rank], [], [self._dimension("dp", ranks)])
+            return alone, alone
+        over = [self._dimension("dp", ranks)]
+        split = ["tp"] if self._dimensions.get("tp", (1,))[0] > 1 else []
+        return self._number(kind, ranks, over, []), self._number(kind, ranks, over, split) if split else None
 
     def of_fsdp1(self, wrapper: nn.Module) -> int | None:
         """Placement of the parameters that FullyShardedDataParallel manages."""
@@ -218,7 +243,7 @@ class LayoutReader:
 
 
 def _wrapped(layout: Layout, model: nn.Module) -> dict[int, int | None]:
-    """Placement of the parameters that a wrapper of torch's looks after, by ``id``."""
+    """Placement of the parameters that a wrapper looks after, by ``id``."""
     found: dict[int, int | None] = {}
     ddp_class = nn.parallel.DistributedDataParallel
     fsdp_class = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
@@ -228,6 +253,12 @@ def _wrapped(layout: Layout, model: nn.Module) -> dict[int, int | None]:
             number, ignored = layout.of_ddp(part), static.attribute(part, "parameters_to_ignore")
             ignored = {n for n in ignored if type(n) is str} if type(ignored) is set else set()
             found |= {id(p): number for name, p in static.named_parameters(inner) if name not in ignored}
+        elif kind.__name__ in _ENGINES or (kind.__name__ == _REPLICATING and kind.__module__.startswith("megatron.")):
+            whole, part_of_it = layout.of_library(part)
+            for p in static.parameters(part):
+                own = static.own(p)
+                if own.get("allreduce") is not False:  # experts are reduced over other ranks
+                    found[id(p)] = part_of_it if own.get("tensor_model_parallel") is True and part_of_it else whole
         elif kind is fsdp_class:
             number = layout.of_fsdp1(part)
             found |= {id(p): number for p in static.parameters(part)}

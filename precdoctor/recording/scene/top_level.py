@@ -55,6 +55,8 @@ def _why_not_replayable(module: nn.Module) -> str | None:
             return "SyncBatchNorm talks to the other ranks"
         if names & {"DeepSpeedEngine", "PipelineStage"}:
             return f"{type(part).__name__} schedules its own passes"
+        if type(part).__module__.startswith("megatron."):
+            return f"{type(part).__name__} may talk to the other ranks (Megatron)"
         if any(issubclass(type(v), torch.Generator) for v in static.module_dict(part).values()):
             return f"{type(part).__name__} has a random number generator of its own"
     dtensor = sys.modules.get("torch.distributed.tensor")

@@ -7,7 +7,7 @@ ten steps. Master weights are taken with the weights, just before the step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from precdoctor.recording.model.optimizer_contents import groups_of, parameters_
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 
+#: Gives of a tensor of a parameter's shape the part that is recorded under one name.
+Part = Callable[[Tensor], Tensor]
 _HALF = (torch.float16, torch.bfloat16)
 #: Sampled steps take the state of an optimizer this many steps apart: a power of two, so that two runs have some in
 #: common.
@@ -41,14 +43,17 @@ class StateRows:
         return last is None or (step != last and step % STATE_EVERY == 0) or step - last >= STATE_EVERY
 
     def take(
-        self, name: str, optimizers: Sequence[torch.optim.Optimizer], parameters: Iterable[tuple[Tensor, Place, str]]
+        self,
+        name: str,
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Iterable[tuple[Tensor, Place, str, Part]],
     ) -> None:
         """Measure the state as a step has left it.
 
         Args:
             name: of the optimizer.
             optimizers: that optimizer, and those it drives: it may keep its state in them.
-            parameters: of the optimizer, with their places and names.
+            parameters: of the optimizer, with places and names, and what gives the part of a tensor that has this name.
         """
         recorder = self._recorder
         if not recorder.options.takes("opt_state"):
@@ -56,7 +61,7 @@ class StateRows:
         self._taken[name] = recorder.step
         common = Place(name, "", name.partition("#")[0])
         with self._together as together:
-            for parameter, place, own in parameters:
+            for parameter, place, own, part in parameters:
                 for key, x in _kept_for(optimizers, parameter):
                     if type(x) is not Tensor and quantised_tensors.is_quantised(x):
                         self._take_quantised(place, "opt_state", f"{own}.{key}", x)
@@ -65,7 +70,8 @@ class StateRows:
                         continue
                     # LBFGS keeps vectors over all parameters at the first one
                     owner, called = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
-                    recorder.measure(recorder.site(owner, "opt_state", called, x), x.detach(), together=together)
+                    own_part = part(x.detach()) if x.shape == parameter.shape else x.detach()
+                    recorder.measure(recorder.site(owner, "opt_state", called, x), own_part, together=together)
 
         for optimizer in optimizers:
             self._take_scaling_parameters(optimizer)
@@ -113,7 +119,7 @@ class Masters:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._weights: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._looked: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int]] = {}
+        self._looked: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int, int]] = {}
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
@@ -125,18 +131,24 @@ class Masters:
         known = self._weights.get(id(parameter))
         return known[1]() if known is not None and known[0]() is parameter else None
 
-    def look_at(self, optimizer: torch.optim.Optimizer) -> None:
-        """Find the masters among its parameters; done again only when it has got other ones.
+    def look_at(self, optimizer: torch.optim.Optimizer, is_known: Callable[[Tensor], bool]) -> None:
+        """Find the masters among its parameters; done again only when it has got other ones, or the model is known.
 
         Shapes must agree, and the master rounded must be the weight, as it is between two steps. Comparing them waits
         for the device once, and is not done with ``--on-nonfinite observe``, which never waits.
+
+        Args:
+            optimizer: about to step.
+            is_known: whether it is known otherwise of which weight a parameter is the copy.
         """
         parameters = parameters_of(optimizer)
         known = self._looked.get(id(optimizer))
-        if known is not None and known[0]() is optimizer and known[1] == len(parameters):
+        now = len(parameters), len(self._recorder.names.roots)
+        if known is not None and known[0]() is optimizer and known[1:] == now:
             return
-        self._looked[id(optimizer)] = (weakref.ref(optimizer), len(parameters))
-        copies = [p for p in parameters if p.dtype is torch.float32 and self._recorder.names.parameter(p) is None]
+        self._looked[id(optimizer)] = (weakref.ref(optimizer), *now)
+        wide = (p for p in parameters if p.dtype is torch.float32 and self._recorder.names.parameter(p) is None)
+        copies = [p for p in wide if not is_known(p)]
         if self._recorder.options.on_nonfinite == "observe":
             copies = [p for p in copies if p.is_cpu]
         if not copies:

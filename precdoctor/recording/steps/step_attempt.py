@@ -30,6 +30,10 @@ class Attempt:
         self.optimizer = optimizer
         self.name = name
         self.by_scaler = by_scaler
+        #: A library announces it, and steps this optimizer once per group, or several one after the other.
+        self.by_library = False
+        #: The states of its parameters are recorded in this step.
+        self.takes_state: bool | None = None
         #: The optimizer's own step ran.
         self.reached = False
         #: It was given a closure: the gradients of this step come into being inside the step.

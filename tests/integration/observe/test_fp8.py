@@ -138,12 +138,10 @@ def test_runs_without_float8_have_no_such_rows(zoo):
             assert operands(zoo, name).empty, name
 
 
-def test_scales_of_transformer_engine_and_deepspeed_are_read_from_their_attributes(zoo):
-    rows = zoo.rows("engines", step=2, kind="buffer", module="module.0").set_index("name")
+def test_scales_of_transformer_engine_are_read_from_their_attributes(zoo):
+    rows = zoo.rows("engines", step=2, kind="buffer", module="0").set_index("name")
     operands_ = {"input", "weight", "output", "grad_output", "grad_input"}
     assert set(rows.index) == {f"{operand}.{held}" for operand in operands_ for held in ("scale", "amax_history")}
     history, scale = rows.loc["input.amax_history"], rows.loc["input.scale"]
     assert history["numel"] == 4 and scale["numel"] == 1
     assert scale["amax"] == pytest.approx(448.0 / history["amax"], rel=1e-6)
-    assert zoo.steps("engines")["loss_scale"].tolist() == [2.0**10, 2.0**11, 2.0**12]
-    assert (zoo.rows("engines", kind="grad_output", step=1)["scale"] == 2.0**11).all()

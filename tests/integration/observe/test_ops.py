@@ -199,7 +199,7 @@ def test_no_specimen_of_the_zoo_trains_differently_with_its_ops_listed(zoo, tmp_
         assert not set(events["event"]) & {"error", "drop"}, name
         outcomes |= {(name, json.loads(d)["outcome"]) for d in events[events["event"] == "ops"]["data"]}
     assert not {name for name, outcome in outcomes if outcome == "dropped"}
-    assert {name for name, outcome in outcomes if outcome == "refused"} == {"engines", "functional_loss"}
+    assert {name for name, outcome in outcomes if outcome == "refused"} == {"functional_loss"}
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def load(names: Iterable[str]) -> list[Callable[[], Trained]]:
     """The specimens with these names; for none, all but those of libraries, which stand in modules of their own."""
     names = list(names)
     for name in names:
-        if (library := name.partition("_")[0]) in ("torchao", "te", "msamp"):
+        if (library := name.partition("_")[0]) in ("torchao", "te", "msamp", "sharded"):
             importlib.import_module(f"tests.support.zoo.lib_{library}")
     from tests.support.zoo import (  # noqa: F401 - register
         adversarial,

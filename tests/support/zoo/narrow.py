@@ -336,46 +336,9 @@ class EngineLinear(nn.Linear):
         return super().forward(x)
 
 
-class _FP16Optimizer:
-    """As DeepSpeed's, which drives an optimizer of torch's and holds a loss scaler."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.cur_scale = optimizer, 2.0**10
-
-    def step(self) -> None:
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                p.grad /= self.cur_scale
-        self.cur_scale *= 2.0  # for the next step, and before this one's is over
-        self.optimizer.step()
-
-
-class DeepSpeedEngine(nn.Module):
-    """Stands in for DeepSpeed's."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.module, self.optimizer = model, _FP16Optimizer(torch.optim.SGD(model.parameters(), 0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.module(x)
-
-    def backward(self, loss: Tensor) -> None:
-        (loss * self.optimizer.cur_scale).backward()
-
-    def step(self) -> None:
-        self.optimizer.step()
-        self.optimizer.optimizer.zero_grad()
-
-
 @specimen
 def engines() -> Trained:
     torch.manual_seed(0)
-    engine = DeepSpeedEngine(nn.Sequential(EngineLinear(16, 16), nn.ReLU(), nn.Linear(16, 1)))
-    losses = []
-    for _ in range(3):
-        loss = engine(torch.randn(32, 16)).square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return Trained(losses, [engine])
+    model = nn.Sequential(EngineLinear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return Trained(fit(model, optimizer, lambda: model(torch.randn(32, 16)).square().mean()), [model])

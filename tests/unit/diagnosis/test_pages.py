@@ -31,6 +31,8 @@ NAMES = {
     "PD204": "vanishing-gradients",
     "PD205": "swamped-accumulation",
     "PD206": "swallowed-underflow",
+    "PD207": "dominant-epsilon",
+    "PD208": "saturated-function",
     "PD301": "loss-scale-collapse",
     "PD302": "loss-scale-thrash",
     "PD303": "low-loss-scale",

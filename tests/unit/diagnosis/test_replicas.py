@@ -7,12 +7,14 @@ import itertools
 from collections import defaultdict
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis import diagnose
+from precdoctor.diagnosis.families.configuration import unequal_replicas_copies
 from precdoctor.diagnosis.survey.replicas import COLUMNS, PARTIAL, Replicas, merge, replica_differences, summarise
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.reporting.finding_view import place as place_of
@@ -188,3 +190,17 @@ def test_a_log_that_does_not_know_the_layout(tmp_path, layout, status):
     diagnosis = diagnose(Training(ranks=2, facts={**FACTS, "layout": layout}).write(tmp_path / "run"))
     (outcome,) = [r for r in diagnosis.rules if r.code == "PD710"]
     assert outcome.status.value == status
+
+
+@pytest.mark.parametrize(("holds", "moved"), [((2, 2), 1), ((0, 4), 1), ((1, 3), 1), ((0, 2), None)])
+def test_the_updates_of_a_weight_that_ranks_share_out_belong_to_all_of_them(holds, moved):
+    """Of an optimizer that is sharded each rank has the update of a part, or none; here they add up to 8."""
+    rows = []
+    for rank, elements in enumerate(holds):
+        share = 8.0 * elements / sum(holds)
+        rows += (
+            [(rank, "weight", 4, 1.0), (rank, "update", elements, share)] if elements else [(rank, "weight", 4, 1.0)]
+        )
+    before = pd.DataFrame(rows, columns=["rank", "kind", "numel", "sum"])
+    now = pd.DataFrame([(0, "weight", 4, 9.01), (1, "weight", 4, 12.0)], columns=["rank", "kind", "numel", "sum"])
+    assert unequal_replicas_copies._moved(before, now, adjacent=True) == moved

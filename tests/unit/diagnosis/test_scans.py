@@ -16,7 +16,7 @@ from tests.support.training import Training
 
 OVERFLOW = fact("overflow", "mul.Tensor", affected=64, exact_amax=9e4, wrong=64, of=256, seen=0.0, exact=0.9,
                 shown_by=used("mul.Tensor"), hidden_by=used("rsqrt.default"))  # fmt: skip
-CODES = ("PD107", "PD206", "PD701", "PD705", "PD706")
+CODES = ("PD107", "PD206", "PD207", "PD208", "PD701", "PD705", "PD706")
 
 
 def outcomes(run: Training, path) -> dict[str, tuple[Status, str]]:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import precdoctor
 from precdoctor.recording.deepscan.scan_mode import ScanMode
@@ -100,6 +101,46 @@ def averaged_beside_its_remainder(x):
     new = (x.float() + move).to(x.dtype)
     rest.copy_(move - (new.float() - x.float()))
     x.copy_(new)
+
+
+ODD = {
+    "integers and an epsilon": lambda: torch.arange(8) + 1e-3,
+    "keywords": lambda: torch.ops.aten._softmax.default(self=torch.rand(8, 4), dim=1, half_to_float=False),
+    "keywords of a clamp": lambda: torch.clamp(torch.rand(8), max=0.5).log(),
+    "sparse integers": lambda: torch.eye(3, dtype=torch.int8).to_sparse() * 100 * 100,
+    "bytes and booleans": lambda: torch.full((8,), 200, dtype=torch.uint8) + torch.ones(8, dtype=torch.bool),
+    "no elements": lambda: torch.rsqrt(torch.rand(0) + 1e-5) + torch.maximum(torch.rand(0), torch.rand(0)),
+    "one number": lambda: torch.tensor(1e-9) / (torch.tensor(1e-9) + 1e-5),
+    "no arguments": lambda: F.layer_norm(torch.rand(4, 4).bfloat16(), (4,)),
+    "bytes": lambda: (torch.full((8,), 200, dtype=torch.uint8) * 2).sum(),
+    "in place on bytes": lambda: torch.full((8,), 200, dtype=torch.uint8).add_(100).float(),
+}
+
+
+@pytest.mark.parametrize("run", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("stage", ["script", "loss", "optimizer"])
+def test_no_odd_call_ends_the_scan(run, stage):
+    facts(run, stage=stage)
+
+
+def clipped_by_unit(gradient):
+    """The factor of a unit whose gradient is next to nothing is 1 in any case."""
+    norm = gradient.square().sum(-1, keepdim=True).sqrt()
+    gradient.mul_((torch.ones_like(norm) / norm.clamp(min=1e-6)).clamp(max=1.0))
+
+
+def test_what_is_bounded_afterwards_was_not_decided_by_an_epsilon():
+    assert "floor" not in facts(clipped_by_unit, torch.full((128, 4), 1e-9), stage="optimizer")
+
+
+def test_one_tensor_of_many_below_the_epsilon_is_none_of_the_line():
+    def step(moments):
+        for m, square in moments:
+            m.sub_(m / (square.sqrt() + 1e-8))
+
+    many = [(torch.ones(64), torch.full((64,), v)) for v in (1e-30, 1.0, 1.0, 1.0, 1.0)]
+    assert "floor" not in facts(step, many, stage="optimizer")
+    assert facts(step, many[:1], stage="optimizer")["floor"]["wrong"] == 64
 
 
 HARMLESS = {
@@ -224,6 +265,7 @@ def test_ones_like_a_loss_settle_nothing_about_the_error_in_it():
 STRANGE = """
 import copy, hashlib, os, sys
 import torch
+import torch.nn.functional as F
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -478,6 +520,7 @@ def test_a_total_is_held_against_fp64_between_powers_of_two():
 
 SMALL_STATES = """
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 

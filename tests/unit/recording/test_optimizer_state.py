@@ -29,10 +29,14 @@ class Seen(Recorder):
         self.rows[site.place.root, site.place.module, site.name] = x
 
 
+def whole(x: Tensor) -> Tensor:
+    return x
+
+
 def state_of(optimizer: torch.optim.Optimizer, recorder: Seen, *driven: torch.optim.Optimizer) -> set[str]:
     """Module and name of the rows after a step."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    named = [(p, Place("Net#0", "body", "Linear"), f"w{i}") for i, p in enumerate(parameters)]
+    named = [(p, Place("Net#0", "body", "Linear"), f"w{i}", whole) for i, p in enumerate(parameters)]
     StateRows(recorder).take("Opt#0", (optimizer, *driven), named)
     return {f"{root}|{module}|{name}" for root, module, name in recorder.rows}
 
@@ -122,7 +126,7 @@ def found(tmp_path: Path, model: nn.Module, masters: list[nn.Parameter], **optio
     recorder = Seen(tmp_path, **options)
     recorder.names.place(model, None)
     known = Masters(recorder)
-    known.look_at(torch.optim.AdamW(masters))
+    known.look_at(torch.optim.AdamW(masters), is_known=lambda _: False)
     return [known.weight_of(m) for m in masters]
 
 
@@ -163,7 +167,7 @@ def test_nothing_is_kept_alive(tmp_path):
     recorder.names.place(model, None)
     known = Masters(recorder)
     optimizer = torch.optim.AdamW(masters)
-    known.look_at(optimizer)
+    known.look_at(optimizer, is_known=lambda _: False)
     gone = [weakref.ref(x) for x in (optimizer, masters[0], next(model.parameters()))]
     del model, masters, optimizer
     gc.collect()

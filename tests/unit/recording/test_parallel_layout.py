@@ -133,3 +133,52 @@ def test_a_layout_that_cannot_be_read_costs_the_layout_alone(group, monkeypatch)
 
 def test_a_process_that_is_alone_has_no_layout():
     assert LayoutReader().read([torch.nn.Linear(2, 1)]) == (None, {})
+
+
+def placements(model: torch.nn.Module) -> tuple[list[dict], list[dict | None]]:
+    """Dimensions, and the placement of each parameter."""
+    document, numbers = LayoutReader().read([model])
+    assert document is not None
+    found = [numbers.get(id(p)) for p in model.parameters()]
+    return document["dimensions"], [None if n is None else document["placements"][n] for n in found]
+
+
+@pytest.mark.parametrize(("stage", "replicated", "sharded"), [(1, ["dp"], []), (2, ["dp"], []), (3, [], ["dp"])])
+def test_weights_of_a_deepspeed_engine(group, stage, replicated, sharded):
+    class DeepSpeedEngine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.data_parallel_group = torch.nn.Linear(2, 1), dist.group.WORLD
+            self._config = type("Config", (), {})()
+            self._config.zero_optimization_stage = stage
+
+    engine = DeepSpeedEngine()
+    engine.module.bias.allreduce = False  # an expert's
+    dimensions, (weight, bias) = placements(engine)
+    assert [(d["name"], d["rank"], d["size"]) for d in dimensions] == [("dp", 0, 1)]
+    assert weight is not None and bias is None
+    assert (weight["by"], weight["replicated"], weight["sharded"]) == ("DeepSpeedEngine", replicated, sharded)
+
+
+def test_weights_of_megatron_that_are_tensor_parallel_are_split(group, monkeypatch):
+    source = """
+def get_tensor_model_parallel_rank(): return 1
+def get_tensor_model_parallel_world_size(): return 2
+def get_data_parallel_rank(): return 0
+def get_data_parallel_world_size(): return 1
+"""
+    library(monkeypatch, "megatron.core.parallel_state", source)
+
+    class Replicas(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.dp_cp_group = torch.nn.Linear(2, 1), dist.group.WORLD
+
+    Replicas.__name__, Replicas.__module__ = "DistributedDataParallel", "megatron.core.distributed"
+    model = Replicas()
+    model.module.weight.tensor_model_parallel = True
+    dimensions, (weight, bias) = placements(model)
+    assert {d["name"]: (d["rank"], d["size"]) for d in dimensions} == {"tp": (1, 2), "dp": (0, 1)}
+    assert weight is not None and bias is not None
+    assert (weight["replicated"], weight["sharded"]) == (["dp"], ["tp"])
+    assert (bias["replicated"], bias["sharded"]) == (["dp"], [])

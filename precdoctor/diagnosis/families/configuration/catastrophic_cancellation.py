@@ -6,20 +6,18 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format, text
+from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, has_effect
 from precdoctor.diagnosis.survey.scans import (
-    EFFECT,
     Fact,
     Group,
     certainty,
     check_facts,
-    effect_words,
     elsewhere_words,
-    has_effect,
     op_words,
     place_finding,
     place_words,
-    scans,
     short_name,
+    stands,
 )
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -34,8 +32,9 @@ estimators. Nor is a difference that ends as less than `effect` of a sum. Where 
 the result that it feeds, `few` of the elements are enough: one channel of eight can decide.
 
 In loss code the difference of two tensors that were cast to half also counts, if most of its elements are off by more
-than half against the numbers before the cast, on two scanned steps or more and on half of all. In a module it counts if
-both tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
+than half against the numbers before the cast, on two scanned steps or more and on half of all. So does a constant minus
+what an op has just made (`1 - sigmoid(x)`, `exp(x) - 1`), against the same op in FP64. In a module it counts if both
+tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
 with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
 that were cast to FP32); there `noise` of the difference in all (L2) is enough.
 """,
@@ -83,8 +82,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def lasts(group: Group) -> bool:
         """Whether it cancels by design, from the start: predictions come close to their targets only late in a run."""
-        done = sum(s.outcome == "done" and s.rank == group.worst.rank for s in scans(view))
-        return not _rounded_before(group.worst) or (len(group.steps) > 1 and 2 * len(group.steps) >= done)
+        return not _rounded_before(group.worst) or stands(view, group)
 
     return check_facts(
         view, ("cancellation",), guilty, lambda g: _finding(view, g, options), seen="no difference that cancels",

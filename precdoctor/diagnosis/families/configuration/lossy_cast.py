@@ -9,15 +9,14 @@ from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format, text
+from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, has_effect
 from precdoctor.diagnosis.survey.scans import (
-    EFFECT,
     Fact,
     Group,
     certainty,
     check_facts,
-    effect_words,
     elsewhere_words,
-    has_effect,
+    op_words,
     place_finding,
     place_words,
     short_name,
@@ -27,7 +26,7 @@ from precdoctor.numerics.formats import Format
 
 PAGE = RulePage(
     finds="""
-Two kinds of casts in the forward pass, in deep scans (`record --deep-scan`).
+Three kinds of casts in the forward pass, in deep scans (`record --deep-scan`).
 
 Range: the cast flushes to zero, clips to the largest number or sends to infinity most of the tensor, by magnitude: sum
 |x - cast(x)| over sum |x|. The loss must matter: the scan carries the right values along in FP64 to the first result
@@ -39,6 +38,9 @@ Integers: positions, indices or counts that are cast to BF16 (exact up to 256) o
 `arange`, so that distinct integers become the same number. So do indices that are read from a BF16 or FP16 tensor
 (`batch[:, 0].long()`, then an embedding or a lookup). There the finding counts which integers of their range the format
 holds.
+
+Bytes and 16-bit integers that wrap round (`a - b` of two images), and floats that are cast to integers beyond their
+range, count if `wrapped` of the elements are other numbers and an op reads them as floats.
 
 Casts of gradients, buffers and data outside of modules are measured in the same way, without their effect.
 """,
@@ -74,6 +76,9 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        if "wrapped" in fact.data:
+            wrapped = fact.number("wrapped") / max(fact.count("numel"), 1)
+            return wrapped if wrapped >= options["wrapped"] else 0.0
         if "distinct_before" in fact.data:
             collided = _collided(fact)
             return collided if collided >= options["collided"] else 0.0
@@ -99,7 +104,37 @@ def _collided(fact: Fact) -> float:
     return 1.0 - fact.count("distinct_after") / max(fact.count("distinct_before"), 1)
 
 
+def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact = group.worst
+    to, share = text(fact.data.get("to")), percent(fact.number("wrapped") / max(fact.count("numel"), 1))
+    op, source = fact.where("read_by")
+    there = f" at {source.file}:{source.line}" if source is not None else ""
+    instance = f"{fact.number('seen'):.10g} where it should be {fact.number('exact'):.10g}"
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"{share} of the integers that {fact.short} makes {place_words(fact)} do not fit {to}: {instance}"
+        f"{fact.line}",
+        message=(
+            f"{op_words(fact)} made {fact.count('wrapped'):,} of {fact.count('numel'):,} elements that {to} cannot "
+            f"hold ({share}, limit {percent(options['wrapped'])}), for instance {instance}. {short_name(op)}{there} "
+            f"reads them as floats.{elsewhere_words(group)}"
+        ),
+        certain=(0.9, "every element was compared with 64-bit arithmetic"),
+        limits={"wrapped": options["wrapped"]},
+        prescription=Prescription(
+            title=f"widen first{fact.line}: wrong elements {fact.count('wrapped'):,} -> 0",
+            change={"cast": {"from": to, "to": "float32"}, "op": fact.op},
+            predicted={"wrong_elements": {"from": fact.count("wrapped"), "to": 0}},
+            snippet="difference = a.float() - b.float()  # before the arithmetic, not after it\n",
+        ),
+    )
+
+
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
+    if "wrapped" in group.worst.data:
+        return _wrapped_finding(view, group, options)
     fact = group.worst
     before, after = text(fact.data.get("from")), text(fact.data.get("to"))
     if "distinct_before" in fact.data:
@@ -205,6 +240,9 @@ RULE = Rule(
         EFFECT,
         RuleOption("collided", 0.25, "fraction", "Least share of distinct integers that become equal to another one.",
                    "Chosen empirically: 64 random integers below 1000 stay below it; 512 positions in BF16 reach it.",
+                   maximum=1.0),
+        RuleOption("wrapped", 0.05, "fraction", "Least share of integers beyond the range of their type.",
+                   "Chosen empirically: images that are subtracted as bytes wrap in half of their pixels.",
                    maximum=1.0),
     ),
     sampled_steps=False,

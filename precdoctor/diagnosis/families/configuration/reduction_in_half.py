@@ -6,15 +6,13 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, has_effect
 from precdoctor.diagnosis.survey.scans import (
-    EFFECT,
     Fact,
     Group,
     certainty,
     check_facts,
-    effect_words,
     elsewhere_words,
-    has_effect,
     op_words,
     place_finding,
     place_words,

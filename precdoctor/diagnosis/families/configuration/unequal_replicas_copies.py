@@ -12,7 +12,7 @@ from precdoctor.diagnosis.survey.replicas import Weight
 from precdoctor.diagnosis.survey.rows import integer, number, text
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
-_COLUMNS = ("root", "module", "module_class", "kind", "name", "fingerprint", "sum", "dtype")
+_COLUMNS = ("root", "module", "module_class", "kind", "name", "fingerprint", "sum", "dtype", "numel")
 _KINDS = ("weight", "weight_grad_step", "update")
 #: By how much one rank's unexplained change must exceed the others' to be named. Chosen empirically: a change that an
 #: optimizer step explains leaves rounding alone.
@@ -63,7 +63,8 @@ class Copies:
     Attributes:
         groups: ranks by their fingerprint, the largest group first.
         alone: the ranks that hold another value than most; empty where there is no majority.
-        moved: the rank whose sum changed most without an optimizer step that explains it; None where none stands out.
+        moved: the rank whose sum changed most without an optimizer step that explains it, of all ranks together where
+            they share the weight out; None where none stands out.
         gradients_differ: whether the optimizers were given different gradients on the last step on which the weights
             were equal; None where that is not recorded.
     """
@@ -96,8 +97,9 @@ def copies_of(view: RunView, difference: Difference) -> Copies:
     alone = sorted(r for ranks in groups[1:] for r in ranks) if 2 * len(groups[0]) > count else []
     before = frame[frame["step"] == difference.equal]
     given = before[(before["kind"] == "weight_grad_step") & before["fingerprint"].notna()]
-    # The gradient of a DTensor may be a part of a sum, which the optimizer adds up.
-    known = len(given) > 1 and weight.by != "DTensor"
+    # The gradient of a DTensor may be a part of a sum, which the optimizer adds up; others may be shared out.
+    whole = bool((given["numel"] == now["numel"].iloc[0]).all())
+    known = len(given) > 1 and weight.by != "DTensor" and whole
     return Copies(
         groups=groups,
         alone=alone,
@@ -135,10 +137,15 @@ def _rows_of(weight: Weight) -> Sequence[tuple[str, str, Any]]:
 
 def _moved(before: pd.DataFrame, now: pd.DataFrame, adjacent: bool) -> int | None:
     changes: dict[int, float] = {}
-    for rank in sorted(set(now["rank"])):
+    ranks = sorted(set(now["rank"]))
+    updates = before[before["kind"] == "update"] if adjacent else before[:0]
+    shared_out = len(updates) > 0 and (len(updates) < len(ranks) or updates["numel"].max() < now["numel"].iloc[0])
+    if shared_out and updates["numel"].sum() != now["numel"].iloc[0]:
+        return None
+    for rank in ranks:
         old = _sum(before, rank, "weight")
         new = _sum(now, rank, "weight")
-        update = _sum(before, rank, "update") if adjacent else 0.0
+        update = updates["sum"].sum() if shared_out else _sum(updates, rank, "update")
         if old is None or new is None:
             return None
         changes[rank] = abs(new - old - (update or 0.0))

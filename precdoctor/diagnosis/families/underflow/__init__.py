@@ -13,13 +13,16 @@ Words of the family:
 
 PD201 and PD202 count flushed gradients in the format they were computed in (``survey.gradient_underflow``). PD203 finds
 dead layers and why they are dead, PD204 gradients that vanish on the way. PD205 and PD206 are about sums and about
-intermediate results of an op. A loss scale lifts gradients out of this family; whether it does is PD3xx.
+intermediate results of an op, PD207 about constants that decide, PD208 about functions at their bound. A loss scale
+lifts gradients out of this family; whether it does is PD3xx.
 """
 
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families.underflow import (
     activation_gradient_underflow,
     dead_layer,
+    dominant_epsilon,
+    saturated_function,
     swallowed_underflow,
     swamped_accumulation,
     vanishing_gradients,
@@ -33,4 +36,6 @@ RULES: tuple[Rule, ...] = (
     vanishing_gradients.RULE,
     swamped_accumulation.RULE,
     swallowed_underflow.RULE,
+    dominant_epsilon.RULE,
+    saturated_function.RULE,
 )

@@ -6,19 +6,16 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, wrong_results, wrong_share
 from precdoctor.diagnosis.survey.scans import (
-    EFFECT,
     Fact,
     Group,
     certainty,
     check_facts,
-    effect_words,
     elsewhere_words,
     place_finding,
     place_words,
     short_name,
-    wrong_results,
-    wrong_share,
 )
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32

@@ -12,6 +12,7 @@ from precdoctor.diagnosis.survey.scans import (
     Group,
     check_facts,
     elsewhere_words,
+    is_optimizers,
     op_words,
     place_finding,
     scans,
@@ -68,7 +69,7 @@ def check(view: RunView, options: Options) -> Checked:
         if decays:
             if not _decay(fact, steps) >= options["decayed"]:
                 return 0.0
-        elif _is_torchs(fact) or (_target(fact) == "weight" and stepped):
+        elif is_optimizers(fact) or (_target(fact) == "weight" and stepped):
             return 0.0
         share = _share(fact)
         return share if share >= options["share"] else 0.0
@@ -96,11 +97,6 @@ def _decay(fact: Fact, steps: int) -> float:
     """Share of a weight that a factor below 1 takes away in so many steps."""
     each = fact.number("move") / fact.number("value") if fact.number("value") > 0 else 0.0
     return float(1.0 - max(0.0, 1.0 - each) ** steps)
-
-
-def _is_torchs(fact: Fact) -> bool:
-    """Whether the line calls an optimizer, so that torch's own code made the write."""
-    return fact.source is not None and ".step(" in (fact.source.code or "")
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:

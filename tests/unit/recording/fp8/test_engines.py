@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.fp8.engine_scales import delayed_scaling, loss_scale
-from precdoctor.recording.slots.step_batch import read
+from precdoctor.recording.fp8.engine_scales import delayed_scaling
 
 
 def state(operands, length=4):
@@ -39,30 +38,3 @@ def test_several_products_are_numbered():
 def test_recipes_that_keep_no_history_have_nothing_to_read(meta):
     assert list(delayed_scaling(module(**meta))) == []
     assert list(delayed_scaling(nn.Linear(2, 2))) == []
-
-
-class DeepSpeedEngine(nn.Module):
-    def __init__(self, optimizer):
-        super().__init__()
-        self.optimizer = optimizer
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "scale"),
-    [
-        (SimpleNamespace(cur_scale=1024), 1024.0),
-        (SimpleNamespace(loss_scaler=SimpleNamespace(cur_scale=2.0)), 2.0),
-        (SimpleNamespace(loss_scale_config=SimpleNamespace(cur_scale=torch.tensor(8.0)), cur_scale=3.0), 8.0),
-        (SimpleNamespace(cur_scale=1), None),
-        (SimpleNamespace(), None),
-        (None, None),
-    ],
-)
-def test_where_deepspeed_keeps_its_loss_scale(optimizer, scale):
-    assert read(loss_scale([None, nn.Linear(2, 2), DeepSpeedEngine(optimizer)])) == scale
-
-
-def test_other_modules_have_none():
-    other = nn.Linear(2, 2)
-    other.optimizer = SimpleNamespace(cur_scale=1024)
-    assert loss_scale([other]) is None

@@ -1,0 +1,125 @@
+"""PD207: a guard against zero that is larger than the numbers it guards, so that the constant decides."""
+
+from __future__ import annotations
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import same_module, when
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.scan_effects import effect_words, has_effect, wrong_share
+from precdoctor.diagnosis.survey.scans import (
+    Fact,
+    Group,
+    certainty,
+    check_facts,
+    elsewhere_words,
+    is_optimizers,
+    op_words,
+    place_finding,
+    place_words,
+    short_name,
+    stands,
+)
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+An epsilon, or the bound of a clamp, that is larger than most of the numbers it protects from zero: `rsqrt(var + eps)`,
+`x / (norm + eps)`, `1 / p.clamp(min=eps)`, `log(p + eps)`, `m / (v.sqrt() + eps)`, and the epsilon inside of layer,
+group, batch and RMS normalisation. A deep scan (`record --deep-scan`) runs the op that reads the guarded number again
+in FP64 without the constant. At least `wrong_share` of its results must be off by more than half, on two scanned steps
+or more and on half of all. In a module or a loss the error must also make up `effect` of the result that it ends in.
+Numbers that are exactly zero do not count, and neither do logarithms that are multiplied by zero. PD503 covers the
+epsilon of torch's own Adam.
+""",
+    matters="""
+The constant is meant for the one number in a million that is zero. Where it decides for most of them, the operation is
+another one: a normalisation that only scales, a quotient that does not depend on its denominator, a loss that is the
+same for all samples. Underflowed products end there, too, without a trace.
+""",
+    example="""
+    decay = gates.cumprod(1)                    # 1e-20 after 60 steps
+    return decay * (x / decay.clamp(min=1e-12)).cumsum(1)
+""",
+    remedy="""
+Bring the numbers to order one before the guard (scale the input, subtract logarithms), or make the constant smaller
+than the smallest number that matters: the square root of it in front of a square root. FP32 holds 1e-30, FP16 nothing
+below 6e-8.
+""",
+    confidence="""
+0.9: the result was computed again in FP64 on the same numbers. 0.7 if it could not be followed to the result that it
+feeds.
+""",
+    references=(
+        "Kingma and Ba, Adam, arXiv:1412.6980, section 2 (eps against the root of the second moment)",
+        "Higham, Accuracy and Stability of Numerical Algorithms, section 1.12 (guards that change the problem)",
+    ),
+)
+_REASON = "the op was run again in FP64 on the same numbers without the constant"
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding per line of code."""
+
+    def guilty(fact: Fact) -> float:
+        share = wrong_share(fact)
+        counts = share >= options["wrong_share"] and has_effect(fact, options["effect"]) and not is_optimizers(fact)
+        return share if counts else 0.0
+
+    return check_facts(
+        view, ("floor",), guilty, lambda g: _finding(view, g, options), seen="no epsilon that decides",
+        keep=lambda g: stands(view, g),
+    )  # fmt: skip
+
+
+def _finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact = group.worst
+    constant, median = fact.number("constant"), fact.number("median")
+    op, source = fact.where("read_by")
+    there = f" at {source.file}:{source.line}" if source is not None else ""
+    share, decided = percent(wrong_share(fact)), fact.count("decided") / max(fact.count("nonzero"), 1)
+    instance = f", for instance {fact.number('seen'):.4g} instead of {fact.number('exact'):.4g}"
+    message = (
+        f"{op_words(fact)} guards numbers of {median:.3g} (median) with {constant:.3g}: {percent(decided)} of those "
+        f"that are not zero are smaller. Without the constant, {fact.count('wrong'):,} of {fact.count('of'):,} results "
+        f"of {short_name(op) if op else fact.short}{there} ({share}, limit {percent(options['wrong_share'])}) differ "
+        f"by more than half{instance if 'exact' in fact.data else ''}."
+        f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
+    )
+    smaller = median / 64
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"{constant:.3g} decides {share} of the results {place_words(fact)}: it guards numbers of {median:.3g}"
+        f"{fact.line}",
+        message=message,
+        certain=certainty(group, 0.9, _REASON),
+        limits={n: options[n] for n in ("wrong_share", "effect")},
+        prescription=Prescription(
+            title=f"scale the numbers up, or guard with less{fact.line}: {constant:.3g} -> {smaller:.2g}; wrong "
+            f"results {share} -> 0 %",
+            change={"epsilon": {"from": constant, "to": smaller}, "op": fact.op},
+            predicted={"wrong_share": {"from": wrong_share(fact), "to": 0.0}},
+            snippet=f"eps = {smaller:.2g}  # was {constant:.3g}, above most of what it guards\n",
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD207",
+    name="dominant-epsilon",
+    severity=Severity.WARNING,
+    triage=Triage.FORWARD,
+    page=PAGE,
+    options=(
+        RuleOption("wrong_share", 0.5, "fraction", "Least share of the results that the constant changes by half.",
+                   "Most of them: a guard is for the exception.", maximum=1.0),
+        RuleOption("effect", 1.0 / 32, "fraction", "Least share that the error must make up of what it feeds.",
+                   "Chosen empirically: biases dilute what a layer loses to a few percent of the logits.",
+                   maximum=1.0),
+    ),
+    sampled_steps=False,
+    explains=when(same_module, "PD201", "PD203", "PD204", "PD208"),
+    check=check,
+)  # fmt: skip

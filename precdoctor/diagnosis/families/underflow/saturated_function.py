@@ -1,0 +1,147 @@
+"""PD208: a bounded function at its bound, through which next to no gradient passes, from the first step on."""
+
+from __future__ import annotations
+
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import same_module, when
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.scans import (
+    Fact,
+    Group,
+    check_facts,
+    done_steps,
+    elsewhere_words,
+    op_words,
+    place_finding,
+    place_words,
+    stands,
+)
+from precdoctor.diagnosis.survey.view import RunView
+
+PAGE = RulePage(
+    finds="""
+A sigmoid, tanh, hardtanh, GELU, SiLU or clamp that lies at its bound, so that its slope is exactly zero in its format:
+at least `lost` of the magnitude of the gradient that arrives behind it ends there, or `channels` of its channels get
+none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if its
+median row passes at most `open` of the gradient that equal scores would pass (1 - sum of squared probabilities); masked
+scores are no choice. It must be so on two scanned steps or more and on half of all, the first one among them: what has
+learnt saturates late, and rightly. A layer that is closed in `all_channels` at the last scan counts in any case.
+`clamp(min=0)` is a ReLU and no bound.
+""",
+    matters="""
+The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
+decided. It is a matter of scale: inputs of thousands, weights that begin too large, scores that are not divided by the
+root of their width, a clamp in front of a logarithm that cuts off exactly what is most wrong.
+""",
+    example="""
+    scores = q @ k.mT * dim**0.5        # instead of dim**-0.5
+    return scores.softmax(-1) @ v       # a hard choice from the first step on
+""",
+    remedy="""
+Bring the input of the function to order one: normalise the data, initialise with a smaller gain, divide attention
+scores by the root of the head's width. In place of a sigmoid and a clamped logarithm take
+`binary_cross_entropy_with_logits`, whose gradient does not end.
+""",
+    confidence="""
+0.85: each element of the gradient was counted in front of the function and behind it.
+""",
+    references=(
+        "LeCun et al., Efficient BackProp, 1998, section 4 (start where the sigmoid is linear)",
+        "Vaswani et al., Attention Is All You Need, arXiv:1706.03762, section 3.2.1 (why scores are scaled)",
+    ),
+)
+_REASON = "each element of the gradient was counted in front of the function and behind it"
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding per line of code."""
+
+    def guilty(fact: Fact) -> float:
+        lost = fact.number("lost")
+        if text(fact.data.get("function")) == "softmax":
+            return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
+        channels = fact.number("channels")
+        return max(lost, channels) if lost >= options["lost"] or channels >= options["channels"] else 0.0
+
+    def counts(group: Group) -> bool:
+        """Whether it was so from the first scan on, or is closed altogether at the end."""
+        done = done_steps(view, group)
+        last = [f.number("channels") for f in group.facts if f.step == done[-1] and f.module]
+        return stands(view, group) and (done[0] in group.steps or max(last, default=0.0) >= options["all_channels"])
+
+    return check_facts(
+        view, ("closed",), guilty, lambda g: _finding(view, g, options), seen="no function at its bound from the start",
+        keep=counts,
+    )  # fmt: skip
+
+
+def _finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact = group.worst
+    function, lost, distance = text(fact.data.get("function")), fact.number("lost"), fact.number("distance")
+    if function == "softmax":
+        passed = percent(fact.number("open"))
+        title = f"softmax {place_words(fact)} is a hard choice from the first step on, and passes {passed}{fact.line}"
+        message = (
+            f"{op_words(fact)} passes {passed} of the gradient that a softmax of equal scores would (limit "
+            f"{percent(options['open'])}; 1 - sum of squares, median of {fact.count('of'):,} rows): the largest score "
+            f"is {distance:.3g} above the next. The layers that make the scores hardly learn."
+        )
+        scale = 2.0 ** -max(1, round(distance).bit_length())
+        cure = f"scores times {scale:g}{fact.line}: distance {distance:.3g} -> {distance * scale:.2g}"
+        predicted = {"distance": {"from": distance, "to": distance * scale}}
+    else:
+        title = f"{function} {place_words(fact)} is at its bound: {percent(lost)} of the gradient ends there{fact.line}"
+        message = (
+            f"{op_words(fact)} passes nothing on for {fact.count('closed'):,} of {fact.count('of'):,} elements that a "
+            f"gradient arrives at: {percent(lost)} of its magnitude (limit {percent(options['lost'])}), and all of it "
+            f"in {percent(fact.number('channels'))} of the channels (limit {percent(options['channels'])}). The slope "
+            f"of {function} is zero there."
+        )
+        scale = 1.0 / 16
+        cure = f"bring the input of {function} to order one{fact.line}: gradient lost {percent(lost)} -> 0 %"
+        predicted = {"gradient_lost": {"from": lost, "to": 0.0}}
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=title,
+        message=f"{message}{elsewhere_words(group)}",
+        certain=(0.85, _REASON),
+        limits={n: options[n] for n in ("lost", "channels", "all_channels", "open")},
+        prescription=Prescription(
+            title=cure,
+            change={"input_scale": scale, "op": fact.op},
+            predicted=predicted,
+            snippet=f"y = f(x * {scale:g})  # what goes into {function}; normalise it, or begin smaller\n",
+        ),
+    )
+
+
+def stops_gradient(cause: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` is about a layer of the same module, or about one in front of a function at its bound."""
+    saturated = "saturated_share" in effect.evidence and cause.location.root == effect.location.root
+    return saturated or same_module(cause, effect)
+
+
+RULE = Rule(
+    code="PD208",
+    name="saturated-function",
+    severity=Severity.WARNING,
+    triage=Triage.BACKWARD,
+    page=PAGE,
+    options=(
+        RuleOption("lost", 0.75, "fraction", "Least share of the arriving gradient's magnitude that ends there.",
+                   "Chosen empirically: most of it.", maximum=1.0),
+        RuleOption("channels", 0.5, "fraction", "Least share of channels through which no gradient passes.",
+                   "Half of a layer.", maximum=1.0),
+        RuleOption("all_channels", 0.9, "fraction", "The same on the last scanned step, if it began later.",
+                   "Nearly all of a layer.", maximum=1.0),
+        RuleOption("open", 1.0 / 32, "fraction", "Most of an even softmax's gradient that its median row passes.",
+                   "Chosen empirically: scores with a standard deviation of 8 pass a tenth.", maximum=1.0),
+    ),
+    sampled_steps=False,
+    explains=when(stops_gradient, "PD203", "PD204"),
+    check=check,
+)  # fmt: skip

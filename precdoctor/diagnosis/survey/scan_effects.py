@@ -1,0 +1,45 @@
+"""What the error of a scan fact does to the results it feeds, as the rules on scan facts ask and say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from precdoctor.diagnosis.claims.rule import Options, RuleOption
+from precdoctor.diagnosis.claims.words import percent
+from precdoctor.diagnosis.survey.scans import Fact, short_name
+
+#: Option of all rules on scan facts: an error counts by its share of the result that it feeds.
+EFFECT = RuleOption(
+    "effect", 2.0**-8, "fraction", "Least share that the error must make up of the result that it feeds.",
+    "Half a unit in the last place of BF16: training tolerates that in the result of every op.", maximum=1.0,
+)  # fmt: skip
+
+
+def wrong_share(fact: Fact) -> float:
+    """Share of a result that a hidden overflow or underflow makes wrong by more than half."""
+    return fact.number("wrong") / max(fact.count("of"), 1)
+
+
+def has_effect(fact: Fact, limit: float) -> bool:
+    """Whether the error makes up at least ``limit`` of the result that it feeds; True if that was not measured."""
+    return not fact.number("effect") < limit
+
+
+def wrong_results(options: Options) -> Callable[[Fact], float]:
+    """The weight of hidden overflows and underflows: their wrong share, from ``wrong_share`` and ``effect`` on."""
+
+    def weight(fact: Fact) -> float:
+        share = wrong_share(fact)
+        return share if share >= options["wrong_share"] and has_effect(fact, options["effect"]) else 0.0
+
+    return weight
+
+
+def effect_words(fact: Fact, limit: float) -> str:
+    """The effect of an error, as a sentence; empty if it was not measured."""
+    op, source = fact.where("fed")
+    if not op:
+        return ""
+    there = f" at {source.file}:{source.line}" if source is not None else ""
+    share = percent(fact.number("effect"))
+    return f" The error makes up {share} of the result of {short_name(op)}{there} (limit {percent(limit)})."

@@ -1,0 +1,223 @@
+"""Constants that decide: an epsilon, or the bound of a clamp, larger than the numbers it is to protect.
+
+``rsqrt(var + eps)``, ``x / norm.clamp_min(eps)`` and ``log(p + eps)`` guard against zeros. Where most of what they
+guard is no zero and still below the constant, the constant is what comes out. The op that reads it (a division, a
+logarithm) is run again in FP64 on the numbers without it, and what it made wrong is followed to its effect. Ops that
+normalise have their epsilon inside; they are run again without it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scanned_op import Call, names
+
+_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+#: Ops that keep a number above a constant, ops that keep that number, and those that read it.
+_GUARDS, _PASSES = names("add clamp clamp_min maximum"), names("sqrt _to_copy clone mul")
+_READS = names("rsqrt reciprocal div log pow")
+#: Ops that normalise, and what they return the reciprocal standard deviation as.
+_NORMS = {"native_layer_norm": 2, "native_batch_norm": 2, "native_group_norm": 2, "_fused_rms_norm": 1}
+#: The largest constant that is taken for a guard.
+_LARGEST = 0.1
+#: Share of the numbers that are not zero from which on they are followed; off by more than this, a result is wrong.
+_NOTED, _WRONG = 0.25, 0.5
+#: Numbers followed at a time, and elements of one tensor.
+_MAX_HELD, _MAX_ELEMENTS = 64, 1 << 20
+#: In place of an epsilon of zero.
+_LEAST = 1e-300
+_FOLLOWED = frozenset(("forward", "loss"))
+
+
+@dataclass
+class _Guarded:
+    """A result of a guard: what it would be without the constant, and the guard."""
+
+    ref: weakref.ref[Tensor]
+    value: Tensor
+    event: Event
+    data: dict[str, Any]
+
+
+@dataclass
+class _Place:
+    """A line of optimizer code: all tensors on it together."""
+
+    event: Event
+    data: dict[str, Any]
+    wrong: int = 0
+
+
+class Floors:
+    """Looks at guards and what reads them; :meth:`finish` notes those outside of modules and losses."""
+
+    def __init__(self, findings: Findings, effects: Effects) -> None:
+        self._findings, self._effects = findings, effects
+        self._held: dict[int, _Guarded] = {}
+        #: By op and line, outside of modules and losses; and the numbers there that are not zero.
+        self._places: dict[Any, _Place] = {}
+        self._guarded: Counter[Any] = Counter()
+
+    @staticmethod
+    def follows(name: str) -> bool:
+        """Whether an op by this name may be a guard, or read one."""
+        return name.rstrip("_") in _GUARDS or name in _READS or name == "sqrt"
+
+    @staticmethod
+    def guards(name: str, args: Any) -> bool:
+        """Whether it writes a guarded number over what it was."""
+        return name in ("add_", "clamp_", "clamp_min_") and _constant(name.rstrip("_"), args, {}) is not None
+
+    def after(self, call: Call) -> None:
+        """An op has run."""
+        if not call.results:
+            return
+        if call.name in _NORMS and call.phase in _FOLLOWED:
+            self._norm(call)
+            return
+        given = {id(x): known for x in call.operands if (known := self._of(x)) is not None}
+        if given:
+            self._read(call, given)
+        elif call.plain_name in _GUARDS:
+            self._begin(call)
+
+    def _of(self, x: Tensor) -> _Guarded | None:
+        known = self._held.get(id(x))
+        return known if known is not None and known.ref() is x else None
+
+    def _begin(self, call: Call) -> None:
+        result = call.results[0]
+        constant = _constant(call.plain_name, call.args, call.kwargs)
+        floats = constant is not None and {call.args[0].dtype, result.dtype} <= _FLOATS
+        if constant is None or not floats or result.numel() > _MAX_ELEMENTS:
+            return
+        if call.name != call.plain_name and id(call.args[0]) not in call.swapped:
+            return
+        x = call.before(call.args[0])
+        counts = call.counts(x)
+        if counts is None or counts.bad or counts.amin_nonzero is None:
+            return
+        if call.phase not in _FOLLOWED:
+            self._guarded[_place(call)] += counts.numel - counts.zero
+        if counts.amin_nonzero >= constant:
+            return
+        value = x.detach().double()
+        below, there = (value > 0) & (value < constant), value > 0
+        decided, of = int(below.sum()), int(there.sum())
+        if decided < _NOTED * of or bool((value < 0).any()):
+            return
+        data = {"constant": constant, "decided": decided, "nonzero": of, "median": float(value[there].median())}
+        event = self._findings.event_of(call)
+        self._keep(result, torch.where(there, value, result.detach().double()), event, data)
+
+    def _keep(self, x: Tensor, value: Tensor, event: Event, data: dict[str, Any]) -> None:
+        if len(self._held) >= _MAX_HELD:
+            self._held = {k: g for k, g in self._held.items() if g.ref() is not None}
+        if len(self._held) < _MAX_HELD:
+            self._held[id(x)] = _Guarded(weakref.ref(x), value, event, data)
+
+    def _read(self, call: Call, given: dict[int, _Guarded]) -> None:
+        guarded = next(iter(given.values()))
+        reads = call.plain_name in _READS
+        if call.plain_name == "div":
+            reads = len(call.args) > 1 and id(call.args[1]) in given
+        elif call.plain_name == "pow":
+            reads = isinstance(call.args[1], (int, float)) and call.args[1] < 0
+        if not reads and not call.func.is_view and call.plain_name not in _PASSES:
+            return
+        again = call.again({key: g.value for key, g in given.items()})
+        if again is None:
+            return
+        if reads and (call.phase in _FOLLOWED or _is_elementwise(call)):
+            self._judge(call, guarded.event, guarded.data, again[0])
+        elif not reads and again[0].numel() <= _MAX_ELEMENTS:
+            self._keep(call.results[0], again[0], guarded.event, guarded.data)
+
+    def _norm(self, call: Call) -> None:
+        at = next((i for i, a in enumerate(call.func._schema.arguments) if a.name == "eps"), len(call.args))
+        eps = call.args[at] if at < len(call.args) else None
+        spread = call.results[_NORMS[call.name]] if len(call.results) > _NORMS[call.name] else None
+        if (
+            not isinstance(eps, float)
+            or spread is None
+            or not spread.numel()
+            or call.results[0].numel() > _MAX_ELEMENTS
+        ):
+            return
+        counts = call.counts(spread)
+        if counts is None or counts.amax is None or counts.amax**2 * eps < 1 - _WRONG**2:
+            return
+        alone = replace(call, args=(*call.args[:at], _LEAST, *call.args[at + 1 :]), _exact=None, _tried=False).exact()
+        if alone is None:
+            return
+        variance = alone[_NORMS[call.name]].reciprocal().square()
+        mean = alone[1] if _NORMS[call.name] == 2 else torch.zeros_like(variance)
+        noise = (float(torch.finfo(call.operands[0].dtype).eps) * mean).square()
+        there = variance > 4 * torch.maximum(noise, torch.full_like(noise, 10 * _LEAST))
+        below = there & (variance < eps)
+        of = int(there.sum())
+        if not of or int(below.sum()) < _NOTED * of:
+            return
+        data = {"constant": eps, "decided": int(below.sum()), "nonzero": of, "median": float(variance[there].median())}
+        self._judge(call, self._findings.event_of(call), data, alone[0])
+
+    def _judge(self, call: Call, event: Event, data: dict[str, Any], exact: Tensor) -> None:
+        seen = call.results[0].detach().double()
+        size = exact.abs()
+        known = torch.isfinite(exact) & (size > 0) & torch.isfinite(seen)
+        wrong = known & ((seen - exact).abs() > _WRONG * size)
+        many, of = int(wrong.sum()), int(known.sum())
+        if call.phase not in _FOLLOWED:
+            place = event["op"], event.get("file"), event.get("line")
+            noted = self._places.setdefault(place, _Place(event, {**data, "read_by": said(call)}))
+            noted.wrong += many
+        elif many >= _NOTED * of and many:
+            at = int(torch.where(wrong, size, -1.0).flatten().argmax())
+            self._effects.begin(
+                "floor", event, many / of, call.results[0], torch.where(wrong, exact, seen), wrong=many, of=of,
+                seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), read_by=said(call), **data,
+            )  # fmt: skip
+
+    def finish(self) -> None:
+        """The window is over."""
+        for key, place in self._places.items():
+            of = self._guarded[key]
+            if place.wrong and place.wrong >= _NOTED * of:
+                self._findings.add_event("floor", place.event, place.wrong / of, **place.data, wrong=place.wrong, of=of)
+        self._places = {}
+
+
+def _is_elementwise(call: Call) -> bool:
+    """Whether tensors of one shape are divided, as moments are: factors of whole units may be bounded afterwards."""
+    shapes = {x.shape for x in call.operands}
+    return call.plain_name == "div" and len(call.operands) == 2 and len(shapes) == 1 and 1 not in call.results[0].shape
+
+
+def _place(call: Call) -> tuple[Any, ...]:
+    line = call.where.line
+    return (call.op, line.shown, line.number) if line is not None else (call.op, None, None)
+
+
+def _constant(name: str, args: Any, kwargs: Any) -> float | None:
+    """The number that an op keeps its operand above; None where it is no guard."""
+    if not args or not isinstance(args[0], Tensor):
+        return None
+    given = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))
+    if isinstance(given, Tensor):
+        same = given.numel() == 1 or (
+            name == "maximum" and given.numel() > 0 and bool((given == given.flatten()[0]).all())
+        )
+        if not same or given.requires_grad or args[0].numel() == 1:
+            return None
+        given = float(given.detach().flatten()[0])
+    if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given <= _LARGEST:
+        return None
+    return float(given)

@@ -1,0 +1,219 @@
+"""Rows of a sampled optimizer step: weights before, gradients as they are given, updates, states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording import kernels
+from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in, parameters_of
+from precdoctor.recording.model.weight_pieces import Pieces, stored
+from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
+from precdoctor.recording.process import memory_limits
+from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
+from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
+from precdoctor.recording.steps.step_attempt import Attempt
+from precdoctor.recording.steps.weight_updates import intended_update
+
+
+class Held(NamedTuple):
+    """A parameter of an optimizer, or the part of a flat one that belongs to a weight, with the weight's name.
+
+    Attributes:
+        weight: of the model, of which the parameter or the part is a copy; null where the parameter is the model's own.
+        part: which elements; null for all.
+    """
+
+    parameter: Tensor
+    place: Place
+    name: str
+    group: dict[str, Any]
+    weight: Tensor | None = None
+    part: slice | None = None
+
+    @property
+    def trains(self) -> bool:
+        """Whether a gradient reaches it; copies need not say so."""
+        return self.weight is not None or self.parameter.requires_grad
+
+    def of(self, x: Tensor) -> Tensor:
+        """Its part of a tensor of the parameter's shape."""
+        return x if self.part is None else x.detach().reshape(-1)[self.part]
+
+
+class OptimizerRows:
+    """Records them.
+
+    Args:
+        recorder: of the process.
+        casts: told of buffers in float8.
+        name_of: gives an optimizer its name.
+    """
+
+    def __init__(self, recorder: Recorder, casts: Casts, name_of: Callable[[torch.optim.Optimizer], str]) -> None:
+        self._recorder, self._name_of = recorder, name_of
+        self._next_copied = 0
+        self._standing = FrozenAndBuffers(recorder, casts)
+        self._masters = Masters(recorder)
+        self._pieces = Pieces(lambda: (m for r in recorder.names.roots.values() if (m := r.called()) is not None))
+        self._state_rows = StateRows(recorder)
+        self._weights, self._given, self._updates = BatchedLaunch(), BatchedLaunch(), BatchedLaunch(HELD)
+
+    def _held(self, optimizer: torch.optim.Optimizer) -> Iterator[Held]:
+        """Each floating-point or complex parameter with its place and name; master copies are called as their weights,
+        flat ones come in parts, and those no module owns are ``group.index``.
+        """
+        recorder = self._recorder
+        for g, group in enumerate(groups_of(optimizer)):
+            for i, parameter in enumerate(parameters_in(group)):
+                if not (parameter.is_floating_point() or parameter.is_complex()):  # leaves.counts, without the call
+                    continue
+                found = recorder.names.parameter(parameter)
+                if found is None and (parts := list(self._parts(parameter, group))):
+                    yield from (held for held in parts if recorder.wants(held.place))
+                    continue
+                if found is None and (weight := self._masters.weight_of(parameter)) is not None:
+                    found = recorder.names.parameter(weight)
+                else:
+                    weight = None
+                place, name = found or (Place(self._name_of(optimizer), "", type(optimizer).__name__), f"{g}.{i}")
+                if recorder.wants(place):
+                    yield Held(parameter, place, name, group, weight)
+
+    def _parts(self, copy: Tensor, group: dict[str, Any]) -> Iterator[Held]:
+        for piece in self._pieces.of(copy):
+            weight = piece.weight()
+            found = self._recorder.names.parameter(weight) if weight is not None else None
+            if found is not None:
+                yield Held(copy, *found, group, weight, piece.part)
+
+    def owned(self, optimizer: torch.optim.Optimizer) -> frozenset[tuple[str, str, str]] | None:
+        """Root, module and name of its parameters; null when not all of their gradients have rows."""
+        recorder = self._recorder
+        options = recorder.options
+        if options.include or options.exclude or not options.takes("weight_grad"):
+            return None
+        found = [recorder.names.parameter(p) for p in parameters_of(optimizer)]
+        return None if None in found else frozenset((f[0].root, f[0].module, f[1]) for f in found if f is not None)
+
+    def weights(self, optimizer: torch.optim.Optimizer, *, first: bool = True) -> None:
+        """Weights and their master copies, as they are before the step; what no optimizer updates.
+
+        Args:
+            optimizer: about to step.
+            first: of the step: weights of other optimizers and groups have not changed yet.
+        """
+        recorder = self._recorder
+        self._pieces.begin()
+        self._masters.look_at(optimizer, lambda p: bool(self._pieces.of(p)))
+        with self._weights as together:
+            shared_out = False
+            for held in self._held(optimizer):
+                parameter, place, name = held.parameter, held.place, held.name
+                if not held.trains:
+                    continue
+                shared_out = shared_out or held.part is not None
+                own = parameter if held.weight is None else stored(held.weight)
+                if tensor_leaves.plain(own) is not None:
+                    recorder.measure(recorder.site(place, "weight", name, own), own, restart=True, together=together)
+                masters: Iterable[Tensor] = ()
+                if held.weight is None:
+                    masters = masters_in_state(optimizer, parameter)
+                elif own.dtype != parameter.dtype:
+                    masters = (held.of(parameter),)
+                for master in masters:
+                    site = recorder.site(place, "master_weight", name, master)
+                    recorder.measure(site, master, restart=True, together=together)
+            if not first:
+                return
+            if shared_out:
+                self._replicated(together)
+            for root in recorder.names.roots.values():
+                module = root.module()
+                if module is not None:
+                    self._standing.record(module, together)
+
+    def _replicated(self, together: BatchedLaunch) -> None:
+        """Weights whose master copies other ranks may hold: the ranks are compared by them."""
+        recorder = self._recorder
+        for weight in self._pieces.replicated():
+            found = recorder.names.parameter(weight)
+            if found is not None and recorder.wants(found[0]):
+                site = recorder.site(found[0], "weight", found[1], weight)
+                recorder.measure(site, weight, restart=True, together=together)
+
+    def given_gradients(self, attempt: Attempt) -> None:
+        """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""
+        recorder = self._recorder
+        if not recorder.options.takes("weight_grad_step"):
+            return
+        scaled = attempt.by_scaler and static.attribute(attempt.optimizer, "grad_scale") is not None
+        with self._given as together:
+            for held in self._held(attempt.optimizer):
+                if held.parameter.grad is not None:
+                    given = held.of(held.parameter.grad)
+                    site = recorder.site(held.place, "weight_grad_step", held.name, given)
+                    entry = recorder.measure(site, given, together=together)
+                    if entry is not None:
+                        entry.scaled = scaled
+
+    def copy_weights(self, attempt: Attempt) -> None:
+        """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
+        if not self._recorder.options.takes("update"):
+            return
+        changing = {id(h.parameter): h.parameter for h in self._held(attempt.optimizer) if h.trains}
+        candidates = [p for p in changing.values() if attempt.closure or p.grad is not None]
+        budget, taken = memory_limits.for_copies(self._recorder.options), 0
+        start = self._next_copied % len(candidates) if candidates else 0
+        with kernels.apart_from_user_modes():
+            for parameter in candidates[start:] + candidates[:start]:
+                dense = tensor_leaves.plain(parameter)
+                size = 0 if dense is None else dense.numel() * dense.element_size()
+                if dense is None or size > budget:
+                    continue
+                budget -= size
+                taken += 1
+                attempt.before[id(parameter)] = dense.detach().clone()
+        self._next_copied = start + taken
+
+    def updates(self, attempt: Attempt) -> None:
+        """What the optimizer meant to add to each weight, and what stuck."""
+        recorder = self._recorder
+        if not attempt.before:
+            return
+        with self._updates as together:
+            last: tuple[Tensor | None, Tensor | kernels.Adam | None] = None, None
+            for held in self._held(attempt.optimizer):
+                parameter = held.parameter
+                before = attempt.before.get(id(parameter))
+                if before is None or parameter.grad is None:
+                    continue
+                with kernels.apart_from_user_modes():
+                    after = tensor_leaves.plain(parameter)
+                    if last[0] is not parameter:  # several parts of one
+                        last = parameter, intended_update(attempt.optimizer, parameter, before, held.group)
+                    intended = last[1]
+                    if after is None or intended is None or not after.shape == before.shape == intended.shape:
+                        continue
+                    before, after = held.of(before), held.of(after)
+                    intended = intended.part(held.of) if isinstance(intended, kernels.Adam) else held.of(intended)
+                    if isinstance(intended, kernels.Adam) and not kernels.makes_updates(before, after, intended):
+                        intended = intended.update(before)
+                site = recorder.site(held.place, "update", held.name, parameter)
+                launch = Update(before, intended)
+                recorder.measure(site, held.of(parameter), after.detach(), launch=launch, together=together)
+
+    def states(self, attempt: Attempt) -> None:
+        """The optimizer's state as the step has left it, on some of the sampled steps."""
+        if attempt.takes_state is None:
+            attempt.takes_state = self._state_rows.due(attempt.name)
+        if attempt.takes_state:
+            held = ((h.parameter, h.place, h.name, h.of) for h in self._held(attempt.optimizer))
+            self._state_rows.take(attempt.name, (attempt.optimizer, *attempt.driven), held)

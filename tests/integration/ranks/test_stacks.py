@@ -1,0 +1,68 @@
+"""FSDP2 with the dtypes of its reduction, and Accelerate, on two real ranks; `make stacks` runs all there is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import precdoctor
+from precdoctor.runlog import open_run
+from tests.support.processes import ROOT, environment, finish, start
+
+HEALTHY = {
+    "torch": ("fsdp2.bf16.fp32-reduce.clip", "fsdp2.bf16.fp16-reduce"),
+    "accelerate": ("fsdp2.bf16.clip", "ddp.bf16.accumulate.clip"),
+}
+#: Code, rank, module and step of the one finding.
+FAULTY = {
+    "torch": {
+        "fsdp2.bf16.fp16-reduce.low": ("PD708", "rank 1", "experts.1", 11),
+        "fsdp2.bf16.bf16-reduce.nan": ("PD104", "rank 1", "", 5),
+        "fsdp2.pure.lost": ("PD501", "rank 1", "experts.1", 11),
+    },
+    "accelerate": {"fsdp2.bf16.nan": ("PD104", "rank 1", "", 5)},
+}
+RUNS = [(stack, name) for stack in HEALTHY for name in (*HEALTHY[stack], *FAULTY[stack])]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """By stack, where its runs are."""
+    folders = {}
+    for stack, healthy in HEALTHY.items():
+        pytest.importorskip(stack)
+        out = folders[stack] = tmp_path_factory.mktemp(stack)
+        torchrun = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "benchmarks.stacks.drive")
+        names = (*healthy, *FAULTY[stack])
+        done = finish(start(ROOT, [*torchrun, stack, str(out), *names], environment()), out)
+        assert done.status == 0, done.err
+    return folders
+
+
+@pytest.mark.parametrize(("stack", "name"), RUNS)
+def test_no_bit_of_training_changes(trained, stack, name):
+    for rank in (0, 1):
+        assert json.loads((trained[stack] / f"{stack}.{rank}.json").read_text())["equal"][name] is True
+
+
+@pytest.mark.parametrize(("stack", "name"), [(s, n) for s, n in RUNS if n in HEALTHY[s]])
+def test_a_healthy_run_has_no_findings(trained, stack, name):
+    assert [f.title for f in precdoctor.diagnose(trained[stack] / name, preview=True).findings] == []
+
+
+@pytest.mark.parametrize(("stack", "name"), [(s, n) for s, n in RUNS if n in FAULTY[s]])
+def test_the_fault_is_the_one_finding(trained, stack, name):
+    (finding,) = precdoctor.diagnose(trained[stack] / name, preview=True).findings
+    at = finding.location
+    assert (finding.code, at.rank_place, at.module, at.step) == FAULTY[stack][name]
+
+
+def test_gradients_are_seen_before_and_after_the_reduction(trained):
+    rows = open_run(trained["torch"] / "fsdp2.bf16.fp16-reduce").tensors(filters=[("step", "==", 3)])
+    rows = rows[rows["name"].isin(("weight", "bias"))].set_index(["kind", "rank", "module", "name"])
+    for rank in (0, 1):
+        for module in ("up", "norm", "experts.1", "head"):
+            local, given = (rows.loc[(kind, rank, module, "weight")] for kind in ("weight_grad", "weight_grad_step"))
+            assert local["dtype"] == "bfloat16" and given["dtype"] == "float32"
+            assert local["numel"] == 2 * given["numel"]

@@ -1,0 +1,52 @@
+"""Functions at their bound."""
+
+from typing import Any
+
+from tests.support.samples import Sample
+from tests.support.scanning import fact, scanned, with_scans
+from tests.support.training import Training
+
+
+def closed(**changes: Any) -> dict[str, Any]:
+    measured = {"function": "tanh", "closed": 240, "of": 256, "lost": 0.95, "channels": 0.6}
+    return fact("closed", "tanh_backward.default", **{"phase": "backward", **measured, **changes})
+
+
+def hard(**changes: Any) -> dict[str, Any]:
+    return fact(
+        "closed", "_softmax.default", **{"function": "softmax", "open": 1e-4, "of": 256, "distance": 12.0, **changes}
+    )
+
+
+def some() -> Training:
+    return scanned(closed(lost=0.6, channels=0.3))
+
+
+def learnt() -> Training:
+    """Saturated late: not on the first scans."""
+    return with_scans(scanned(closed(), hard(), steps=(8, 9)), 0, 1)
+
+
+def sharp() -> Training:
+    return scanned(hard(open=0.05))
+
+
+def nothing_found() -> Training:
+    return scanned()
+
+
+FIRING = {
+    "closed-later": Sample(
+        lambda: with_scans(scanned(closed(channels=0.95), steps=(8, 9)), 0, 1), 8, "blocks.0.attn", severity="warning",
+        says=("95 % of the channels",),
+    ),
+    "tanh": Sample(
+        lambda: scanned(closed()), 0, "blocks.0.attn", severity="warning",
+        says=("tanh in `blocks.0.attn` is at its bound: 95 % of the gradient ends there", "60 % of the channels"),
+    ),
+    "clamp": Sample(lambda: scanned(closed(function="clamp", channels=0.0)), 0, severity="warning", says=("clamp",)),
+    "softmax": Sample(
+        lambda: scanned(hard()), 0, severity="warning", says=("a hard choice from the first step", "12 above the next"),
+    ),
+}  # fmt: skip
+HEALTHY = {f.__name__: f for f in (learnt, nothing_found, sharp, some)}
