@@ -84,7 +84,9 @@ def test_losses_and_norms_that_jump_are_evidence():
 def clipped(norms: list[float], *, dtype: str = "float16", clip: float | None = 1.0) -> list[tuple[str, int]]:
     watcher = Watcher()
     watcher.of_rows(0, rows(1.0, kind="weight_grad", dtype=dtype), None)
-    return told([e for i, n in enumerate(norms) for e in watcher.of_step({"step": i, "grad_norm": n, "clip_norm": clip})])
+    return told(
+        [e for i, n in enumerate(norms) for e in watcher.of_step({"step": i, "grad_norm": n, "clip_norm": clip})]
+    )
 
 
 def test_a_norm_beyond_fp16_is_evidence_once_where_fp16_gradients_are_clipped():
