@@ -126,7 +126,7 @@ class Differences:
             )
         self._room -= result.numel()
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
-        expands = (call.name in _EXPANDS or bool(self._known(call))) and self._only_expands(call)
+        expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
         self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands)
 
     def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, *, ours: bool,
@@ -141,6 +141,10 @@ class Differences:
     def _only_expands(self, call: Call) -> bool:
         """Whether nothing that goes into it was rounded in another way than by FP32 arithmetic on data."""
         return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known(call))
+
+    def _expanded(self, call: Call) -> bool:
+        """Whether FP32 arithmetic rounded some of what goes into it, and nothing was rounded to a coarser format."""
+        return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
         """Of the formats that an op's result and the numbers behind its operands were rounded to."""
@@ -299,7 +303,7 @@ class Differences:
             right, weight = torch.where(wrong, exact, seen), measured.pop("weight")
             self._effects.begin("cancellation", self._findings.event_of(call), weight, result, right,
                                 **{**measured, "of_data": False})  # fmt: skip
-        elif self._only_expands(call):
+        elif self._expanded(call):
             self._await(result, self._findings.event_of(call), measured)
         else:
             self._findings.add("cancellation", call, **measured)

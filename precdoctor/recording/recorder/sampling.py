@@ -134,8 +134,8 @@ class Sampler:
         if self._options.every is not None:
             back = self.period > self._options.every and self._calm % _CALM == 0
             return self._move(self.period // 2, "caught up") if back else None
-        if min(self._attempts.values(), default=0) < WARM_UP:
-            return None
+        if max(self._attempts.values(), default=0) < WARM_UP:
+            return None  # another optimizer may be done after a step; each has a warm-up of its own
         budget, period = self._options.budget, self.period
         if self._waits_for_device and not self._steps[False]:
             period = max(period, 2)  # what sampled steps cost the device shows beside one that is not
