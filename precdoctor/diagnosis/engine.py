@@ -17,6 +17,7 @@ from precdoctor.diagnosis.survey.recording_cost import overhead
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
 from precdoctor.runlog import open_run
+from precdoctor.runlog.attachment import why_nothing_attached
 from precdoctor.runlog.shell import quoted_path
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def view_of(run: Run) -> RunView:
     """
     view = RunView(run)
     if view.steps.empty:
+        if not run.ranks:
+            raise NothingRecordedError(f"{run.origin} holds nothing: {why_nothing_attached(run.attach_lines())}")
         why = "no optimizer stepped (torch.func alone, and a step compiled as a whole, cannot be followed)"
         next_command = "`precdoctor record --inference` records runs that only call models"
         if view.cut_short:

@@ -89,6 +89,8 @@ def recording_cost(recorder: Mapping[str, Any]) -> str | None:
     if not isinstance(overhead, (int, float)):
         return None
     said = f"Recording took {percent(float(overhead))} of the run's time"
+    if overhead > 1.0:
+        said = f"Recording took {overhead:.1f} times the run's time, as it also works in a thread of its own"
     if isinstance(waited := recorder.get("waited_fraction"), float) and waited >= _TELLING_WAIT:
         said += f" (beside {percent(waited)} in which its hooks waited for the device, which worked for the training)"
     if overhead < _MUCH or not isinstance(cost, Mapping):

@@ -27,6 +27,7 @@ _EVIDENCE = {
     "loss-scale": "loss scale",
     "learning-rate": "learning rate",
     "grad-norm": "gradient norm",
+    "clipped-norm": "norm of clipped FP16 gradients, beyond FP16,",
     "discarded": "two discarded steps in a row",
     "fact": "what one scan alone had found",
 }

@@ -130,7 +130,7 @@ class Differences:
             )
         self._room -= result.numel()
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
-        expands = (call.name in _EXPANDS or bool(self._known(call))) and self._only_expands(call)
+        expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
         pairs = call.name in _PAIRS or any(source.pairs for source in self._known(call))
         self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands, pairs=pairs)
 
@@ -146,6 +146,10 @@ class Differences:
     def _only_expands(self, call: Call) -> bool:
         """Whether nothing that goes into it was rounded in another way than by FP32 arithmetic on data."""
         return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known(call))
+
+    def _expanded(self, call: Call) -> bool:
+        """Whether FP32 arithmetic rounded some of what goes into it, and nothing was rounded to a coarser format."""
+        return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
         """Of the formats that an op's result and the numbers behind its operands were rounded to."""
@@ -288,7 +292,7 @@ class Differences:
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
         if not bool(wrong.any()):
             return False
-        expands = self._only_expands(call) and not followed
+        expands = self._expanded(call) and not followed
         if expands and any(source.pairs for source in self._known(call)):  # those of moments are followed as sums
             self._follow(call, exact, wrong, known, off, largest, dtype, pairs=True)
         all_wrong, all_known = wrong, known

@@ -95,6 +95,11 @@ class ScanMode(WindowMode):
         """Whether no op was left out."""
         return self.ops < MAX_OPS and self._aside < _MAX_ASIDE and self.spent_ns < _MAX_NS
 
+    @property
+    def full(self) -> bool:
+        """Whether it looks at nothing more."""
+        return not self.complete
+
     def facts(self, targets: Targets | None = None) -> list[Event]:
         """What was found, once the scan is over."""
         targets = targets or Targets()

@@ -23,7 +23,7 @@ from precdoctor.recording.deepscan.shadows import Room, Shadows
 #: Trails followed per scan and from one line, and ops a trail is followed through.
 _MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
 #: Shadows held at a time; each is an FP64 tensor.
-_MAX_SHADOWS = 32
+_MAX_SHADOWS = 128
 #: Where a zero that should be none does harm: as a factor of other numbers. Elsewhere an epsilon may still cover it.
 _FACTORS = names("mul div mm bmm addmm baddbmm convolution addcmul addcdiv linear")
 #: Off by more than this share of the right value is damage; by less than the second one it is none.
@@ -41,10 +41,9 @@ _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
 class _Trail:
-    def __init__(self, kind: str, event: Event, affected: int, numel: int) -> None:
+    def __init__(self, kind: str, event: Event) -> None:
         self.kind = kind
         self.event = event
-        self.affected, self.numel = affected, numel
         self.hops = 0
         self.over = False
         #: The first op whose result is finite again.
@@ -91,15 +90,16 @@ class Trails:
     # --- where it begins ---------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> None:
-        result, aside = call.results[0], call.phase == "optimizer"
-        if aside and result.dtype == torch.float32:
+        several = len(call.func._schema.returns) > 1  # what else they return is for their own backward pass
+        results, aside = call.results[:1] if several else call.results, call.phase == "optimizer"
+        if aside and results[0].dtype == torch.float32:
             return
-        counts = call.counts(result)
-        if counts is None or result.dtype not in _FLOATS:
+        counts = [c for x in results if (c := call.counts(x)) is not None and x.dtype in _FLOATS]
+        if len(counts) < len(results):
             return
-        if counts.bad and not _fills_with_nonfinite(call):
+        if any(c.bad for c in counts) and not _fills_with_nonfinite(call):
             kind = "overflow"
-        elif not aside and counts.zero >= _FLUSHED * counts.numel and call.plain_name in _CAN_FLUSH:
+        elif not aside and counts[0].zero >= _FLUSHED * counts[0].numel and call.plain_name in _CAN_FLUSH:
             kind = "underflow"
         else:
             return
@@ -109,19 +109,20 @@ class Trails:
         exact = call.exact()
         if exact is None:
             return
-        value, seen = exact[0], result.detach().double()
-        there = torch.isfinite(value)
-        affected = there & (~torch.isfinite(seen) if kind == "overflow" else (seen == 0) & (value != 0))
-        many, possible = int(affected.sum()), int((there & (value != 0)).sum())
+        wide = [(x, value, _affected(kind, x, value)) for x, value in zip(results, exact, strict=not several)]
+        many = sum(int(hit.sum()) for _, _, hit in wide)
+        possible = sum(int((torch.isfinite(value) & (value != 0)).sum()) for _, value, _ in wide)
         if not many or (kind == "underflow" and many < _FLUSHED * possible):
             return
         self._places[place] = self._places.get(place, 0) + 1
         self.begun += 1
         event = self._findings.event_of(call, closely=True)
-        sizes = value[affected].abs()
+        sizes = torch.cat([value[hit].abs() for _, value, hit in wide])
         event["data"] |= {"exact_amax": float(sizes.max()), "exact_amin": float(sizes.min()), "affected": many}
-        trail = _Trail(kind, event, many, result.numel())
-        self._put(result, torch.where(affected, value, seen), trail)
+        trail = _Trail(kind, event)
+        for x, value, hit in wide:
+            if bool(hit.any()):
+                self._put(x, torch.where(hit, value, x.detach().double()), trail)
 
     # --- where it goes -----------------------------------------------------------------------------------------------
 
@@ -201,6 +202,12 @@ def _unguarded(call: Call, trail: _Trail) -> Call:
         return torch.finfo(torch.float64).tiny if isinstance(value, float) and value in least else value
 
     return replace(call, args=tuple(map(wide, call.args)), kwargs={k: wide(v) for k, v in call.kwargs.items()})
+
+
+def _affected(kind: str, result: Tensor, value: Tensor) -> Tensor:
+    """Where a result is not finite, or zero, and its FP64 value is."""
+    lost = (result == 0) & (value != 0) if kind == "underflow" else ~torch.isfinite(result)
+    return torch.isfinite(value) & lost
 
 
 def _is_factor(call: Call) -> bool:

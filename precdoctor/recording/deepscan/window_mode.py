@@ -79,6 +79,11 @@ class WindowMode(Retiring):
         self.failure = error
 
     @property
+    def full(self) -> bool:
+        """Whether it looks at nothing more, however long the step goes on."""
+        return False
+
+    @property
     def cannot_look(self) -> bool:
         """Whether ops are to run unseen at this moment."""
         return (

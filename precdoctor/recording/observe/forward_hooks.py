@@ -207,7 +207,7 @@ class ForwardHooks:
             self._window.enter_root(frame.module)
             if self._window.is_open:
                 self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})
-        if self._caches.takes():
+        if self._recorder.live and self._caches.takes():
             self._caches.root_begins(frame, {**dict(enumerate(args)), **keyword_arguments()})
         if self._recorder.live:
             self._logits.root_begins(frame)
@@ -292,7 +292,7 @@ class ForwardHooks:
             self._window.leave_root(module, result)
         if not stack and self._logits.follows:
             self._logits.root_ended(frame, loss_follows=result is not None and torch.is_grad_enabled())
-        if not stack:
+        if not stack and self._caches.given is not None:
             self._caches.root_ended(frame, result)
         if self._casts.met:
             self._casts.ended(frame)

@@ -29,13 +29,14 @@ class KvCaches:
         self._known: set[str] = set()
         #: Slots of this call that hold what attention was given.
         self._shown: list[int] = []
-        self._given: dict[Any, Any] | None = None
+        #: Arguments of the top-level call that is looked at; null outside of one.
+        self.given: dict[Any, Any] | None = None
         self._layers: static.ByIdentity[nn.Module, dict[int, nn.Module]] = static.ByIdentity()
         recorder.when_forked.append(self._reset)
 
     def _reset(self) -> None:
         self._known.clear()
-        self._shown, self._given = [], None
+        self._shown, self.given = [], None
 
     def takes(self) -> bool:
         """Whether keys and values have rows in this step."""
@@ -44,11 +45,11 @@ class KvCaches:
 
     def root_begins(self, frame: Frame, given: dict[Any, Any]) -> None:
         """A top-level call begins, on a step that :meth:`takes` speaks of."""
-        self._shown, self._given = [], given if frame.recorded else None
+        self._shown, self.given = [], given if frame.recorded else None
 
     def root_ended(self, frame: Frame, result: Any) -> None:
         """It has returned, or raised: its cache is as long as it gets in this step."""
-        given, self._given = self._given, None
+        given, self.given = self.given, None
         if given is None or result is None or frame.place is None:
             return
         # A cache that was given is an object that has grown meanwhile, or tensors from before this call.
@@ -70,7 +71,7 @@ class KvCaches:
 
     def attention_reads(self, frame: Frame | None, query: Tensor, key: Tensor, value: Any, *, causal: bool) -> None:
         """Attention is given keys and values."""
-        if self._given is None or frame is None or frame.place is None or frame.place.root in self._known:
+        if self.given is None or frame is None or frame.place is None or frame.place.root in self._known:
             return
         if key.dim() != 4 or not issubclass(type(value), Tensor) or not (causal or query.shape[-2] < key.shape[-2]):
             return

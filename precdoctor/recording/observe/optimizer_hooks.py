@@ -7,6 +7,7 @@ calls neither: see ``loss_scalers`` and ``abandoned_attempts``.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from threading import get_ident
 from typing import Any
@@ -74,7 +75,7 @@ class OptimizerHooks:
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-            if (not self._outer.runs and makes_states()) or not self._armed():
+            if ("deepspeed" in sys.modules and not self._outer.runs and makes_states()) or not self._armed():
                 return
             if recorder.drain is not None or begin():
                 pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
@@ -150,6 +151,7 @@ class OptimizerHooks:
         groups = groups_of(optimizer) if groups is None else groups
         self._note_groups(optimizer, groups)
         if self._recorder.live:
+            self._outer.look()
             facts.gradients_of = self._rows.owned(optimizer)
         if not closure:  # else those there are left over from the step before
             self._looks.before_step(optimizer, groups)

@@ -158,7 +158,7 @@ class OptimizerRows:
         with self._given as together:
             for held in self._held(attempt.optimizer):
                 if held.parameter.grad is not None:
-                    given = held.of(held.parameter.grad)
+                    given = held.parameter.grad if held.part is None else held.of(held.parameter.grad)
                     site = recorder.site(held.place, "weight_grad_step", held.name, given)
                     entry = recorder.measure(site, given, together=together)
                     if entry is not None:
@@ -202,13 +202,15 @@ class OptimizerRows:
                     intended = last[1]
                     if after is None or intended is None or not after.shape == before.shape == intended.shape:
                         continue
-                    before, after = held.of(before), held.of(after)
-                    intended = intended.part(held.of) if isinstance(intended, kernels.Adam) else held.of(intended)
+                    if held.part is not None:
+                        before, after = held.of(before), held.of(after)
+                        intended = intended.part(held.of) if isinstance(intended, kernels.Adam) else held.of(intended)
                     if isinstance(intended, kernels.Adam) and not kernels.makes_updates(before, after, intended):
                         intended = intended.update(before)
                 site = recorder.site(held.place, "update", held.name, parameter)
                 launch = Update(before, intended)
-                recorder.measure(site, held.of(parameter), after.detach(), launch=launch, together=together)
+                own = parameter if held.part is None else held.of(parameter)
+                recorder.measure(site, own, after.detach(), launch=launch, together=together)
 
     def states(self, attempt: Attempt) -> None:
         """The optimizer's state as the step has left it, on some of the sampled steps."""

@@ -67,8 +67,8 @@ class Evidence:
     """One reason for a scan.
 
     Attributes:
-        what: amax | zeros | squares | headroom | loss-scale | learning-rate | loss | grad-norm | discarded |
-            fact (of the scan of that step, to be confirmed).
+        what: amax | zeros | squares | headroom | loss-scale | learning-rate | loss | grad-norm | clipped-norm |
+            discarded | fact (of the scan of that step, to be confirmed).
         step: at which it was recorded.
         tensor: ``root/module:kind:name``; empty for numbers of the step.
         before, now: the numbers.
@@ -105,6 +105,8 @@ class Watcher:
         self._seen: _Ints = np.zeros(0, np.int64)
         self._state: _Floats = np.zeros((4, 0))
         self._optimizers: dict[str, _Numbers] = {}
+        #: Whether there are FP16 gradients of weights; and the largest norm that any were clipped by.
+        self._half, self._clipped = False, 0.0
         self._scale: float | None = None
         self._floor = math.inf  # below all levels that it held
         self._held = self._falls = 0
@@ -127,6 +129,7 @@ class Watcher:
         low, high, zeros, largest = self._state[:, slots]
         factor = scale if scale is not None and 0.0 < scale < math.inf else 1.0
         gradient = np.isin(kinds, ("grad_output", "weight_grad"))
+        self._half |= bool(((kinds == "weight_grad") & (rows.dtypes == "float16")).any())
         with np.errstate(all="ignore"):
             exponent = np.log2(np.where(gradient, amax / factor, amax))
         sized = np.isfinite(exponent)
@@ -193,12 +196,22 @@ class Watcher:
             if len(numbers.norms) >= _FEWEST and norm / 2.0**_OUTSIDE >= top:
                 found.append(Evidence("grad-norm", step, top, norm))
             numbers.norms.append(norm)
+            found += self._of_clipping(step, norm, row)
         if loss is not None:
             top, low = max(numbers.losses, default=math.inf), min(numbers.losses, default=0.0)
             if len(numbers.losses) >= _FEWEST and loss - top > max(_LOSS * (top - low), abs(top)):
                 found.append(Evidence("loss", step, top, loss))
             numbers.losses.append(loss)
         return found
+
+    def _of_clipping(self, step: int, norm: float, row: dict[str, Any]) -> list[Evidence]:
+        """A norm that FP16, as clipping computes it of FP16 gradients, does not hold; the first one."""
+        if not self._half or row.get("clip_norm") is None:
+            return []
+        norm *= (_finite(row.get("loss_scale")) or 1.0) if row.get("sampled") else 1.0
+        before, self._clipped = self._clipped, max(self._clipped, norm)
+        crosses = before <= _MAXIMA["float16"] < norm
+        return [Evidence("clipped-norm", step, before, norm)] if crosses else []
 
     def _of_scale(self, step: int, scale: float | None) -> list[Evidence]:
         last, self._scale = self._scale, scale if scale is not None else self._scale

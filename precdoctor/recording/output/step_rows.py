@@ -38,8 +38,10 @@ class LossScales:
             if factor is not None and (self._inferred is not None or looks_like_a_scale(factor)):
                 self._inferred = factor
         elif facts.sampled and facts.complete:
-            clipped = facts.clip_norm is not None
-            self._inferred = infer_loss_scale(facts.root_factors, ratios, clipped=clipped)
+            found = infer_loss_scale(facts.root_factors, ratios, clipped=facts.clip_norm is not None)
+            if found is None and not ratios and self._inferred is not None:
+                found = _constant(facts.root_factors)  # where there is a scale, it may have moved
+            self._inferred = found
         elif self._inferred is not None and (factor := _constant(facts.root_factors)) is not None:
             return factor, True
         return self._inferred, self._inferred is not None

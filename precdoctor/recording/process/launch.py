@@ -26,6 +26,7 @@ from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordO
 from precdoctor.recording.process.attach import STOPPED_BY_US, say
 from precdoctor.recording.process.group_signal_probe import Bystander, bystander
 from precdoctor.recording.process.supervise import Online, Supervisor
+from precdoctor.runlog.attachment import why_nothing_attached
 from precdoctor.runlog.files import END_FILE
 from precdoctor.runlog.layout import add_run_facts, create_run, left_open, rank_directories
 from precdoctor.runlog.shell import quoted_path
@@ -338,30 +339,7 @@ def _end(rank: Path) -> dict[str, Any]:
 
 def why_nothing_armed(directory: Path) -> str:
     """The likely reason that no process of the command recorded anything, from how far each one got."""
-    notes = list(_notes(directory))
-    events = {note.get("event") for note in notes}
-    for note in notes:
-        if note.get("event") == "error":
-            return f"the recorder could not start in {note.get('executable')}: {note.get('message')}"
-    if "armed" in events:
-        return "a process began to record, but its directory is gone"
-    if "left out" in events:
-        return "no process has a rank that --ranks names"
-    if "backward" in events:
-        return "a backward pass ran, but the process was killed before its first optimizer step"
-    if "model" in events:
-        return (
-            "a model was called, but no backward pass and no optimizer step was seen; "
-            "`precdoctor record --inference` records such runs"
-        )
-    if "torch" in events:
-        return "torch was imported, but no module was ever called and no optimizer stepped"
-    if "boot" in events:
-        return "the command never imported torch"
-    return (
-        "no Python process of the command loaded precdoctor: its interpreter has no precdoctor installed "
-        f"(pip install precdoctor there), or a launcher dropped the environment variable {RUN_VARIABLE}"
-    )
+    return why_nothing_attached(list(_notes(directory)))
 
 
 def _notes(directory: Path) -> Iterator[dict[str, Any]]:

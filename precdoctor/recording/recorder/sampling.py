@@ -44,6 +44,8 @@ class Sampler:
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
         self.period = options.every or 1
+        #: Attempts at the beginning that are all sampled.
+        self._warm_up = WARM_UP if options.every is None else 0
         #: Per optimizer: attempts so far, and how many of them since the last sampled one.
         self._attempts: dict[str, int] = {}
         self._since: dict[str, int] = {}
@@ -69,7 +71,7 @@ class Sampler:
         if (first is not None and step < first) or (last is not None and step >= last):
             return False
         if len(self._attempts) < 2:
-            return self._within_warm_up(step - self._options.first_step) or step % self.period == 0
+            return step - self._options.first_step < self._warm_up or step % self.period == 0
         coming = self._follower.get((self._last, self._streak))
         return any(map(self._is_due, [coming] if coming is not None else self._attempts))
 
@@ -90,12 +92,9 @@ class Sampler:
 
     def _is_due(self, optimizer: str) -> bool:
         attempts = self._attempts[optimizer]
-        if self._within_warm_up(attempts) or (self._options.first_step + attempts) % self.period == 0:
+        if attempts < self._warm_up or (self._options.first_step + attempts) % self.period == 0:
             return True
         return self._since[optimizer] >= self.period  # its turn came when another one's step was expected
-
-    def _within_warm_up(self, attempts: int) -> bool:
-        return self._options.every is None and attempts < WARM_UP
 
     def ended(self, optimizer: str, *, sampled: bool, step_ns: int, cost_ns: int, wait_ns: int = 0) -> None:
         """A step has ended.
@@ -134,8 +133,8 @@ class Sampler:
         if self._options.every is not None:
             back = self.period > self._options.every and self._calm % _CALM == 0
             return self._move(self.period // 2, "caught up") if back else None
-        if min(self._attempts.values(), default=0) < WARM_UP:
-            return None
+        if max(self._attempts.values(), default=0) < WARM_UP:
+            return None  # another optimizer may be done after a step; each has a warm-up of its own
         budget, period = self._options.budget, self.period
         if self._waits_for_device and not self._steps[False]:
             period = max(period, 2)  # what sampled steps cost the device shows beside one that is not

@@ -35,6 +35,9 @@ class OptimizerlessSteps:
     def _forget(self) -> None:
         self._watched: weakref.ref[Tensor] | None = None
         self._copy: Tensor | None = None
+        #: The smallest parameter that this backward pass has brought a gradient to, and whether the watched one is.
+        self._smallest: weakref.ref[Tensor] | None = None
+        self._watched_again = False
         #: The weights are plain tensors: what is gone of them has been replaced.
         self._bare = False
         #: An optimizer steps in this process: attempts are the steps, and there is nothing to guess.
@@ -42,9 +45,18 @@ class OptimizerlessSteps:
 
     def gradient_arrived(self, parameter: Tensor) -> None:
         """A parameter has got its gradient: the smallest one of the step is watched."""
-        watched = self._watched() if self._watched is not None else None
-        if watched is None or parameter.numel() < watched.numel():
-            self._watched = weakref.ref(parameter)
+        smallest = self._smallest() if self._smallest is not None else None
+        if smallest is None or parameter.numel() < smallest.numel():
+            self._smallest = weakref.ref(parameter)
+        self._watched_again |= self._watched is not None and self._watched() is parameter
+
+    def _watch(self) -> None:
+        """Watch the smallest parameter; one that got no gradient any more may never be updated."""
+        watched = self._watched() if self._watched is not None and self._watched_again else None
+        smallest = self._smallest() if self._smallest is not None else None
+        if smallest is not None and (watched is None or smallest.numel() < watched.numel()):
+            self._watched = self._smallest
+        self._smallest, self._watched_again = None, False
 
     def leaves_derived(self, weights: list[Tensor]) -> None:
         """Plain tensors have got gradients, in a script whose weights no module has."""
@@ -55,6 +67,7 @@ class OptimizerlessSteps:
 
     def backward_ended(self) -> None:
         """Note the watched parameter as it is before anyone updates it; the weights this step's forward used."""
+        self._watch()
         parameter = self._watched() if self._watched is not None else None
         if self.has_optimizer or parameter is None:
             return

@@ -40,7 +40,7 @@ End = Callable[[torch.optim.Optimizer | None, bool | None, Deferred], None]
 
 
 class OuterOptimizers:
-    """Replaces ``step`` of the classes that have been imported, as steps begin: scripts import them late."""
+    """Replaces ``step`` of the classes that have been imported when training begins, or before a sampled step."""
 
     def __init__(self, recorder: Recorder, begin: Begin, end: End) -> None:
         self._recorder = recorder
@@ -52,13 +52,14 @@ class OuterOptimizers:
         recorder.when_forked.append(self._forget)
 
     def install(self) -> None:
-        """Look for the libraries whenever a step begins, until they are found."""
-        self._recorder.when_step_begins.append(guarded(self._recorder)(self._look))
+        """Look for the libraries when training begins."""
+        self._recorder.when_armed.append(guarded(self._recorder)(self.look))
 
     def _forget(self) -> None:
         self.runs = False
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look for those that were not imported before."""
         for name in [n for n in self._waiting if n in sys.modules]:
             module = vars(sys.modules[name])
             kinds = [module.get(kind) for kind in _CLASSES[name]]

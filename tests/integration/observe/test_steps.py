@@ -7,6 +7,9 @@ import math
 import numpy as np
 import pytest
 
+import precdoctor
+from tests.support.processes import record, script
+
 
 def test_losses_are_those_of_the_script(zoo):
     for name in ("gpt", "gpt_bf16_autocast", "recurrent", "gradient_penalty", "odd_outputs", "hand_scaled", "warm_up"):
@@ -105,6 +108,30 @@ def test_the_lost_update_fraction_is_small_in_fp32_and_zero_weight_changes_at_lr
     assert zoo.steps("gpt")["lost_update_fraction"].max() < 0.05
     first = zoo.rows("warm_up", step=0, kind="update")
     assert (first["unchanged"] == 0).all() and (first["zero"] == first["numel"]).all()
+
+
+@pytest.mark.parametrize("there", ["trial = None", ""])
+def test_a_backward_pass_that_updates_nothing_does_not_hold_up_steps_without_an_optimizer(tmp_path, there):
+    script(
+        tmp_path,
+        "by_hand.py",
+        f"""
+        import torch
+        x = torch.linspace(-1, 1, 16)
+        trial = torch.ones(2, requires_grad=True)
+        (trial[0] * x + trial[1]).square().mean().backward()
+        {there}
+        weights = torch.ones(2, requires_grad=True)
+        for _ in range(6):
+            weights.grad = None
+            (weights[0] * x + weights[1]).square().mean().backward()
+            with torch.no_grad():
+                weights -= 0.1 * weights.grad
+        """,
+    )
+    done = record(tmp_path, "--", "python", "by_hand.py")
+    assert done.status == 0, done.err
+    assert precdoctor.open_run(done.run).steps()["step"].tolist() == list(range(6))
 
 
 def test_steps_without_an_optimizer_end_when_the_weights_were_updated(zoo):

@@ -53,6 +53,17 @@ def unreached() -> Training:
     return run
 
 
+def one_of_two(name: str = "weight") -> Training:
+    """The layer's other parameter is trained: it is fed zeros, or its reverse direction is read where it begins."""
+    run, up = dead("blocks.0.mlp.up"), "blocks.0.mlp.up"
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if row["kind"].startswith("weight_grad") and row["module"] == up:
+                row["name"] = name
+        rows.append(tensor(step, "weight_grad", up, None, name="other", dtype="float32", **normal(1.0)))
+    return run
+
+
 def given_nothing(output: float = 1.0) -> Training:
     """The head's gradient is zero where it arrives already; its output is ``output`` times a normal distribution."""
     run = dead("head").change(lambda r: r.update(ZERO), kind="grad_output", module="head")
@@ -195,6 +206,18 @@ FIRING = {
     "one_layer": Sample(
         lambda: dead("blocks.0.mlp.up"), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
         says=("12 recorded steps", "limit 6", "does arrive"),
+    ),
+    "one_weight_of_a_layer": Sample(
+        one_of_two, module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
+        says=("`blocks.0.mlp.up.weight` is not trained", "other parameters are trained"),
+    ),
+    "reverse_direction_read_where_it_begins": Sample(
+        lambda: one_of_two("weight_hh_l0_reverse"), module="blocks.0.mlp.up", kind="weight_grad", severity="warning",
+        says=("outputs[-1]",),
+    ),
+    "sequences_of_one_step": Sample(
+        lambda: one_of_two("weight_hh_l0"), module="blocks.0.mlp.up", kind="weight_grad", severity="info",
+        says=("sequences of one step",),
     ),
     "two_ranks": Sample(
         lambda: on_two_ranks(0, 1), module="blocks.0.mlp.up", kind="weight_grad", severity="warning", rank=...,

@@ -8,10 +8,19 @@ from tests.support.training import NUMEL, Row, Training, histogram
 SCALE = 4096.0
 
 
-def divided(sigma: float, *, given: str = "float16", clip: float | None = None) -> Training:
-    """Gradients of this standard deviation once unscaled, in the format they are given to the optimizer in."""
-    scaled = (np.random.default_rng(2).normal(0.0, sigma * SCALE, NUMEL)).astype(np.float16)
-    after = (scaled.astype(np.float32) / np.float32(SCALE)).astype(given).astype(np.float32)
+def divided(
+    sigma: float, *, given: str = "float16", by: str | None = None, clip: float | None = None, masked: float = 0.0
+) -> Training:
+    """Gradients of this standard deviation once unscaled, in the format they are given to the optimizer in.
+
+    Args:
+        by: the format they are divided in, if another one.
+        masked: share of them that something else sets to zero after that.
+    """
+    rng = np.random.default_rng(2)
+    scaled = (rng.normal(0.0, sigma * SCALE, NUMEL)).astype(np.float16)
+    after = (scaled.astype(np.float32) / np.float32(SCALE)).astype(by or given).astype(np.float32)
+    after[rng.random(NUMEL) < masked] = 0.0
     run = Training(weight_dtype="float16", scale=SCALE)
 
     def change(row: Row) -> None:
@@ -38,8 +47,19 @@ def clipped() -> Training:
     return divided(3e-8, clip=1.0)
 
 
+def masked() -> Training:
+    """A mask in FP32, on gradients all of which FP16 could hold."""
+    return divided(1e-2, given="float32", masked=0.5)
+
+
 FIRING = {
+    "copied-to-fp32-after": Sample(
+        lambda: divided(8e-8, given="float32", by="float16"),
+        kind="weight_grad_step",
+        says=("4096", "2.98e-08"),
+    ),
+    "all-of-it": Sample(lambda: divided(2e-9, given="float32", by="float16"), kind="weight_grad_step", says=("100 %",)),
     "third": Sample(lambda: divided(8e-8), kind="weight_grad_step", says=("4096", "limit 4 %", "2.98e-08")),
     "some": Sample(lambda: divided(4e-7), severity="warning"),
 }
-HEALTHY = {f.__name__: f for f in (in_fp32, large_enough, clipped)}
+HEALTHY = {f.__name__: f for f in (in_fp32, large_enough, clipped, masked)}

@@ -26,6 +26,20 @@ def trained(moves: float, *, copied: bool = True, from_step: int = 0) -> Trainin
     return run
 
 
+def set_alone(*steps: int) -> Training:
+    """A few rows of the head are set before each of these steps, and the master is copied over them at its end."""
+    run = trained(1e-3)
+    for step in steps:
+        values = in_bf16(_VALUES + np.sign(_VALUES) * 1e-3 * step)
+        values[: NUMEL // 8] = in_bf16(0.5 * np.sign(_VALUES[: NUMEL // 8]))
+        find(run.tensors[step], "weight", "head").update(histogram(values))
+    return run
+
+
+def set_once() -> Training:
+    return set_alone(5)
+
+
 def copied_back() -> Training:
     return trained(1e-3)
 
@@ -47,5 +61,9 @@ FIRING = {
     "loaded_later": Sample(
         lambda: trained(1e-3, copied=False, from_step=6), module="head", kind="master_weight", bare=True,
     ),
+    "set_in_the_weight_alone": Sample(
+        lambda: set_alone(3, 7), module="head", kind="master_weight", step=3, severity="warning",
+        says=("2 recorded steps", "writes its master over that"), evidence={"undone_steps": 2},
+    ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (copied_back, too_small_to_show, no_masters)}
+HEALTHY = {f.__name__: f for f in (set_once, copied_back, too_small_to_show, no_masters)}

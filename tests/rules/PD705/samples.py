@@ -39,6 +39,22 @@ def interval(**changes: Any) -> dict[str, Any]:
     return log_ratio(**{**measured, **changes})
 
 
+def near_pairs(**changes: Any) -> dict[str, Any]:
+    """Expanded distances of places far from zero: each row has a near one, and that one is wrong."""
+    measured = {"dtype": "float32", "of_data": False, "wrong": 6, "of": 128, "zeros": 6, "bits_lost": 23.0, "rows": 8,
+                "rows_wrong": 6, "effect": 0.3, "fed": used("mm.default")}  # fmt: skip
+    return log_ratio(**{**measured, **changes})
+
+
+def a_near_pair() -> Training:
+    """One row of eight alone has one."""
+    return scanned(near_pairs(wrong=1, rows_wrong=1))
+
+
+def near_pairs_do_nothing() -> Training:
+    return scanned(near_pairs(effect=0.01))
+
+
 def rounded_a_little() -> Training:
     return scanned(interval(noise=0.1))
 
@@ -58,6 +74,10 @@ FIRING = {
         lambda: scanned(interval()), 0, severity="warning",
         says=("is bfloat16 25 % noise", "error of all is 25 % of them (L2, limit 12 %)"),
     ),
+    "near_pairs": Sample(
+        lambda: scanned(near_pairs()), 0, severity="warning",
+        says=("6 of 128", "in 75 % of the rows, limit 50 %", "30 % of the result of mm"),
+    ),
     "one_channel": Sample(
         lambda: scanned(difference(wrong=32, effect=0.3, fed=used("addmm.default"))), 0, "blocks.0.attn",
         severity="warning", says=("32 of 256", "30 % of the result of addmm"),
@@ -75,5 +95,15 @@ FIRING = {
     ),
 }  # fmt: skip
 HEALTHY = {
-    f.__name__: f for f in (bits_left, constant_rows, next_to_nothing, near_the_targets, rounded_a_little, few_and_weak)
+    f.__name__: f
+    for f in (
+        bits_left,
+        constant_rows,
+        next_to_nothing,
+        near_the_targets,
+        rounded_a_little,
+        few_and_weak,
+        a_near_pair,
+        near_pairs_do_nothing,
+    )
 }

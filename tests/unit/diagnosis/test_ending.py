@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,14 @@ def test_a_run_without_a_step_tells_it(tmp_path, capsys):
     assert "The command ended with status 1.\n" in capsys.readouterr().out
     assert main(["diagnose", str(run)]) == 3
     assert "(torch.func alone, and a step compiled as a whole, cannot be followed)" in capsys.readouterr().err
+
+
+def test_a_run_without_a_process_tells_how_far_the_command_got(tmp_path, capsys):
+    run = write_run(tmp_path / "r")
+    shutil.rmtree(run / "rank-00000")
+    (run / "attach.jsonl").write_text('{"event": "boot"}\n')
+    assert main(["diagnose", str(run)]) == 3
+    assert "holds nothing: the command never imported torch\n" in capsys.readouterr().err
 
 
 def test_a_log_that_was_not_closed_is_not_called_running_once_the_command_has_ended(tmp_path, capsys):

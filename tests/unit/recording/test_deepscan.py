@@ -114,6 +114,27 @@ def test_nan_to_num_hides_an_overflow_too():
 # --- an underflow -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("scales", [(3000.0, 1.0, 2500.0), (1.0, 3000.0), (2200.0, 2200.0)])
+def test_a_clipping_norm_beyond_fp16_is_told_whichever_of_its_parts_overflows(scales, foreach):
+    def clip(factor=1.0):
+        mode, weights = ScanMode(MEMORY, values=True), [torch.nn.Parameter(torch.zeros(32, 32).half()) for _ in scales]
+        torch.manual_seed(0)
+        for weight, scale in zip(weights, scales, strict=True):
+            weight.grad = (torch.randn(32, 32) * scale * factor).half()
+        with mode:
+            mode.stage = "optimizer"
+            torch.nn.utils.clip_grad_norm_(weights, 32768.0, foreach=foreach)
+        assert mode.failure is None
+        facts = {e["data"]["kind"]: e["data"] for e in mode.facts()}
+        return facts, all(not w.grad.any() for w in weights)
+
+    found, cleared = clip()
+    assert cleared
+    assert (found["overflow"]["wrong"], found["overflow"]["of"], found["overflow"]["seen"]) == (1, 1, 0.0)
+    assert clip(1 / 8) == ({}, False)
+
+
 def test_a_flushed_variance_is_told_by_what_is_made_of_it():
     def normalise(x, eps):
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True).float() + eps)

@@ -81,6 +81,20 @@ def test_losses_and_norms_that_jump_are_evidence():
     assert told(steps(grad_norm=[*noise, 30.0])) == [("grad-norm", 20)]
 
 
+def clipped(norms: list[float], *, dtype: str = "float16", clip: float | None = 1.0) -> list[tuple[str, int]]:
+    watcher = Watcher()
+    watcher.of_rows(0, rows(1.0, kind="weight_grad", dtype=dtype), None)
+    return told(
+        [e for i, n in enumerate(norms) for e in watcher.of_step({"step": i, "grad_norm": n, "clip_norm": clip})]
+    )
+
+
+def test_a_norm_beyond_fp16_is_evidence_once_where_fp16_gradients_are_clipped():
+    norms = [40_000.0, 60_000.0, 70_000.0, 90_000.0]
+    assert clipped(norms) == [("clipped-norm", 2)]
+    assert clipped(norms, dtype="float32") == clipped(norms, clip=None) == clipped(norms[:2]) == []
+
+
 def test_a_scale_is_evidence_after_three_falls_or_below_where_it_held():
     assert told(steps(loss_scale=[2.0**16, 2.0**15, 2.0**14, 2.0**13, 2.0**12])) == [("loss-scale", 3)]
     held = [1024.0] * 12

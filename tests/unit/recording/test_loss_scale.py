@@ -82,6 +82,15 @@ def test_steps_between_sampled_ones_go_by_what_those_have_shown():
     assert scales.of(step(False, [32.0]), []) == (None, False)
 
 
+def test_a_scale_above_master_copies_may_grow_by_any_factor():
+    scales = LossScales()
+    assert scales.of(step(True, [2.0**20]), []) == (2.0**20, True)  # no ratios: the optimizer has other tensors
+    assert scales.of(step(True, [2.0**20.001]), []) == (2.0**20.001, True)
+    assert scales.of(step(False, [2.0**20.002]), []) == (2.0**20.002, True)
+    assert scales.of(step(True, []), []) == (None, False)
+    assert scales.of(step(True, [3000.0]), []) == (None, False)  # nothing says that this is one
+
+
 def test_a_grad_scaler_is_believed():
     assert LossScales().of(step(True, [2.0], loss_scale=8.0), [4.0] * 2) == (8.0, False)
 

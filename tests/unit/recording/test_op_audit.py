@@ -197,6 +197,20 @@ def test_an_expanded_square_of_data_cancels_in_fp32():
     assert "cancellation" not in facts(lambda points: points - points.mean(0), x)
 
 
+def test_what_fp32_arithmetic_rounded_is_none_of_a_cast_that_goes_into_it():
+    """A polynomial between two steps of an integrator: its highest coefficients cancel, and weigh nothing."""
+    start, end, slopes = torch.rand(64), torch.rand(64) * 1e-3, torch.rand(2, 64)
+    end, middle = start + end, start + end / 2
+
+    def coefficients(width):
+        dt = width.to(torch.float32)
+        a = 2 * dt * (slopes[1] - slopes[0]) - 8 * (end + start) + 16 * middle
+        b = dt * (5 * slopes[0] - 3 * slopes[1]) + 18 * start + 14 * end - 32 * middle
+        return a, b
+
+    assert "cancellation" not in facts(coefficients, torch.tensor(1e-7, dtype=torch.float64))
+
+
 def test_columns_that_were_cast_cancel_in_a_module_against_a_constant_that_is_older():
     years = torch.stack([2019 + 2 * torch.rand(64), 5 * torch.rand(64)], 1)
     mean = years.mean(0).half()
@@ -541,3 +555,44 @@ def test_the_state_of_a_hand_written_optimizer_is_named_with_its_weight(tmp_path
     assert {(d["target"], d["state"]) for d in found} == {("state", "square")}
     assert {d["name"] for d in found} <= {f"{i}.{n}" for i in (0, 2) for n in ("weight", "bias")}
     assert {tuple(d["owner"]) for d in found} <= {("Sequential#0", "0"), ("Sequential#0", "2")}
+
+
+LONG_FORWARD = """
+import torch
+from precdoctor.recording.deepscan import scan_mode
+
+scan_mode.MAX_OPS = 50
+
+
+class Loop(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        modes = []
+        for _ in range(60):
+            x = self.cell(x).tanh()
+            modes.append(torch._C._len_torch_dispatch_stack())
+        print(modes[0], modes[-1])
+        return x
+
+
+model = Loop()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_scan_that_has_seen_all_it_will_is_out_of_the_way(tmp_path):
+    script(tmp_path, "long.py", LONG_FORWARD)
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", "python", "long.py")
+    assert done.status == 0, done.err
+    modes = [tuple(map(int, line.split())) for line in done.out.decode().splitlines()]
+    assert [before - after for before, after in modes] == [1, 1, 0]  # two steps are scanned
+    events = precdoctor.open_run(done.run).events()
+    steps = [d for d in map(json.loads, events["data"][events["event"] == "scan"]) if d["kind"] == "step"]
+    assert [(step["outcome"], step["complete"]) for step in steps] == [("done", False)] * 2

@@ -66,6 +66,14 @@ def test_an_optimizer_that_is_done_does_not_keep_the_sampling_on():
     assert 20 <= sum(sampled) <= 40
 
 
+def test_an_optimizer_that_made_one_step_does_not_keep_the_budget_out():
+    order = ["SGD#0"] + ["SGD#1"] * 1000
+    sampled, [change] = train(Sampler(RecordOptions(budget=0.01)), order, sampled_ns=100 * MS)
+    assert change["to"] == 128
+    assert all(sampled[:WARM_UP])
+    assert sum(sampled[2 * WARM_UP :]) < 10
+
+
 @given(PERIODS, PERIODS)
 def test_two_runs_share_the_multiples_of_both_periods(a, b):
     runs = [train(Sampler(RecordOptions(every=n)), list("DG") * 300)[0] for n in (a, b)]

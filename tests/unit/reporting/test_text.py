@@ -80,6 +80,10 @@ COST = {"full_steps": 64, "scanned_steps": 3, "budget": 0.01, "settled_fraction"
         ({"overhead_fraction": None}, None),
         ({"overhead_fraction": 0.012, "cost": COST}, "Recording took 1.2 % of the run's time."),
         ({"overhead_fraction": 0.62}, "Recording took 62 % of the run's time."),
+        (
+            {"overhead_fraction": 2.79},
+            "Recording took 2.8 times the run's time, as it also works in a thread of its own.",
+        ),
         ({"overhead_fraction": 0.012, "waited_fraction": 0.004}, "Recording took 1.2 % of the run's time."),
         (
             {"overhead_fraction": 0.012, "waited_fraction": 0.31},

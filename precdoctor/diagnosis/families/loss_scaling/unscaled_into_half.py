@@ -43,9 +43,9 @@ PAGE = RulePage(
     finds="""
 FP16 weight gradients that carry a loss scale after the backward pass and are divided by it in FP16, before the
 optimizer gets them: non-zero elements become zero. The log holds both tensors, so the rule counts the loss exactly:
-zeros in the gradient that the optimizer got, less zeros in the accumulated one. Steps that clip are left out, because
-clipping also makes gradients smaller. torch's own `GradScaler` refuses to unscale FP16 gradients; scaling by hand does
-it.
+zeros in the gradient that the optimizer got, less zeros in the accumulated one. If the optimizer gets them in FP32, the
+smallest one left must still be a number of FP16 (2^-24 or more). Steps that clip are left out, because clipping also
+makes gradients smaller. torch's own `GradScaler` refuses to unscale FP16 gradients; scaling by hand does it.
 """,
     matters="""
 A loss scale helps only if the division happens in a wider format. After a division in FP16, everything below 2^-25 is
@@ -70,7 +70,7 @@ learning rate instead.
         "PyTorch source: torch/amp/grad_scaler.py, 'Attempting to unscale FP16 gradients.'",
     ),
 )
-_COLUMNS = ("numel", "zero", "nan", "pos_inf", "neg_inf", "scale")
+_COLUMNS = ("dtype", "numel", "zero", "nan", "pos_inf", "neg_inf", "scale")
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,15 @@ class _GradientHistory:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight that loses most."""
-    gradients = _survey(view)
+    limit = options["flushed_share"]
+    gradients = {p: g for p, g in _survey(view).items() if g.share < limit or _flushed_by_half(*_rows(view, p, g))}
     if not gradients:
         return Checked.not_applicable("no FP16 weight gradient carries a loss scale that is removed before the step")
     seen = f"{plural(len(gradients), 'FP16 gradient')} before and after unscaling"
-    guilty = {p: g for p, g in gradients.items() if g.share >= options["flushed_share"]}
+    guilty = {p: g for p, g in gradients.items() if g.share >= limit}
     if not guilty:
         worst = max(g.share for g in gradients.values())
-        return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(options['flushed_share'])})")
+        return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limit)})")
     finding = _finding(view, guilty, options)
     return Checked([finding], f"{len(guilty):,} of {seen} above the limit", Status.FAILED)
 
@@ -105,9 +106,10 @@ def check(view: RunView, options: Options) -> Checked:
 def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
     plain = {(p, s.step) for p, steps in view.timeline.items() for s in steps if not s.skipped and s.clip_norm is None}
     kinds = ("weight_grad", "weight_grad_step")
-    where = [("dtype", "in", ("float16",))]
+    where = [("dtype", "in", ("float16", "float32"))]
     rows = view.measured((), kinds, columns=_COLUMNS, steps=watched_steps(view), where=where)
-    due = (rows["scale"] > 1.0) == (rows["kind"] == "weight_grad")
+    accumulated = rows["kind"] == "weight_grad"
+    due = ((rows["scale"] > 1.0) == accumulated) & (~accumulated | (rows["dtype"] == "float16"))
     before, after = pairs(rows[due & finite(rows) & on_steps(rows, plain)], *kinds)
     zero = column(before, "zero")
     shares = np.maximum(column(after, "zero") - zero, 0.0) / np.maximum(column(before, "numel") - zero, 1.0)
@@ -116,6 +118,19 @@ def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
     described = zip(first["numel"], pd.Series(shares).groupby(ids).median(), np.bincount(ids).tolist(), at(worst),
                     strict=True)  # fmt: skip
     return {place: _GradientHistory(*own) for place, own in zip(parameters(first), described, strict=True)}
+
+
+def _rows(view: RunView, place: Parameter, gradient: _GradientHistory) -> tuple[TensorRow, TensorRow]:
+    """Its gradient before and after unscaling, at the worst step."""
+    mine = {r.kind: r for r in view.rows(*gradient.worst) if (r.root, r.module, r.name) == place}
+    return mine["weight_grad"], mine["weight_grad_step"]
+
+
+def _flushed_by_half(row: TensorRow, given: TensorRow) -> bool:
+    """Whether FP16 made the zeros of what is FP32 by now: as many as it flushes, and nothing between its numbers."""
+    flushed = row.histogram.flushed(FP16, 1.0 / (row.scale or 1.0)).high
+    least = given.amin_nonzero or FP16.min_subnormal
+    return given.dtype == "float16" or (least >= FP16.min_subnormal and given.zero - row.zero <= flushed)
 
 
 def _lost(row: TensorRow) -> float:
@@ -130,8 +145,7 @@ def _lost(row: TensorRow) -> float:
 def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], options: Options) -> Finding:
     place, gradient = max(guilty.items(), key=lambda item: (item[1].share, item[1].numel))
     process, step = gradient.worst
-    mine = {r.kind: r for r in view.rows(process, step) if (r.root, r.module, r.name) == place}
-    row, given = mine["weight_grad"], mine["weight_grad_step"]
+    row, given = _rows(view, place, gradient)
     lost, scale = _lost(row), row.scale or 1.0
     few = gradient.steps < 4
     message = (

@@ -73,8 +73,9 @@ Check what follows the named layer. If an activation there is all zeros, lower t
 or use a leaky activation, and initialise the layer again. If it died in the first steps, bring the inputs to order one
 (pixels of 0..255 are not), or warm the learning rate up. A layer before a saturated tanh needs a smaller initial gain
 (0.01 for a policy's last layer) or a normalised input. If no gradient reaches the layer, search for `detach()`,
-`no_grad()`, `.item()`, an argmax, or an output that never enters the loss. If this is intended, freeze the layer with
-`requires_grad_(False)`.
+`no_grad()`, `.item()`, an argmax, or an output that never enters the loss. If one weight of a trained layer gets none,
+it is fed zeros; of a bidirectional network use the final states `h_n`, not `outputs[-1]`. If this is intended, freeze
+the layer with `requires_grad_(False)`.
 """,
     confidence="""
 0.9; 0.75 if fewer than twice the required steps were recorded; 0.8 for layers that no gradient reaches; 0.85 for a
@@ -214,10 +215,17 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         f"{options['min_steps']:g}), up to step {step}. {elements:,} elements in {len(dead)} of {len(every):,} weight "
         f"matrices get no gradient. {why}"
     )
-    who = f"`{culprit.module or culprit.root}`"
+    part = blocker is None and not unused and _trains_otherwise(row, rows)
+    short = part and row.name.startswith("weight_hh") and not row.name.endswith("_reverse")
+    if short:
+        message += " Its hidden state is zero throughout, as in sequences of one step."
+    elif part:
+        message += _REVERSE if row.name.startswith("weight_hh") and row.name.endswith("_reverse") else _PART
+    who = f"`{dotted(row.module, row.name) if part else culprit.module or culprit.root}`"
+    unused = unused or part
     title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
     return RULE.finding(
-        severity=Severity.INFO if unused else None,
+        severity=Severity.INFO if unused and (not part or short) else None,
         confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
         title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on "
         f"{'all' if steps == all_steps else 'the last'} {steps} steps",
@@ -232,9 +240,31 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             "path": path_evidence(path_to([r for r in rows if r.kind in _AROUND[culprit.kind]], culprit)),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(_freeze(row.module or row.root, row.module, len(dead)),)
-        if unused
+        prescriptions=(_freeze_part(row, len(dead)),) if part
+        else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
         else (_revive(dead, blocker, row, elements),),
+    )  # fmt: skip
+
+
+_PART = " The layer's other parameters are trained."
+_REVERSE = (
+    " The forward direction is trained: `outputs[-1]` holds the reverse one where it begins, behind a single input."
+)
+
+
+def _trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
+    """Whether another parameter of the same layer got a gradient."""
+    mine = (r for r in rows if r.kind == "weight_grad" and (r.root, r.module) == (row.root, row.module))
+    return any(r.zero < r.numel for r in mine)
+
+
+def _freeze_part(row: TensorRow, weights: int) -> Prescription:
+    return Prescription(
+        title=f"feed `{dotted(row.module, row.name)}` something other than zeros, or freeze it: weights without "
+        f"gradient {weights} -> 0",
+        change={"module": row.module, "parameter": row.name, "requires_grad": {"from": True, "to": False}},
+        predicted={"weights_without_gradient": {"from": weights, "to": 0}},
+        snippet=f"{module_expression(row.module)}.get_parameter({row.name!r}).requires_grad_(False)\n",
     )
 
 

@@ -35,7 +35,7 @@ epsilon of torch's own Adam.
     matters="""
 The constant is meant for the one number in a million that is zero. Where it decides for most of them, the operation is
 another one: a normalisation that only scales, a quotient that does not depend on its denominator, a loss that is the
-same for all samples. Underflowed products end there, too, without a trace.
+same for all samples. Underflowed products end there without a trace.
 """,
     example="""
     decay = gates.cumprod(1)                    # 1e-20 after 60 steps

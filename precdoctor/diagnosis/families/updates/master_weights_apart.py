@@ -21,12 +21,14 @@ PAGE = RulePage(
 16-bit weights that are not their FP32 master copies rounded. Both are recorded at the same moment before the
 optimizer's step. Their sums, or sums of squares, differ by more than rounding every element by `ulps` ulps could
 explain, on each of the last `min_steps` recorded steps. Rounding to nearest moves an element by half an ulp, stochastic
-rounding by up to one.
+rounding by up to one. Or they differ now and then, on `min_undone` steps or more, and are equal on the recorded steps
+before and after each: something sets the weight, and the next step writes the master over it.
 """,
     matters="""
 The optimizer trains the master, and the model computes with the weight. If a parameter is never copied back, or was
 loaded or changed after its master was made, the gradient is applied to other numbers than those it was computed from:
-the layer is trained blindly, and its checkpoint is not the model that was evaluated.
+the layer is trained blindly, and its checkpoint is not the model that was evaluated. What is set in the weight alone
+(codes that are drawn anew, a projection, a pruning mask) lasts for one step.
 """,
     example="""
     masters = [p.detach().float().clone() for p in model.parameters()]
@@ -35,10 +37,12 @@ the layer is trained blindly, and its checkpoint is not the model that was evalu
         p.data.copy_(master)
 """,
     remedy="""
-Copy every master into its weight after each step, and make the masters after the checkpoint has been loaded.
+Copy every master into its weight after each step, and make the masters after the checkpoint has been loaded. Code that
+sets weights must set their masters as well.
 """,
     confidence="""
-0.95: rounding cannot do that. Masters are recognised by their values at the first recorded step.
+0.95: rounding cannot do that. 0.8 where they differ now and then, because a weight may be disturbed for one step on
+purpose. Masters are recognised by their values at the first recorded step.
 """,
     references=(
         "Micikevicius et al., Mixed Precision Training, arXiv:1710.03740, section 3.1 (FP32 master copy of weights)",
@@ -61,6 +65,12 @@ class _Pair:
         """The smallest difference on the last ``steps`` steps."""
         return float(self.ulps[-steps:].min())
 
+    def undone(self, limit: float) -> Ints:
+        """The steps on which they differ, and neither on the recorded step before nor on the one after."""
+        apart = self.ulps > limit
+        alone: Ints = self.steps[1:-1][apart[1:-1] & ~apart[:-2] & ~apart[2:]]
+        return alone
+
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight that is furthest from its master."""
@@ -70,9 +80,12 @@ def check(view: RunView, options: Options) -> Checked:
     steps = int(options["min_steps"])
     apart = {p: pair for p, pair in pairs.items() if pair.steps.size >= steps and pair.least(steps) > options["ulps"]}
     seen = f"{plural(len(pairs), '16-bit weight')} and their master copies"
-    if not apart:
-        return Checked((), f"{seen}: equal up to rounding")
-    return Checked([_finding(apart, len(pairs), options)], f"{len(apart):,} of {seen} differ", Status.FAILED)
+    if apart:
+        return Checked([_finding(apart, len(pairs), options)], f"{len(apart):,} of {seen} differ", Status.FAILED)
+    undone = {p: pair for p, pair in pairs.items() if pair.undone(options["ulps"]).size >= options["min_undone"]}
+    if undone:
+        return Checked([_undone(undone, options)], f"{len(undone):,} of {seen} differ now and then", Status.FAILED)
+    return Checked((), f"{seen}: equal up to rounding")
 
 
 def _survey(view: RunView) -> dict[Parameter, _Pair]:
@@ -146,6 +159,43 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
     )
 
 
+def _undone(pairs: Mapping[Parameter, _Pair], options: Options) -> Finding:
+    place = max(pairs, key=lambda p: pairs[p].undone(options["ulps"]).size)
+    pair, name = pairs[place], dotted(*place[1:])
+    steps = pair.undone(options["ulps"])
+    ulps = float(pair.ulps[np.isin(pair.steps, steps)].max())
+    return RULE.finding(
+        severity=Severity.WARNING,
+        confidence=0.8,
+        title=f"what sets `{name}` is undone by its FP32 master copy, on {plural(steps.size, 'step')}",
+        message=(
+            f"On {plural(steps.size, 'recorded step')} (limit {options['min_undone']:g}), step {steps[0]} first, "
+            f"`{name}` ({pair.dtype}) and its FP32 master copy differ, by up to {ulps:.3g} ulps of every element "
+            f"(limit {options['ulps']:g}). On the recorded steps before and after each they are equal: something sets "
+            "the weight alone, and the optimizer's next step writes its master over that."
+        ),
+        location=Location(
+            *place[:2], pair.module_class or None, "master_weight", Phase.OPTIMIZER, pair.process.rank, int(steps[0])
+        ),
+        evidence={
+            "ulps_apart": ulps,
+            "limit": options["ulps"],
+            "undone_steps": int(steps.size),
+            "last_bad_step": int(steps[-1]),
+            "weights": [dotted(*w[1:]) for w in list(pairs)[:16]],
+            "confidence_reason": "a weight may be disturbed for one step on purpose",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"set the master where the weight is set: steps undone {steps.size} -> 0",
+                change={"set_masters": {"from": False, "to": True}},
+                predicted={"undone_steps": {"from": int(steps.size), "to": 0}},
+                snippet="weight[rows] = values.to(weight.dtype)\nmaster[rows] = values.float()\n",
+            ),
+        ),
+    )
+
+
 RULE = Rule(
     code="PD508",
     name="master-weights-apart",
@@ -157,6 +207,8 @@ RULE = Rule(
                    "Rounding to nearest moves an element by half an ulp at most, stochastic rounding by one."),
         RuleOption("min_steps", 3.0, "recorded steps", "Number of newest steps; they must differ on each.",
                    "Chosen empirically: a weight may be set by hand once, and be overwritten at the next step.", 1.0),
+        RuleOption("min_undone", 2.0, "recorded steps", "Steps on which they differ, and are equal around it.",
+                   "Chosen empirically: a weight may be set by hand once.", 1.0),
     ),
     check=check,
 )  # fmt: skip

@@ -1,0 +1,37 @@
+"""How far the processes that were offered recording got: what the lines of attach.jsonl come down to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def why_nothing_attached(notes: Sequence[Mapping[str, Any]]) -> str:
+    """The likely reason that no process of a command recorded anything.
+
+    Args:
+        notes: the objects in attach.jsonl; see ``precdoctor._boot.note`` for their events.
+    """
+    events = {note.get("event") for note in notes}
+    for note in notes:
+        if note.get("event") == "error":
+            return f"the recorder could not start in {note.get('executable')}: {note.get('message')}"
+    if "armed" in events:
+        return "a process began to record, but its directory is gone"
+    if "left out" in events:
+        return "no process has a rank that --ranks names"
+    if "backward" in events:
+        return "a backward pass ran, but the process was killed before its first optimizer step"
+    if "model" in events:
+        return (
+            "a model was called, but no backward pass and no optimizer step was seen; "
+            "`precdoctor record --inference` records such runs"
+        )
+    if "torch" in events:
+        return "torch was imported, but no module was ever called and no optimizer stepped"
+    if "boot" in events:
+        return "the command never imported torch"
+    return (
+        "no Python process of the command loaded precdoctor: its interpreter has no precdoctor installed "
+        "(pip install precdoctor there), or a launcher dropped the environment variable PRECDOCTOR_RUN"
+    )
