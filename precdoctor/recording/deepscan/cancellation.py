@@ -293,7 +293,8 @@ class Differences:
         if not bool(wrong.any()):
             return False
         expands = self._expanded(call) and not followed
-        if expands and any(source.pairs for source in self._known(call)):  # those of moments are followed as sums
+        model = call.phase in ("forward", "loss")
+        if expands and model and any(s.pairs for s in self._known(call)):  # those of moments are followed as sums
             self._follow(call, exact, wrong, known, off, largest, dtype, pairs=True)
         all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
