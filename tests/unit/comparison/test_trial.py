@@ -249,7 +249,7 @@ def test_a_plan_becomes_one_change_per_module(tmp_path):
         (PLAN.replace('"E5M2"', '"E6M1"'), "up grad_output: no number format is called"),
         (PLAN.replace('"E5M2"', '"int8"'), "up grad_output: INT8 cannot be applied"),
         (PLAN.replace('"E5M2"\nscaling = "tensor"', '"E5M2"\nscaling = "fixed"\nscale = -1'), "a scale is a finite"),
-        (PLAN.replace('"tensor"', '"channel"'), "amax per channel"),
+        (PLAN.replace('"tensor"', '"channel"'), "not by 'channel'"),
         (PLAN.replace("max_flushed = 0.005", 'max_flushed = "x"'), "max_flushed of the target is a number"),
         (PLAN + PLAN.partition("[[modules]]\n")[2].partition("[[modules]]")[2].join(["[[modules]]", ""]), "twice"),
     ],
