@@ -31,7 +31,7 @@ _TAIL = 0.01
 #: Tensors of integers of at most so many elements; and of these so many first ones tell whether it is one.
 _MAX_INTEGERS, _PEEK = 1 << 20, 64
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
-#: Integers that arithmetic runs out of; in wider ones who wraps round means to (hashes).
+#: Integers in which arithmetic overflows by mistake; in wider ones it wraps round on purpose (hashes).
 _NARROW = (torch.uint8, torch.int8, torch.int16)
 _WRAPS = names("add sub rsub mul neg")
 #: Share of the elements that wrapped round from which on it is noted, if they are read as floats.

@@ -145,12 +145,7 @@ class Floors:
         at = next((i for i, a in enumerate(call.func._schema.arguments) if a.name == "eps"), len(call.args))
         eps = call.args[at] if at < len(call.args) else None
         spread = call.results[_NORMS[call.name]] if len(call.results) > _NORMS[call.name] else None
-        if (
-            not isinstance(eps, float)
-            or spread is None
-            or not spread.numel()
-            or call.results[0].numel() > _MAX_ELEMENTS
-        ):
+        if not isinstance(eps, float) or spread is None or call.results[0].numel() > _MAX_ELEMENTS:
             return
         counts = call.counts(spread)
         if counts is None or counts.amax is None or counts.amax**2 * eps < 1 - _WRONG**2:

@@ -105,7 +105,7 @@ class OuterOptimizers:
 
 def makes_states() -> bool:
     """Whether DeepSpeed steps an optimizer with gradients of zero, so that it makes its states: that is no attempt."""
-    frame: FrameType | None = sys._getframe(1) if "deepspeed" in sys.modules else None
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:
             break
