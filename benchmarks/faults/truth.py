@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import tomli
+from precdoctor.runlog.toml import read_toml
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -182,7 +182,7 @@ def load(set_name: str = "all", only: str | None = None) -> list[Truth]:
     wanted = {"all": NAN_SETS, "every": SETS}.get(set_name, (set_name,))
     found = []
     for subject in SUBJECTS:
-        for key, facts in tomli.loads((HERE / "truth" / f"{subject}.toml").read_text()).items():
+        for key, facts in read_toml(HERE / "truth" / f"{subject}.toml", 1 << 24).items():
             values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
             found.append(Truth(name=key, set_name=values.pop("set"), **values))
     found = [t for t in found if t.set_name in wanted and (only is None or only in t.name)]

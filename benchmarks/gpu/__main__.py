@@ -106,6 +106,7 @@ def environment(scratch: str) -> dict[str, str]:
     for name, folder in caches.items():
         own.setdefault(name, str(Path(scratch) / folder))
     own.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    own.setdefault("OMP_NUM_THREADS", "2")  # what runs at a time would have each a thread per CPU
     if os.environ.get("DEVICE") == "cpu":
         own["TRITON_INTERPRET"] = "1"
     paths = [str(ROOT), *filter(None, [own.get("PYTHONPATH")])]

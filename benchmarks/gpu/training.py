@@ -48,7 +48,8 @@ def step_of(place: Place, shape: str, *, compiled: bool) -> Callable[[], None]:
     batch, length = map(int, shape.split("x"))
     layers, width, heads, vocabulary = (24, 1024, 16, 50257) if place.is_gpu else (2, 32, 2, 64)
     batch, length = (batch, length) if place.is_gpu else (2, 16)
-    model = GPT(layers, width, heads, length, vocabulary).to(place.device)
+    with place.device:  # a hundred times as fast as on the host
+        model = GPT(layers, width, heads, length, vocabulary)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
     tokens = torch.randint(vocabulary, (batch, length + 1), device=place.device)
     given, wanted = tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
