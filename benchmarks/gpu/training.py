@@ -166,10 +166,10 @@ def recorded(place: Place, blocks: Blocks, name: str, folder: str) -> dict[str, 
 def profiled(blocks: Blocks, name: str, folder: str) -> dict[str, Any]:
     """What one step launches under one set of options."""
     options, _ = RECORDED[name]
-    with always_with_blocks() if "blocks" in name else contextlib.nullcontext():
-        with precdoctor.record(folder, **options):
-            blocks.warm_up(2)
-            return blocks.profiled()
+    which = always_with_blocks() if "blocks" in name else contextlib.nullcontext()
+    with which, precdoctor.record(folder, **options):
+        blocks.warm_up(2)
+        return blocks.profiled()
 
 
 @contextlib.contextmanager
