@@ -107,8 +107,7 @@ def compiled(kernel: Kernel, architecture: int) -> Any:
     names = [p.name for p in parameters if p.is_constexpr]
     source = ASTSource(kernel.function, signature, constexprs=dict(zip(names, kernel.constants, strict=True)))
     target = GPUTarget("cuda", architecture, 32)
-    options = triton_kernel.BLOCK_OPTIONS if "blocks" in kernel.name else triton_kernel.OPTIONS
-    return triton.compile(source, target=target, options=dict(options))
+    return triton.compile(source, target=target, options=dict(triton_kernel.OPTIONS))
 
 
 def tile_loop(program: Any) -> Loop:

@@ -1,4 +1,4 @@
-"""What the CUDA kernels compile to, without a GPU: loops that issue little, wait for nobody and spill little."""
+"""What the CUDA kernels compile to, without a GPU: loops that issue little, wait for nobody and spill nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def test_a_tile_costs_few_instructions_and_no_fence_and_nothing_is_spilled():
     rows = {name: list(map(int, rest)) for name, *rest in (line.split("|") for line in done.stdout.splitlines())}
     assert rows.keys() == MOST.keys()
     for name, (stack, barriers, fences, atomics, local, cost) in rows.items():
-        assert (fences, atomics) == (0, 0), name
-        assert stack == local == 0 or ("blocks" in name and local <= 16), name
+        assert (stack, fences, atomics, local) == (0, 0, 0, 0), name
         assert cost <= MOST[name], name
         assert barriers <= (20 if "blocks" in name else 0), name
