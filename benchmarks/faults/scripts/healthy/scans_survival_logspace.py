@@ -1,4 +1,4 @@
-"""Time to relapse from scans, discrete hazards: survival far below FP32's smallest number, but in logarithms."""
+"""Time to relapse from scans, discrete hazards: survival falls to nothing, but is only used in logarithms."""
 
 import torch
 import torch.nn.functional as F

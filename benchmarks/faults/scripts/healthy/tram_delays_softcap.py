@@ -14,7 +14,7 @@ class TramNet(nn.Module):
         self.gru = nn.GRUCell(width + 1, width)
         self.out = nn.Linear(width, bins)
         with torch.no_grad():
-            self.out.weight.mul_(12)
+            self.out.weight.mul_(50)
 
     def forward(self, stops, load):
         h = torch.zeros(len(stops), self.gru.hidden_size)

@@ -34,9 +34,8 @@ class OriginNet(nn.Module):
 
 def batch_of_oils(n, peaks):
     origin = torch.randint(ORIGINS, (n,))
-    sign = (
-        torch.randint(2, (n, 1)) * 2 - 1
-    )  # baseline flips with the side of the cuvette: no linear map tells origins apart
+    turned = (torch.randint(2, (n,)) == 1) & (origin % 2 == 0)  # some cuvettes go in either way round
+    sign = torch.where(turned, -1.0, 1.0)[:, None]
     spectrum = sign * peaks[origin] + 0.5 * torch.randn(n, BANDS)
     return spectrum, origin
 

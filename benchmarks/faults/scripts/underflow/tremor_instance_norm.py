@@ -35,7 +35,7 @@ def record(n):
     onset = 0.2 + 0.4 * torch.rand(n, 1, 1)
     blast = 2 * torch.randn(n, 3, SAMPLES) * torch.exp(-12 * (t - onset).clamp(min=0)) * (t > onset)
     wave = torch.where(is_tremor[:, None, None], tremor, blast) + 0.6 * torch.randn(n, 3, SAMPLES)
-    return 1.2e-4 * wave, is_tremor.long()
+    return 4e-4 * wave, is_tremor.long()
 
 
 torch.manual_seed(77)
