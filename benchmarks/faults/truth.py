@@ -30,6 +30,7 @@ QUIET_SETS = (
     "silent2",
     "silent3",
     "silent4",
+    "silent5",
 )
 SETS = NAN_SETS + QUIET_SETS
 
