@@ -14,6 +14,7 @@ from precdoctor.recording.deepscan.cast_losses import Casts
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.floors import Floors
 from precdoctor.recording.deepscan.op_audit import Audit
+from precdoctor.recording.deepscan.micro_steps import MicroSteps
 from precdoctor.recording.deepscan.saturation import Saturation
 from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
 from precdoctor.recording.deepscan.scanned_op import Call, Where
@@ -56,6 +57,7 @@ class ScanMode(WindowMode):
     Args:
         memory: bytes that one op's FP64 operands, and all shadows together, may take.
         values: whether single operand values may be kept.
+        targets: weights of the models.
 
     Attributes:
         ops: number of ops examined.
@@ -63,7 +65,7 @@ class ScanMode(WindowMode):
 
     most_micro_steps: int = 2
 
-    def __init__(self, memory: int, *, values: bool) -> None:
+    def __init__(self, memory: int, *, values: bool, targets: Targets | None = None) -> None:
         super().__init__()
         self.ops = 0
         self._aside = 0
@@ -76,6 +78,7 @@ class ScanMode(WindowMode):
         self._audit, self._differences = Audit(self._findings), Differences(self._findings, self._effects)
         self._casts, self._sums = Casts(self._findings, self._effects), Sums(self._findings, self._effects)
         self._floors, self._saturation = Floors(self._findings, self._effects), Saturation(self._findings)
+        self._micro_steps = MicroSteps(self._findings, targets or Targets())
         #: Samples of states as they were before the op that is running.
         self._old: list[Tensor | None] = []
         self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -84,6 +87,14 @@ class ScanMode(WindowMode):
         """Its states can be named."""
         if len(self._stepped) < _MAX_OPTIMIZERS:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
+
+    def backward_entered(self) -> None:
+        """``backward`` begins."""
+        self.guarded(lambda: self._micro_steps.backward_begins(self.micro_step))
+
+    def backward_left(self) -> None:
+        """``backward`` has ended."""
+        self.guarded(lambda: self._micro_steps.backward_ended(self.micro_step))
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -120,6 +131,8 @@ class ScanMode(WindowMode):
         if self.cannot_look or not self.complete:
             return func(*args, **kwargs)
         phase = self.phase()
+        if phase != "backward":
+            self.guarded(lambda: self._micro_steps.read(op_name(func), args, kwargs))
         if phase not in _STAGES_ASIDE:
             swapped = self._before(func, args, kwargs)
             sequence = sequence_number()
@@ -227,6 +240,8 @@ class ScanMode(WindowMode):
         results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
             self._audit.born(result)
+        if phase == "backward" and not func.is_view:
+            self._micro_steps.made(result)
         if name in UNINITIALISED or any(map(_is_elsewhere, results)):
             return
         where = self.where(phase, sequence)
