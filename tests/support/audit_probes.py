@@ -322,6 +322,16 @@ def fp8_matmul(x, w):
     return x8.float() @ w
 
 
+def clamped_fp8(x, w):
+    x8 = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return x8.float() @ w
+
+
+def rated(rewards, scores):
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-3)
+    return (advantages * scores).mean()
+
+
 def half_gradients(gradients):
     return [g.to(FP16) for g in gradients]
 
@@ -794,6 +804,40 @@ PROBES = {
         fp8_matmul,
         lambda: (normal(32, 16, scale=2e-4), normal(16, 8)),
         lambda: (normal(32, 16), normal(16, 8)),
+    ),
+    "clamped_fp8": Probe(
+        ("PD706", "PD401"),
+        "float8",
+        clamped_fp8,
+        lambda: (normal(32, 16, scale=3000), normal(16, 8)),
+        lambda: (normal(32, 16, scale=3), normal(16, 8)),
+    ),
+    "clamped_fp8_of_data": Probe(
+        ("PD706", "PD401"),
+        "float8",
+        clamped_fp8,
+        lambda: (normal(32, 16, scale=3000), normal(16, 8)),
+        lambda: (normal(32, 16, scale=3), normal(16, 8)),
+        "script",
+    ),
+    "moments_of_data": Probe(
+        ("PD705",), "mean * mean", moments, lambda: (normal(64, 32, mean=3e4),), lambda: (normal(64, 32),), "script"
+    ),
+    "norm_swamped_by_eps_of_data": Probe(
+        ("PD207",),
+        "var + eps",
+        norm_swamped_by_eps,
+        lambda: (normal(64, 32, scale=1e-4), 1e-5),
+        lambda: (normal(64, 32), 1e-5),
+        "script",
+    ),
+    "advantages": Probe(
+        ("PD207",),
+        "std() + 1e-3",
+        rated,
+        lambda: (normal(64, scale=1e-6), normal(64)),
+        lambda: (normal(64), normal(64)),
+        "script",
     ),
     "half_gradients": Probe(
         ("PD706", "PD201"),

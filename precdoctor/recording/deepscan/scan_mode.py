@@ -38,6 +38,8 @@ from precdoctor.recording.ops.source_lines import innermost_user_line
 
 #: Ops looked at per scan: rollouts and long recurrences make millions. Of code around the model, ops that go by.
 MAX_OPS, _MAX_ASIDE = 20_000, 50_000
+#: Ops of data code that are followed in FP64, and elements of a result of theirs.
+_MAX_FOLLOWED_ASIDE, _MAX_DATA = 2_000, 1 << 20
 #: Time of one scan: evaluation and data code may lie inside of it.
 _MAX_NS = 60 * 10**9
 _HALF = frozenset((torch.float16, torch.bfloat16))
@@ -118,9 +120,9 @@ class ScanMode(WindowMode):
         self._audit.finish(targets)
         self._floors.finish()
         events = self._findings.events()
-        if flushes := [e for e in events if e["data"]["kind"] == "flush"]:
+        if ends := [e for e in events if e["data"]["kind"] in ("flush", "closed")]:
             zero = targets.zero_gradients()
-            for event in flushes:
+            for event in ends:
                 event["data"] |= {"zero_gradients": len(zero), "zero_gradients_of": zero[:_MAX_NAMES]}
         return events
 
@@ -145,10 +147,27 @@ class ScanMode(WindowMode):
     def _beside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
         """Examine what an op of the script or an optimizer does to states, sums and data."""
         self._aside += 1
+        if phase == "script" and func.is_view and self._effects.follows_some:
+            return self._passed_on(func, args, kwargs, phase)
         swapped = self.guarded(lambda: self._before_aside(func, args, kwargs))
         result = func(*args, **kwargs)
         if swapped is not None:
             self.guarded(lambda: self._look_aside(func, args, kwargs, phase, swapped, result))
+        return result
+
+    def _passed_on(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
+        """A view in data code, which may be of a wrong tensor."""
+        result = func(*args, **kwargs)
+
+        def look() -> None:
+            results = [x for x in tensors_in(result) if x.is_floating_point() and not _is_elsewhere(x)]
+            if results:
+                name, where = op_name(func), Where("", "", innermost_user_line(past_own=True))
+                self._effects.after(
+                    Call(func, args, kwargs, name, phase, where, self.micro_step, {}, results, self._limit, results)
+                )
+
+        self.guarded(look)
         return result
 
     def _before_aside(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
@@ -179,6 +198,8 @@ class ScanMode(WindowMode):
         stays = any(x is not None for x in self._old)
         follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
         follows |= phase == "optimizer" or self._casts.expects(name) or self._floors.follows(name)
+        data = phase == "script" and self._in_time(results)
+        follows |= data and (self._effects.follows_some or self._sums.has_moments or self._sums.averages(name))
         follows |= self._casts.wraps(name, whole)
         if not (whole or stays) or not follows or name in UNINITIALISED:
             if within and args and isinstance(args[0], Tensor):
@@ -188,6 +209,8 @@ class ScanMode(WindowMode):
         call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
         if stays:
             self._audit.updated(name, str(func), phase, args, kwargs, self._old, where, self.micro_step)
+        if data:
+            self._effects.after(call)
         if phase == "script":
             self._differences.after(call, self._audit.lived)
         else:
@@ -199,8 +222,12 @@ class ScanMode(WindowMode):
         self._casts.looked_up(call)
         self._casts.after(call)
         self._floors.after(call)
-        if sums:
+        if sums or (data and results):
             self._sums.after(call)
+
+    def _in_time(self, results: list[Tensor]) -> bool:
+        """Whether data code is still followed: batches, and no whole data sets or simulations."""
+        return self._aside <= _MAX_FOLLOWED_ASIDE and all(x.numel() <= _MAX_DATA for x in results)
 
     # --- around an op ------------------------------------------------------------------------------------------------
 

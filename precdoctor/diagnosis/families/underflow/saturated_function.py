@@ -52,6 +52,8 @@ scores by the root of the head's width. In place of a sigmoid and a clamped loga
         "Vaswani et al., Attention Is All You Need, arXiv:1706.03762, section 3.2.1 (why scores are scaled)",
     ),
 )
+#: Functions that are flat everywhere; they count where weights get no gradient.
+_STEPS = ("round", "floor", "ceil", "trunc", "sign")
 _REASON = "each element of the gradient was counted in front of the function and behind it"
 
 
@@ -63,12 +65,14 @@ def check(view: RunView, options: Options) -> Checked:
         if text(fact.data.get("function")) == "softmax":
             return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
         channels = fact.number("channels")
+        if text(fact.data.get("function")) in _STEPS and not fact.count("zero_gradients"):
+            return 0.0  # another path leads around it
         return max(lost, channels) if lost >= options["lost"] or channels >= options["channels"] else 0.0
 
     def counts(group: Group) -> bool:
         """Whether it was so from the first scan on, or is closed altogether at the end."""
         done = done_steps(view, group)
-        last = [f.number("channels") for f in group.facts if f.step == done[-1] and f.module]
+        last = [f.number("channels") for f in group.facts if f.step == done[-1] and (f.module or f.count("zero_gradients"))]
         return stands(view, group) and (done[0] in group.steps or max(last, default=0.0) >= options["all_channels"])
 
     return check_facts(
