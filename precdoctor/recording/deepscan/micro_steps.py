@@ -33,6 +33,11 @@ class MicroSteps:
         #: Weights that got a gradient that is not zero, and where they are.
         self._watched: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], str, str]] = []
 
+    @property
+    def watches(self) -> bool:
+        """Whether there are gradients that may be read, or lost."""
+        return bool(self._watched)
+
     def made(self, result: Any) -> None:
         """Results of an op of a backward pass; one of them may be, or become, a gradient."""
         for x in tensors_in(result) if len(self._made) < _MAX_MADE else ():
@@ -41,7 +46,7 @@ class MicroSteps:
 
     def read(self, name: str, args: Any, kwargs: Any) -> None:
         """An op of any other code: gradients that are copied, summed or measured are not lost."""
-        if not self._watched or name in _CLEARS:
+        if name in _CLEARS:
             return
         for x in tensors_in((args, kwargs)):
             made = self._made.get(storage_key(x) or 0)

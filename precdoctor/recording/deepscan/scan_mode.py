@@ -13,8 +13,8 @@ from precdoctor.recording.deepscan.cancellation import Differences
 from precdoctor.recording.deepscan.cast_losses import Casts
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.floors import Floors
-from precdoctor.recording.deepscan.op_audit import Audit
 from precdoctor.recording.deepscan.micro_steps import MicroSteps
+from precdoctor.recording.deepscan.op_audit import Audit
 from precdoctor.recording.deepscan.saturation import Saturation
 from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
 from precdoctor.recording.deepscan.scanned_op import Call, Where
@@ -133,7 +133,7 @@ class ScanMode(WindowMode):
         if self.cannot_look or not self.complete:
             return func(*args, **kwargs)
         phase = self.phase()
-        if phase != "backward":
+        if self._micro_steps.watches and phase != "backward":
             self.guarded(lambda: self._micro_steps.read(op_name(func), args, kwargs))
         if phase not in _STAGES_ASIDE:
             swapped = self._before(func, args, kwargs)

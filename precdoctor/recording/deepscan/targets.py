@@ -46,7 +46,7 @@ class Targets:
 
     def gradients(self, most: int) -> list[tuple[str, str, Tensor, Tensor]]:
         """Root, module, weight and gradient of up to ``most`` trained weights that have one."""
-        found = []
+        found: list[tuple[str, str, Tensor, Tensor]] = []
         for root, module, _, parameter in self._parameters():
             grad = parameter.grad if parameter.is_leaf else None
             if root.trained and grad is not None and storage_key(grad) is not None and len(found) < most:

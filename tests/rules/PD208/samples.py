@@ -50,7 +50,7 @@ FIRING = {
         says=("95 % of the channels",),
     ),
     "in-the-loss-later": Sample(
-        lambda: with_scans(scanned({**closed(lost=1.0, channels=1.0, zero_gradients=4), "module": ""}, steps=(8, 9)), 0),
+        lambda: with_scans(scanned({**closed(channels=1.0, zero_gradients=4), "module": ""}, steps=(8, 9)), 0),
         8, "", severity="warning", says=("tanh",),
     ),
     "round": Sample(lambda: rounded(4), 0, severity="warning", says=("round in `blocks.0.attn` is at its bound",)),

@@ -169,7 +169,10 @@ def hardly_moving(lost: int, share: int = 12) -> Training:
 
 FIRING = {
     "hardly_moving": Sample(
-        lambda: hardly_moving(4000), kind="update", severity="warning", says=("stands still", "2^-27", "limit 90 %"),
+        lambda: hardly_moving(4000),
+        kind="update",
+        severity="warning",
+        says=("stands still", "2^-27", "limit 90 %"),
     ),
     "coordinates": Sample(
         lambda: coordinates(3900),

@@ -65,4 +65,7 @@ FIRING = {
     ),
     "fed_once": Sample(every_step_but_one, 0, module=None, kind=None, bare=True, says=("11 of 12",)),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (dropped_once, half_of_the_steps, weights_that_move, skipped_by_a_scaler, rate_of_zero, Training)}
+HEALTHY = {
+    f.__name__: f
+    for f in (dropped_once, half_of_the_steps, weights_that_move, skipped_by_a_scaler, rate_of_zero, Training)
+}

@@ -51,7 +51,7 @@ Call `zero_grad`, `backward` and `step` in this order. Where gradients are copie
 buffers), copy them before `step`.
 """,
     confidence="""
-0.95: both gradients were recorded, and the weights were compared bit for bit.
+0.95: both gradients were recorded, and the weights were compared bit for bit. 0.9 for micro-steps.
 """,
     references=("PyTorch tutorial: Optimizing Model Parameters, the optimization loop",),
 )
@@ -182,8 +182,8 @@ def _dropped(view: RunView, group: Group) -> Finding:
                 title=f"zero the gradients once per step, in front of the loop: micro-steps that count 1 -> {most}",
                 change={"order": {"from": "zero_grad in each micro-step", "to": "zero_grad once per step"}},
                 predicted={"micro_steps": {"from": 1, "to": most}},
-                snippet="optimizer.zero_grad()\nfor batch in micro_batches:\n    (compute_loss(batch) / len(micro_batches))"
-                ".backward()\noptimizer.step()\n",
+                snippet="optimizer.zero_grad()\nfor batch in micro_batches:\n"
+                "    (compute_loss(batch) / len(micro_batches)).backward()\noptimizer.step()\n",
             ),
         ),
     )
