@@ -245,6 +245,16 @@ def ages(times, now, dtype):
     return now.to(dtype) - times.to(dtype)
 
 
+def distances_in_half(x):
+    x = x.to(BF16)
+    square = (x * x).sum(-1)
+    return (square[:, None] + square[None] - 2 * x @ x.T).mean()
+
+
+def bounded_ids(ids, table):
+    return F.embedding(ids.long().clamp_max(len(table) - 1), table)
+
+
 def one_minus_cosine(x, y):
     similarity = (x * y).sum(-1)
     return (1 - similarity).mean()
@@ -769,6 +779,21 @@ PROBES = {
         ids_in_features,
         lambda: (torch.randint(0, 1000, (64, 3)).to(BF16), normal(1200, 4)),
         lambda: (torch.randint(0, 200, (64, 3)).to(BF16), normal(1200, 4)),
+    ),
+    "bounded_ids": Probe(
+        ("PD706",),
+        "long()",
+        bounded_ids,
+        lambda: (torch.randint(0, 5000, (256,)).to(FP16), normal(5000, 4)),
+        lambda: (torch.randint(0, 2000, (256,)).to(FP16), normal(5000, 4)),
+    ),
+    "distances_in_half": Probe(
+        ("PD705",),
+        "square[None]",
+        distances_in_half,
+        lambda: (trained(64, 16, mean=50),),
+        lambda: (trained(64, 16),),
+        "loss",
     ),
     "hashed_ids_fp32": Probe(
         ("PD706",),

@@ -29,8 +29,8 @@ median row passes at most `open` of the gradient that equal scores would pass (1
 scores are no choice. It must be so on two scanned steps or more and on half of all, the first one among them: what has
 learnt saturates late, and rightly. A layer that is closed in `all_channels` at the last scan counts in any case, and so
 does loss code if a weight's gradient is exactly zero then. `clamp(min=0)` is a ReLU and no bound. `round`, `floor`,
-`ceil`, `trunc` and `sign` have no slope anywhere: they count only if a weight's gradient is exactly zero, because another
-path may lead around them (a straight-through estimate).
+`ceil`, `trunc` and `sign` have no slope anywhere: they count only if a weight's gradient is exactly zero, because
+another path may lead around them (a straight-through estimate).
 """,
     matters="""
 The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
