@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from precdoctor.recording.kernels import triton_batch, triton_kernel
+from precdoctor.recording.kernels import triton_batch, triton_kernel, triton_look
 from precdoctor.recording.kernels.tiling import LANES, WIDTH, elements_per_lane
 from precdoctor.recording.kernels.triton_tile import FORMATS
 
@@ -74,6 +74,12 @@ def _update(name: str, dtype: torch.dtype) -> Kernel:
     return Kernel(name, triton_batch._update_many, constants, LANES * 4, 2 * size + 4)
 
 
+def _look(name: str, dtype: torch.dtype) -> Kernel:
+    _, *fmt = FORMATS[dtype]
+    size = _bytes(dtype)
+    return Kernel(name, triton_look._look_many, [*fmt, size, True], LANES * elements_per_lane(dtype), size)
+
+
 def kernels() -> Iterator[Kernel]:
     """Every kind of launch that ordinary training makes."""
     one, many = triton_kernel._stat, triton_batch._stat_many
@@ -90,6 +96,8 @@ def kernels() -> Iterator[Kernel]:
     yield _stat(many, "FP32, core, many", torch.float32, FINGERPRINT)
     yield _update("FP32, updates", torch.float32)
     yield _update("BF16, updates", torch.bfloat16)
+    yield _look("FP32, look", torch.float32)
+    yield _look("BF16, look", torch.bfloat16)
 
 
 def compiled(kernel: Kernel, architecture: int) -> Any:

@@ -141,10 +141,11 @@ def _training(lines: Sequence[Line]) -> list[str]:
     for line in lines:
         if line["section"] == "training" and "name" in line:
             kinds[line["shape"], line["mode"]][line["name"]].append(line)
+    launches = {(x["shape"], x["mode"], x["name"]): x for x in lines if x["section"] == "launches"}
     found = ["## GPT-2 medium", ""] if kinds else []
     for (shape, mode), by_name in kinds.items():
-        plain = next((block for blocks in by_name.values() for block in blocks if "said" not in block), {})
-        rows = [_row(name, blocks, plain) for name, blocks in by_name.items()]
+        plain = launches.get((shape, mode, "off, before any recording"), {})
+        rows = [_row(name, blocks, launches.get((shape, mode, name)), plain) for name, blocks in by_name.items()]
         found += [f"### {shape}, {mode}", "", *table(_COLUMNS, rows)]
     if found:
         about = "Of recorded steps, launches and device time are those beyond a plain step's."
@@ -152,22 +153,22 @@ def _training(lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def _row(name: str, blocks: Sequence[Line], plain: Line) -> tuple[object, ...]:
-    """Medians over the rounds; what is counted, of the last one."""
+def _row(name: str, blocks: Sequence[Line], profile: Line | None, plain: Line) -> tuple[object, ...]:
+    """Medians over the rounds; what is counted, of the last one. ``profile``, ``plain``: of one step each."""
     last = blocks[-1]
     said = last.get("said", {})
     ms = number(statistics.median(b["ms"] for b in blocks))
     ratio = number(statistics.median(b["ratio"] for b in blocks), 3) if "ratio" in last else None
     is_plain = "said" not in last
-    more, device = last.get("launches"), last.get("device_ms")
-    if not is_plain:
-        more, device = last["launches"] - plain.get("launches", 0), last["device_ms"] - plain.get("device_ms", 0.0)
+    more, device, ours = (None if profile is None else profile[x] for x in ("launches", "device_ms", "our_device_ms"))
+    if not is_plain and profile is not None and plain:
+        more, device = profile["launches"] - plain["launches"], profile["device_ms"] - plain["device_ms"]
     waits = (number(last["waits"]), number(last["wait_ms"]), number(last["peak_mib"], 0))
     spoken = (said.get("recorder_ms"), said.get("wait_ms"), said.get("device_ms"))
     shares = [None if said.get(key) is None else f"{said[key]:.1%}" for key in ("overhead", "overhead_of_run")]
     label = name if is_plain else f"{name} ({len(blocks)})"
     return (
-        label, ms, ratio, more, last.get("graphs"), number(device), number(last.get("our_device_ms")), *waits,
+        label, ms, ratio, more, last.get("graphs"), number(device), number(ours), *waits,
         said.get("sampled"), said.get("period"), *spoken, *shares,
     )  # fmt: skip
 

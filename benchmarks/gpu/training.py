@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu.training 8x1024 eager|compiled --results FILE [--device cpu]
 
-Every recorded block stands between two plain ones, and its ratio is to their mean. What a step launches comes from a
-profiled step behind each block; the plain step's launches are taken off.
+Every recorded block stands between two plain ones, and its ratio is to their mean. What a step launches comes from
+profiled steps behind all blocks, since a process in which the profiler has run launches more slowly from then on; the
+plain step's launches are taken off.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ RECORDED: dict[str, tuple[dict[str, Any], int]] = {
     "default options": ({}, _SETTLED),
 }
 #: Our kernels by name; what else recording launches is torch's.
-_OURS = ("_stat", "_stat_many", "_restart_many", "_update_many")
+_OURS = ("_stat", "_stat_many", "_restart_many", "_update_many", "_look_many")
 
 
 def step_of(place: Place, shape: str, *, compiled: bool) -> Callable[[], None]:
@@ -159,8 +160,16 @@ def recorded(place: Place, blocks: Blocks, name: str, folder: str) -> dict[str, 
         with precdoctor.record(folder, **options) as recording:
             blocks.warm_up(before)
             found: dict[str, Any] = blocks.block()
-            found |= blocks.profiled()
         return {**found, "said": said_by(recording.open(), before, blocks.steps)}
+
+
+def profiled(blocks: Blocks, name: str, folder: str) -> dict[str, Any]:
+    """What one step launches under one set of options."""
+    options, _ = RECORDED[name]
+    with always_with_blocks() if "blocks" in name else contextlib.nullcontext():
+        with precdoctor.record(folder, **options):
+            blocks.warm_up(2)
+            return blocks.profiled()
 
 
 @contextlib.contextmanager
@@ -183,11 +192,11 @@ def measure(place: Place, shape: str, mode: str) -> None:
     of = {"shape": shape, "mode": mode}
     blocks.warm_up(5)
     first = blocks.block()
-    place.add("training", **of, name="off, before any recording", **first, **blocks.profiled())
+    place.add("training", **of, name="off, before any recording", **first)
     plain, longest = blocks.block(), 0.0
     for turn in range(3):
         for name in RECORDED:
-            if turn and (not RECORDED[name][0] or place.left() < 1.5 * longest + 5.0):
+            if turn and (not RECORDED[name][0] or place.left() < 1.5 * longest + 15.0):
                 continue
             began = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
@@ -201,6 +210,10 @@ def measure(place: Place, shape: str, mode: str) -> None:
         if not place.is_gpu:
             break
     place.add("training", **of, name="off, after all", **blocks.block())
+    place.add("launches", **of, name="off, before any recording", **blocks.profiled())
+    for name in [name for name, (options, _) in RECORDED.items() if options]:
+        with tempfile.TemporaryDirectory() as folder:
+            place.add("launches", **of, name=name, **profiled(blocks, name, f"{folder}/run"))
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.adam_update import Adam as Adam
 from precdoctor.recording.kernels.batched import Job as Job
 from precdoctor.recording.kernels.batched import Tables as Tables
+from precdoctor.recording.kernels.cuda import stay_out_of_captures as stay_out_of_captures
 from precdoctor.recording.kernels.cuda import stream_of as stream_of
 from precdoctor.recording.kernels.outside_user_modes import apart_from_every_mode as apart_from_every_mode
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes as apart_from_user_modes

@@ -140,7 +140,7 @@ class Table:
             self._lay_out(tilings)
         if addresses != self._addresses:
             self._host[:, : TILING - 1] = addresses
-            self.rows = _sent(self._host, self.rows if self._addresses else None, self._device)
+            self.rows = sent(self._host, self.rows if self._addresses else None, self._device)
             self.writes += 1
         self._tilings, self._addresses = tilings, addresses
 
@@ -152,11 +152,11 @@ class Table:
         self._host = np.empty((self.count, FIELDS), np.int64)
         self._host[:, TILING - 1] = firsts
         self._host[:, TILING:] = [on[: FIELDS - TILING] for on in tilings]
-        self.owners = _sent(np.repeat(np.arange(self.count, dtype=np.int32), programs), None, self._device)
+        self.owners = sent(np.repeat(np.arange(self.count, dtype=np.int32), programs), None, self._device)
 
 
-def _sent(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], to: Tensor | None, device: torch.device) -> Tensor:
-    """Values on their way to the device, into ``to`` where that is given."""
+def sent(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], to: Tensor | None, device: torch.device) -> Tensor:
+    """Values on their way to the device, into ``to`` where that is given; nothing waits."""
     plain = torch.from_numpy(values)
     host = torch.empty(plain.shape, dtype=plain.dtype, device="cpu", pin_memory=device.type == "cuda")
     host.numpy()[...] = values

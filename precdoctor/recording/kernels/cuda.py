@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,6 +18,16 @@ from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
 
 _failure: list[str] = []
+#: Of each thread, whether it has said that captures are none of its business; CUDA's name for that.
+_apart = threading.local()
+_RELAXED: Final = 2
+
+
+def _stream_by_object(index: int) -> int:
+    return torch.cuda.current_stream(index).cuda_stream
+
+
+_raw_stream: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_by_object)
 
 
 def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
@@ -79,16 +91,60 @@ def measure_many(group: batched.Group, members: Sequence[batched.Member], table:
     return _tried(group.device, launch)
 
 
+def looks_at(dtypes: Collection[torch.dtype], device: torch.device) -> bool:
+    """Whether :func:`look` can read tensors of these dtypes."""
+    kernel = _kernel() if device.type == "cuda" else None
+    if kernel is None or _failure:
+        return False
+    return all(dtype in kernel.FORMATS and dtype.itemsize <= 4 for dtype in dtypes)
+
+
+def look(
+    device: torch.device, programs: int, addresses: tuple[int, ...], chunk: int, dtype: torch.dtype, *, aligned: bool
+) -> bool:
+    """``triton_look.launch``; false, and nothing launched, where that cannot be."""
+
+    def launch() -> None:
+        from precdoctor.recording.kernels import triton_look
+
+        triton_look.launch(device, programs, addresses, chunk, dtype, aligned=aligned)
+
+    return not _failure and _tried(device, launch)
+
+
 def stream_of(x: Tensor) -> int:
     """The current stream of a tensor's device."""
-    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    return current_stream(x.device) if x.is_cuda else 0
+
+
+def current_stream(device: torch.device) -> int:
+    """The current stream of a GPU, as CUDA names it: without an object of torch's, which takes as long as a launch."""
+    return _raw_stream(device.index)
+
+
+def stream_object(device: torch.device, stream: int) -> torch.cuda.Stream:
+    """A stream that :func:`current_stream` gave, as torch has it."""
+    return torch.cuda.ExternalStream(stream, device=device)
+
+
+def stay_out_of_captures() -> None:
+    """Let this thread ask whether a copy has arrived, while another one captures a CUDA graph.
+
+    Such a question makes a capture fail, whoever asks, unless the thread has said that it has nothing to do with it.
+    PyTorch's watcher of NCCL says so, too (``CUDAStreamCaptureModeGuard``).
+    """
+    if getattr(_apart, "said", False) or not torch.cuda.is_initialized():
+        return
+    _apart.said = True
+    with contextlib.suppress(OSError, AttributeError):  # no NVIDIA driver
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
 
 
 def _follow(jobs: Sequence[batched.Job], group: batched.Group) -> None:
     """Tensors made ready on another stream than the launch's: it waits for that one, on the device."""
     for stream in {job.stream for job in jobs if job.stream != group.stream}:
         here = torch.cuda.current_stream(group.device)
-        here.wait_stream(torch.cuda.ExternalStream(stream, device=group.device))
+        here.wait_stream(stream_object(group.device, stream))
         for job in jobs:
             if job.stream == stream:
                 for x in (job.x, job.before, job.intended):
@@ -115,7 +171,10 @@ def _is_the_devices(error: Exception) -> bool:
     An error of the training's arrives at whoever calls the device next; torch 2.8 and older have no class for it.
     """
     kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
-    return isinstance(error, kinds) or (type(error) is RuntimeError and str(error).startswith("CUDA error"))
+    if type(error) is not RuntimeError:
+        return isinstance(error, kinds)
+    # Triton hands on what the launch was told: of a kernel made for another GPU, too, which is the kernel's own.
+    return str(error).startswith(("CUDA error", "Triton Error [CUDA]")) and "image" not in str(error)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[None]:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import native_cpu
+from precdoctor.recording.kernels.cuda import stream_of
+from precdoctor.recording.kernels.device_look import DeviceLook
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes
 from precdoctor.recording.process import attach
 
@@ -57,17 +59,27 @@ class Layout:
     def __init__(self) -> None:
         self._same: Callable[..., bool] | None = None
         self._numel = array.array("q")
-        self._code, self._changes = 0, 0
+        self._count, self._code, self._changes = 0, 0, 0
+        self._on_device: DeviceLook | None = None
 
-    def look(self, tensors: Sequence[Any]) -> tuple[float, float] | None:
+    def look(self, tensors: Sequence[Any]) -> tuple[float, float] | Tensor | None:
         """What :func:`look` finds, where all are what they were; else null.
 
         Args:
             tensors: anything, outside of torch.func.
+
+        Returns:
+            Of tensors on a GPU what :meth:`DeviceLook.look` gives.
         """
-        if self._same is None or len(tensors) != len(self._numel) or not self._same(*tensors):
+        if self._same is None or len(tensors) != self._count or not self._same(*tensors):
             return None
         addresses = list(map(_ADDRESS, tensors))
+        if self._on_device is not None:
+            with apart_from_user_modes():
+                found = self._on_device.look(addresses, stream_of(tensors[0])) if all(addresses) else None
+            if found is None:  # another stream, memory that was given back, or a kernel that does not compile
+                self._same = None
+            return found
         if min(addresses) < native_cpu.LOWEST:
             return None
         out = (ctypes.c_double * 2)()
@@ -75,15 +87,24 @@ class Layout:
         return out[0], out[1]
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
-        """Take note of tensors of torch's own two types that :func:`look` has just taken."""
+        """Take note of tensors of torch's own two types: those that :func:`look` has just taken, or on a GPU."""
         if self._changes >= self._MAX_CHANGES:
             return
         self._changes += 1
-        self._same = None
+        self._same, self._on_device = None, None
         if not Layout._tried:
             Layout._tried, Layout._guards = True, _tensor_guards()
-        kinds, sizes = set(map(_DTYPE, tensors)), list(map(_NUMEL, tensors))
-        if Layout._guards is None or len(kinds) > 1 or not all(sizes):
+        if Layout._guards is None:
             return
+        kinds, sizes = set(map(_DTYPE, tensors)), list(map(_NUMEL, tensors))
+        if not tensors[0].is_cpu:
+            if not DeviceLook.fits(tensors):
+                return
+            with apart_from_user_modes():
+                self._on_device = DeviceLook(tensors)
+        elif len(kinds) > 1 or not all(sizes):
+            return
+        else:
+            self._numel, self._code = array.array("q", sizes), native_cpu.CODES[kinds.pop()]
+        self._count = len(tensors)
         self._same = Layout._guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        self._numel, self._code = array.array("q", sizes), native_cpu.CODES[kinds.pop()]

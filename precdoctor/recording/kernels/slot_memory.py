@@ -18,6 +18,7 @@ from torch import Tensor
 
 from precdoctor.recording.kernels import native_cpu
 from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.kernels.cuda import current_stream, stream_object
 
 _SLOTS_PER_BLOCK = 128
 #: Blocks kept for the next snapshots, as a multiple of those in use; pinned copies of a bank.
@@ -70,7 +71,7 @@ class Bank:
         self._fresh_ints, self._fresh_floats = _parts(self._fresh)
         #: On a GPU, what the blocks are parts of; the streams that this step has launched on.
         self._segments: list[Tensor] = []
-        self._streams: set[torch.cuda.Stream] = set()
+        self._streams: set[int] = set()
         #: A CUDA graph writes to these addresses: they have to stay.
         self._captured = False
 
@@ -84,7 +85,7 @@ class Bank:
         if torch.cuda.is_current_stream_capturing():
             self._captured = True
             return slot < _SLOTS_PER_BLOCK * len(self._blocks)
-        self._streams.add(torch.cuda.current_stream(self.device))
+        self._streams.add(current_stream(self.device))
         return True
 
     def row(self, slot: int) -> tuple[Tensor, Tensor]:
@@ -153,11 +154,11 @@ class Bank:
 
     def _sent(self, rows: int) -> Snapshot:
         """Behind all that this step has launched, on whatever stream; what is launched there later comes after it."""
-        here, streams = torch.cuda.current_stream(self.device), self._streams
+        here = torch.cuda.current_stream(self.device)
+        streams = [stream_object(self.device, s) for s in self._streams if s != here.cuda_stream]
         self._streams = set()
         for stream in streams:
-            if stream != here:
-                here.wait_stream(stream)
+            here.wait_stream(stream)
         copy, first = self._copy_of(rows), 0
         for segment in self._segments:
             part = segment[: max(0, rows - first)]
@@ -172,8 +173,7 @@ class Bank:
             segment = self._fresh.repeat(first, 1)
             self._segments, self._blocks = [segment], _blocks_of(segment)
         for stream in streams:
-            if stream != here:
-                stream.wait_stream(here)
+            stream.wait_stream(here)
         event = torch.cuda.Event(blocking=True)
         event.record(here)
         parts = [_parts(part) for part in copy[:rows].split(_SLOTS_PER_BLOCK)] if rows else []

@@ -94,6 +94,12 @@ def _distances(binade, spread):
 
 
 @triton.jit
+def _spread(peak):
+    """Where the binades of a block begin: at its peak, or in a block of zeros so high that zeros lie outside."""
+    return tl.where(peak < 0, 4096, peak)
+
+
+@triton.jit
 def _is_outside(binade, spread, zeros):
     """Whether some element of a lane is neither zero nor less than 31 binades below its block's peak."""
     _, high = _distances(binade, spread)
@@ -292,8 +298,8 @@ def _measure_chunk(
             peak16 = tl.max(((largest - 1) >> 21) & -4, axis=0)
             peak32 = tl.max(peak16, axis=0)
             peak128 = tl.max(peak32, axis=0)
-            of16, of32 = peak16[None, :, :, :, None], peak32[None, None, :, :, None]
-            of128 = peak128[None, None, None, :, None]
+            of16, of32 = _spread(peak16)[None, :, :, :, None], _spread(peak32)[None, None, :, :, None]
+            of128 = _spread(peak128)[None, None, None, :, None]
             rare, keep = _groups_left_out(binade, of16, of32, of128, zeros, rare, WANT)
             if WANT & 1:
                 x0, x1, x2, x3, p0, p1, p2, p3 = _with_blocks(

@@ -95,8 +95,9 @@ class Guard:
         if policy in ("skip", "stop") and _are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
-        gradients_bad = self._gradients_are_bad(optimizer, look)
+        # What was launched last is waited for first: the rest has arrived by then.
         poisoned = self._buffers.judge(*launched) if launched[1] else []
+        gradients_bad = self._gradients_are_bad(optimizer, look)
         loss_bad = self._loss_is_bad(scaled=scaler is not None or self._context.current.loss_scale is not None)
         step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())

@@ -49,10 +49,15 @@ class GradientLooks:
     def before_step(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """The optimizer is about to use them; they are judged at once, before anybody can write to them."""
         facts = self._recorder.current
-        if facts.gradients_of is None and facts.grad_norm is None:
-            layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
+        if facts.grad_norm is not None or (facts.gradients_of is not None and self._look is not None):
+            return
+        layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
+        if facts.gradients_of is None:
             if self._read(parameters_in_place(groups), layout):
                 self._look = Look(facts.grad_amax)
+        elif self._recorder.options.on_nonfinite != "observe":  # the rows have the norm, but come too late to judge
+            found = gradient_sentinel(parameters_in_place(groups), layout)
+            self._look = None if found is None else Look(found[1])
 
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """They came into being inside the step."""

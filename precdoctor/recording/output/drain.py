@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from precdoctor.recording import kernels
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.events import EventLog
 from precdoctor.recording.output.evidence import Evidence, Watcher
@@ -234,6 +235,7 @@ class Drain:
         return item is not None or not closing
 
     def _write(self, writer: RankWriter, item: Item) -> None:
+        kernels.stay_out_of_captures()
         try:
             if isinstance(item, StepBatch):
                 self._write_step(writer, item)

@@ -78,7 +78,8 @@ class BatchedLaunch(AbstractContextManager["BatchedLaunch"]):
             return False
         with self._lock:
             self._jobs[slot] = kernels.Job(x, slot, restart, before, intended, kernels.stream_of(x))
-            self._held += sum(t.numel() * t.element_size() for t in (x, before, intended) if t is not None)
+            if self._limit is not None:
+                self._held += sum(t.numel() * t.element_size() for t in (x, before, intended) if t is not None)
             full = self._limit is not None and self._held > self._limit
         if full:
             self.flush()

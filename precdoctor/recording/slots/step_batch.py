@@ -65,6 +65,7 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
 
 
 class _Event(Protocol):
+    def query(self) -> bool: ...
     def synchronize(self) -> None: ...
 
 
@@ -72,18 +73,19 @@ def arrival(event: _Event, host: torch.Tensor) -> Callable[[], float]:
     """Read a scalar of the host's once its copy has arrived; the wait is not the recorder's work, and counted apart."""
 
     def arrived() -> float:
-        began = time.perf_counter_ns()
-        try:
-            event.synchronize()
-        finally:
-            waits.ns += time.perf_counter_ns() - began
+        if not event.query():
+            began = time.perf_counter_ns()
+            try:
+                event.synchronize()
+            finally:
+                waits.ns += time.perf_counter_ns() - began
         return float(host)
 
     return arrived
 
 
-def deferred(x: torch.Tensor) -> Callable[[], list[float]]:
-    """The numbers of a vector, without waiting for its device now."""
+def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[float]]:
+    """The numbers of a vector, without waiting for its device now; ``by_drain`` as in :func:`defer`."""
     if x.is_cpu:
         values: list[float] = x.tolist()
         return lambda: values
@@ -91,7 +93,7 @@ def deferred(x: torch.Tensor) -> Callable[[], list[float]]:
     host.copy_(x, non_blocking=True)
     if not x.is_cuda:
         return host.tolist
-    event = torch.cuda.Event(blocking=True)
+    event = torch.cuda.Event(blocking=by_drain)
     event.record(torch.cuda.current_stream(x.device))
     arrived = arrival(event, host[0])
 

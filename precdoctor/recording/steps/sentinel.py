@@ -14,7 +14,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels import native_cpu
 from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.slots.step_batch import Deferred, defer
+from precdoctor.recording.slots.step_batch import Deferred, defer, deferred
 
 #: In elements: two microseconds of reading.
 _SMALL = 16 * 1024
@@ -82,15 +82,41 @@ def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None)
         no gradient.
     """
     gradients = list(map(_GRADIENT, parameters))
-    plain = known is not None and torch._C._functorch.maybe_current_level() is None
-    found = known.look(gradients) if known is not None and plain else None
+    if torch._C._functorch.maybe_current_level() is not None:
+        known = None
+    found = known.look(gradients) if known is not None else None
     if found is None:
         some, gradients = len(gradients), [g for g in gradients if g is not None]
-        if known is not None and plain and len(gradients) < some:
+        if known is not None and len(gradients) < some:
             found = known.look(gradients)
-    if found is None and gradients and (found := _looked_at(gradients)) is not None and known is not None:
-        known.learn(gradients)
-    return _gradient_sentinel(gradients) if found is None else (math.sqrt(found[1]), found[0])
+    if found is None and gradients:
+        found = _looked_at(gradients)
+        if known is not None and (found is not None or _are_on_a_gpu(gradients)):
+            known.learn(gradients)
+            found = known.look(gradients) if found is None else found
+    if found is None:
+        return _gradient_sentinel(gradients)
+    return _arriving(found) if isinstance(found, Tensor) else (math.sqrt(found[1]), found[0])
+
+
+def _are_on_a_gpu(gradients: list[Tensor]) -> bool:
+    """Whether the kernel of one launch may be able to read them: torch's own tensors, of whatever layout."""
+    return gradients[0].is_cuda and _EXACT.issuperset(map(type, gradients))
+
+
+def _arriving(found: Tensor) -> tuple[Deferred, Deferred]:
+    """L2 norm and amax from amax and the sum of squares of each dtype, shape (dtypes, 2), on their way to the host."""
+    with kernels.apart_from_user_modes():
+        numbers = deferred(found.flatten(), by_drain=False)
+
+    def norm() -> float:
+        return math.sqrt(sum(numbers()[1::2]))
+
+    def largest() -> float:
+        values = numbers()[::2]
+        return math.nan if any(map(math.isnan, values)) else max(values)
+
+    return norm, largest
 
 
 def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | None:

@@ -140,6 +140,33 @@ tell(copies=copies, memories=len(set(large)))
     assert said["copies"][-6:] == [1] * 6 and said["memories"] <= 3
 
 
+def test_between_samples_gradients_are_looked_at_in_one_launch_of_ours_and_no_op_of_torchs(tmp_path):
+    body = """
+import math
+from precdoctor.recording.kernels import cuda
+from precdoctor.recording.steps import sentinel
+looks, norms, true, look = [], [], [], cuda.look
+def counted(device, programs, *more, **options):
+    looks.append(programs)
+    return look(device, programs, *more, **options)
+cuda.look = counted
+sentinel._norms = lambda *_: 1 / 0
+with precdoctor.record("run", every=1024, strict=True):
+    for _ in range(6):
+        looks.clear()
+        model(torch.randn(4, 8)).square().mean().backward()
+        true.append(math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters())))
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(len(looks))
+tell(looks=norms, true=true)
+"""
+    said, run_, _ = run(tmp_path, MLP + body)
+    assert said["looks"][1:] == [1] * 5
+    assert said["waits"] == [1] * 6
+    assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
+
+
 def test_a_snapshot_comes_after_launches_on_other_streams_and_they_after_it(tmp_path):
     body = """
 with precdoctor.record("run", every=1, strict=True):

@@ -27,7 +27,7 @@ class Clock:
         self.now += ns
 
     def event(self, ns):
-        return SimpleNamespace(synchronize=lambda: self.spend(ns))
+        return SimpleNamespace(query=lambda: False, synchronize=lambda: self.spend(ns))
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+"""The look at tensors on a GPU that come again in every step, the same but for where they lie. Needs no Triton."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from precdoctor.recording.kernels import cuda
+from precdoctor.recording.kernels.batched import FEWEST_TILES, MOST_PROGRAMS, sent
+from precdoctor.recording.kernels.tiling import LANES, elements_per_lane, is_dense
+
+_ADDRESS = torch._C.TensorBase.data_ptr
+
+
+class _Alike:
+    """Tensors of one dtype: where they stand in the list, and the table that leads the kernel to them."""
+
+    def __init__(self, dtype: torch.dtype, places: list[int], sizes: list[int], device: torch.device) -> None:
+        self.dtype, self.places = dtype, places
+        tiles = [math.ceil(size / (LANES * elements_per_lane(dtype))) for size in sizes]
+        self.chunk = max(FEWEST_TILES, math.ceil(sum(tiles) / MOST_PROGRAMS))
+        each = [math.ceil(n / self.chunk) for n in tiles]
+        firsts = list(itertools.accumulate(each, initial=0))
+        self.programs = firsts.pop()
+        self.host = np.column_stack((np.zeros(len(sizes), np.int64), sizes, firsts)).astype(np.int64)
+        self.owners = sent(np.repeat(np.arange(len(sizes), dtype=np.int32), each), None, device)
+        self.done = torch.zeros(1, dtype=torch.int64, device=device)
+        self.rows: Tensor | None = None
+        self.addresses: list[int] = []
+
+    def bring(self, addresses: list[int], device: torch.device) -> None:
+        """Have the table lead to these addresses."""
+        if addresses != self.addresses:
+            self.host[:, 0] = addresses
+            self.rows = sent(self.host, self.rows, device)
+            self.addresses = addresses
+
+
+class DeviceLook:
+    """Amax and sum of squares of a list of tensors: a launch for each dtype, and nothing that waits.
+
+    Args:
+        tensors: plain, strided, of one GPU; ``fits`` says whether they will do.
+    """
+
+    _MOST_DTYPES: Final = 4
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._device = tensors[0].device
+        self._stream = cuda.stream_of(tensors[0])
+        places: dict[torch.dtype, list[int]] = {}
+        for i, x in enumerate(tensors):
+            places.setdefault(x.dtype, []).append(i)
+        self._kinds = [
+            _Alike(dtype, found, [tensors[i].numel() for i in found], self._device) for dtype, found in places.items()
+        ]
+
+    @classmethod
+    def fits(cls, tensors: Sequence[Tensor]) -> bool:
+        """Whether the kernel can read these: dense, not empty, of few formats of at most 32 bits, on one GPU."""
+        device = tensors[0].device
+        return (
+            all(x.device == device and x.layout is torch.strided and x.numel() for x in tensors)
+            and cuda.looks_at({x.dtype for x in tensors}, device)
+            and len({x.dtype for x in tensors}) <= cls._MOST_DTYPES
+            and all(x.is_contiguous() or is_dense(x.shape, x.stride()) for x in tensors)
+        )
+
+    def look(self, addresses: list[int], stream: int) -> Tensor | None:
+        """Launch it, on the current stream.
+
+        Args:
+            addresses: of the tensors.
+            stream: the current one.
+
+        Returns:
+            FP64, shape ``(dtypes, 2)``, on the device: amax, as :func:`native_cpu.look` has it, and sum of squares.
+            Null where the kernel could not be launched, or on another stream than before.
+        """
+        if stream != self._stream:
+            return None
+        device, kinds = self._device, self._kinds
+        programs = sum(kind.programs for kind in kinds)
+        memory = torch.empty(2 * (len(kinds) + programs), dtype=torch.float64, device=device)
+        out = memory.data_ptr()
+        partial = out + 16 * len(kinds)
+        for kind in kinds:
+            mine = addresses if len(kinds) == 1 else [addresses[i] for i in kind.places]
+            kind.bring(mine, device)
+            assert kind.rows is not None, "the table was written"
+            at = kind.rows.data_ptr(), kind.owners.data_ptr(), partial, out, kind.done.data_ptr()
+            if not cuda.look(device, kind.programs, at, kind.chunk, kind.dtype, aligned=not any(a % 16 for a in mine)):
+                return None
+            out, partial = out + 16, partial + 16 * kind.programs
+        return memory[: 2 * len(kinds)].view(-1, 2)
