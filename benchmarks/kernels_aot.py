@@ -107,7 +107,8 @@ def compiled(kernel: Kernel, architecture: int) -> Any:
     names = [p.name for p in parameters if p.is_constexpr]
     source = ASTSource(kernel.function, signature, constexprs=dict(zip(names, kernel.constants, strict=True)))
     target = GPUTarget("cuda", architecture, 32)
-    return triton.compile(source, target=target, options=dict(triton_kernel.OPTIONS))
+    options = triton_kernel.BLOCK_OPTIONS if "blocks" in kernel.name else triton_kernel.OPTIONS
+    return triton.compile(source, target=target, options=dict(options))
 
 
 def tile_loop(program: Any) -> Loop:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from benchmarks.gpu.place import Place, from_command_line
 from precdoctor.recording import kernels
+from precdoctor.recording.kernels.device_look import DeviceLook
 
 DTYPES = {"BF16": torch.bfloat16, "FP32": torch.float32, "E4M3": torch.float8_e4m3fn}
 SETS = {"core": False, "blocks": True}
@@ -173,6 +174,8 @@ def _many(place: Place, name: str, tensors: list[Tensor]) -> None:
         of_updates = kernels.Tables()
         read = 2 * size + 4 * sum(x.numel() for x in tensors)
         bodies["together"] = lambda: kernels.together(jobs, tables), size
+        look, where = DeviceLook(tensors), [x.data_ptr() for x in tensors]
+        bodies["looked at"] = lambda: look.look(where, stream), size
         bodies["updates together"] = lambda: kernels.together(updates, of_updates), read
     for how, (body, read) in bodies.items():
         device = seconds([body], place)

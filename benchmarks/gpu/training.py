@@ -10,6 +10,7 @@ plain step's launches are taken off.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import statistics
 import tempfile
@@ -30,15 +31,16 @@ CORE = ("output", "grad_output", "weight", "weight_grad")
 #: Steps recorded in full at the beginning of a run that a budget leads, and some more: its costs are medians of 16.
 _SETTLED = 64 + 20
 _NEVER = 1 << 20  # a power of two: no step but the first is sampled
-#: By name: options, and steps before the measured ones.
+#: By name: options, and steps before the measured ones. The first two are a few percent at most, and measured thrice.
 RECORDED: dict[str, tuple[dict[str, Any], int]] = {
     "observe, unsampled": ({"every": _NEVER, "deep_scan": 0, "on_nonfinite": "observe"}, 3),
     "examine, unsampled": ({"every": _NEVER, "deep_scan": 0}, 3),
-    "core, every step": ({"every": 1, "deep_scan": 0, "kinds": CORE}, 3),
     "all, every step": ({"every": 1, "deep_scan": 0}, 3),
-    "all and blocks, every step": ({"every": 1, "deep_scan": 0}, 3),
+    "core, every step": ({"every": 1, "deep_scan": 0, "kinds": CORE}, 3),
     "default options": ({}, _SETTLED),
+    "all and blocks, every step": ({"every": 1, "deep_scan": 0}, 3),
 }
+_THRICE = ("observe, unsampled", "examine, unsampled")
 #: Our kernels by name; what else recording launches is torch's.
 _OURS = ("_stat", "_stat_many", "_restart_many", "_update_many", "_look_many")
 
@@ -82,6 +84,8 @@ class Blocks:
 
     def block(self) -> dict[str, float]:
         """Milliseconds of a step, waits of a step and milliseconds in them, peak memory, compiled graphs so far."""
+        gc.collect()
+        gc.freeze()  # what reading a run has imported is no part of a training
         self._place.wait()
         if self._place.is_gpu:
             torch.cuda.reset_peak_memory_stats(self._place.device)
@@ -166,10 +170,10 @@ def recorded(place: Place, blocks: Blocks, name: str, folder: str) -> dict[str, 
 def profiled(blocks: Blocks, name: str, folder: str) -> dict[str, Any]:
     """What one step launches under one set of options."""
     options, _ = RECORDED[name]
-    with always_with_blocks() if "blocks" in name else contextlib.nullcontext():
-        with precdoctor.record(folder, **options):
-            blocks.warm_up(2)
-            return blocks.profiled()
+    which = always_with_blocks() if "blocks" in name else contextlib.nullcontext()
+    with which, precdoctor.record(folder, **options):
+        blocks.warm_up(2)
+        return blocks.profiled()
 
 
 @contextlib.contextmanager
@@ -186,7 +190,7 @@ def always_with_blocks() -> Any:
 
 
 def measure(place: Place, shape: str, mode: str) -> None:
-    """Rounds of plain and recorded blocks, as many as there is time for."""
+    """Plain and recorded blocks in turn, as many as there is time for."""
     compiled = mode == "compiled" and place.is_gpu
     blocks = Blocks(place, step_of(place, shape, compiled=compiled), compiled=compiled)
     of = {"shape": shape, "mode": mode}
@@ -194,21 +198,17 @@ def measure(place: Place, shape: str, mode: str) -> None:
     first = blocks.block()
     place.add("training", **of, name="off, before any recording", **first)
     plain, longest = blocks.block(), 0.0
-    for turn in range(3):
-        for name in RECORDED:
-            if turn and (not RECORDED[name][0] or place.left() < 1.5 * longest + 15.0):
-                continue
-            began = time.monotonic()
-            with tempfile.TemporaryDirectory() as folder:
-                found = recorded(place, blocks, name, f"{folder}/run")
-            after = blocks.block()
-            ratio = found["ms"] / statistics.mean((plain["ms"], after["ms"]))
-            place.add("training", **of, name=name, turn=turn, ratio=ratio, off_ms=after["ms"], **found)
-            plain = after
-            if RECORDED[name][0]:
-                longest = max(longest, time.monotonic() - began)
-        if not place.is_gpu:
+    for name in (*(_THRICE * 3 if place.is_gpu else _THRICE), *(n for n in RECORDED if n not in _THRICE)):
+        if place.left() < 1.5 * longest + 15.0:
             break
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            found = recorded(place, blocks, name, f"{folder}/run")
+        after = blocks.block()
+        ratio = found["ms"] / statistics.mean((plain["ms"], after["ms"]))
+        place.add("training", **of, name=name, ratio=ratio, off_ms=after["ms"], **found)
+        plain = after
+        longest = max(longest, time.monotonic() - began)
     place.add("training", **of, name="off, after all", **blocks.block())
     place.add("launches", **of, name="off, before any recording", **blocks.profiled())
     for name in [name for name, (options, _) in RECORDED.items() if options]:

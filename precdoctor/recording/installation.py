@@ -15,6 +15,7 @@ from precdoctor.recording.fp8.library_quantisers import LibraryQuantisers
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.observe.backward_hooks import BackwardHooks
+from precdoctor.recording.observe.early_look import EarlyLook
 from precdoctor.recording.observe.forward_hooks import ForwardHooks
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
@@ -123,12 +124,14 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         calls.install(module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene, scan.suspect)
-        kept = KeptGradients(recorder)
-        BackwardHooks(recorder, manual, thrown, kept, loss_code, casts, guard, window, module_hooks, logits).install()
+        kept, early = KeptGradients(recorder), EarlyLook(recorder)
+        BackwardHooks(
+            recorder, manual, thrown, kept, loss_code, casts, guard, window, module_hooks, logits=logits, early=early
+        ).install()
         TakenGradients(recorder, scene, loss_code).install()
         LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
-        OptimizerHooks(recorder, manual, thrown, kept, guard, casts, shadow).install()
+        OptimizerHooks(recorder, manual, thrown, kept, guard, casts, shadow, early).install()
         recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()

@@ -8,10 +8,13 @@ it is anything else (another Triton, a profiler's hooks), every launch goes thro
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+from precdoctor.recording.process import attach
 
 #: What a launcher is given in front of the kernel's arguments: the grid, the stream, the function, what is known of the
 #: kernel, what a profiler is told, and the two hooks that tell it.
@@ -20,6 +23,25 @@ _GRID, _STREAM, _FUNCTION, _PACKED, _HOOKS, _FIRST = slice(0, 3), 3, 4, 5, slice
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 Launcher = Callable[..., object]
+
+
+class _Patience:
+    """Says why the first steps take so long, once, where they do."""
+
+    _SECONDS: Final = 5.0
+
+    def __init__(self) -> None:
+        self._spent, self._said = 0.0, False
+
+    def spend(self, seconds: float) -> None:
+        """The first launch of a kernel took so long: it was compiled, or read from Triton's cache."""
+        self._spent += seconds
+        if self._spent > self._SECONDS and not self._said:
+            self._said = True
+            attach.say("kernels are compiled for this GPU: the first steps are slow, but not those of later runs")
+
+
+_patience = _Patience()
 
 
 class _Compiled:
@@ -62,7 +84,9 @@ class LightLaunch:
         key = (device.index, *constants)
         known = self._known.get(key)
         if known is None:
+            began = time.perf_counter()
             kernel = self._by_triton(programs, arguments, constants)
+            _patience.spend(time.perf_counter() - began)
             watchable = kernel is not None and device.type == "cuda" and _raw_stream is not None
             self._known[key] = _Compiled(kernel if watchable else None)
         elif known.run is None or _raw_stream is None:

@@ -16,6 +16,8 @@ from precdoctor.recording.kernels import row_layout as at
 TILE: Final = 1024
 #: The most columns of one: the largest block.
 WIDTH: Final = 128
+#: Of rows with fewer: of one, three, 16 columns. There is a kernel for each, and compiling it takes seconds.
+NARROW: Final = (8, 32)
 #: Rows are walked along this many merged dimensions, beside the last.
 MAX_OUTER: Final = 3
 #: Threads of a program: lanes of a tile that is counted in a window.
@@ -71,7 +73,7 @@ def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtyp
     rows = numel // columns
     seed = reference.signed64(reference.fingerprint_seed(dtype, shape)) if want & 8 else 0
     if dtype == torch.float64 or (blocks and columns < WIDTH):
-        width = min(1 << (columns - 1).bit_length(), WIDTH)
+        width = next((few for few in NARROW if columns <= few), WIDTH)
         groups = math.ceil(columns / width)
         tiles, padding, flat = math.ceil(rows * groups / (TILE // width)), (0, 0, 0, 0), False
     else:
@@ -104,8 +106,11 @@ def is_dense(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
 
 
 def is_aligned(addresses: Sequence[int], on: Tiling) -> bool:
-    """Whether a lane's elements lie beside one another, start at multiples of 16 bytes and are never cut short."""
-    if any(address % 16 for address in addresses):
+    """Whether a lane's elements lie beside one another, start at multiples of 16 bytes and are never cut short.
+
+    Of tiles that are counted row by row nobody asks.
+    """
+    if on.width or any(address % 16 for address in addresses):
         return False
     if on.flat:
         return on.numel % 16 == 0

@@ -20,7 +20,7 @@ from torch import Tensor
 from precdoctor.recording.kernels import batched
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.light_launch import LightLaunch
-from precdoctor.recording.kernels.triton_kernel import OPTIONS, edges, measure_tiles, sign, take_out
+from precdoctor.recording.kernels.triton_kernel import BLOCK_OPTIONS, OPTIONS, edges, measure_tiles, sign, take_out
 from precdoctor.recording.kernels.triton_tile import FORMATS, add, pointer_to
 from precdoctor.recording.kernels.triton_update import measure_update
 
@@ -154,9 +154,11 @@ def launch(group: batched.Group, table: batched.Table, counter: Tensor) -> None:
         _update(table.programs, group.device, arguments, *of_update)
         return
     constants = *fmt, size, *edges(group.dtype), group.want, group.width, group.flat, group.aligned
-    _stat(table.programs, group.device, arguments, *constants)
+    launch = _stat_blocks if group.want & 7 else _stat
+    launch(table.programs, group.device, arguments, *constants)
 
 
 _restart: Final = LightLaunch(_restart_many, OPTIONS)
 _update: Final = LightLaunch(_update_many, OPTIONS)
 _stat: Final = LightLaunch(_stat_many, OPTIONS)
+_stat_blocks: Final = LightLaunch(_stat_many, BLOCK_OPTIONS)

@@ -36,6 +36,9 @@ _BASE: Any = torch._C.TensorBase
 _GRADIENT = _BASE.grad.__get__
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
+_TOO_LATE = (
+    "it is one of the last to arrive, and those are judged when the step is over; 'precdoctor autopsy' finds its op"
+)
 #: Poisoned tensors named per incident.
 _MAX_POISONED = 8
 
@@ -46,6 +49,7 @@ class Guard:
     def __init__(self, context: StepContext, scene: Scene, suspect: Callable[[], None]) -> None:
         self._context, self._scene, self._suspect = context, scene, suspect
         context.when_forked.append(self._forget)
+        context.when_closing.append(self._judge_at_end)
         self._forget()
 
     def _forget(self) -> None:
@@ -58,6 +62,8 @@ class Guard:
         self._state = OptimizerStateWatch(self._context)
         #: The largest gradient of the step in progress, where it was read.
         self._gradient: float | None = None
+        #: A step whose last gradients have not been judged, and the largest of them.
+        self._unjudged: tuple[int, Deferred] | None = None
         #: A buffer that trains with the model has been non-finite since an earlier step.
         self._poisoned_before = False
 
@@ -73,6 +79,22 @@ class Guard:
         """
         if (why := self._context.halt) is not None:
             self._stop(f"{why}; stopped at step {self._context.step}")
+
+    def _judge_last_gradients(self, unjudged: tuple[int, Deferred] | None) -> None:
+        """Of the step before, those that were not waited for; by now the device is past them."""
+        if unjudged is None or math.isfinite(_value(unjudged[1])) or self._last_bad == unjudged[0]:
+            return
+        step, number = unjudged[0], self._number()
+        data = {"policy": self._policy, "loss_is_bad": False, "gradients_are_bad": True, "skips_in_a_row": 0}
+        self._context.event("incident", step=step, id=number, data={**data, "outcome": "refused", "why": _TOO_LATE})
+        self._last_bad = step
+        attach.say(f"step {step}: a gradient is not finite ({_TOO_LATE}){self._then()}")
+
+    def _judge_at_end(self) -> None:
+        try:
+            self._judge_last_gradients(self._unjudged)
+        except RuntimeError as error:  # of the device: nothing can be read from it any more
+            attach.let_through(error)
 
     def skips_step(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, look: Look | None = None
@@ -92,12 +114,14 @@ class Guard:
             return False
         if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
+        unjudged, self._unjudged = self._unjudged, None
         if policy in ("skip", "stop") and _are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
         # What was launched last is waited for first: the rest has arrived by then.
         poisoned = self._buffers.judge(*launched) if launched[1] else []
         gradients_bad = self._gradients_are_bad(optimizer, look)
+        self._judge_last_gradients(unjudged)
         loss_bad = self._loss_is_bad(scaled=scaler is not None or self._context.current.loss_scale is not None)
         step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
@@ -301,9 +325,11 @@ class Guard:
     def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
         if look is not None and (look.of is None or look.covers(parameters_of(optimizer))):
             known = look.amax if type(look.amax) is float else _value(look.amax)
-            if math.isfinite(known):
+            if math.isfinite(known) or look.of is None:
                 self._gradient = known
-                return False
+                if look.late is not None:
+                    self._unjudged = self._context.step, look.late
+                return not math.isfinite(known)
         # Not read yet, or bad before clipping by value, which mends infinities.
         self._gradient = _value(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)

@@ -19,6 +19,7 @@ from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
 from precdoctor.recording.model.weight_pieces import gathered
+from precdoctor.recording.observe.early_look import EarlyLook
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks
 from precdoctor.recording.ops.dispatch_modes import open_modes, sweep
@@ -52,7 +53,9 @@ class BackwardHooks:
         guard: Guard,
         window: StepWindow,
         module_hooks: ModuleHooks,
+        *,
         logits: Logits,
+        early: EarlyLook,
     ) -> None:
         self._recorder = recorder
         self._casts, self._window = casts, window
@@ -65,7 +68,7 @@ class BackwardHooks:
         self._begin = guarded(recorder)(self._began)
         self._end = guarded(recorder)(self._ended)
         self._module_hooks = module_hooks
-        self._logits = logits
+        self._logits, self._early = logits, early
         #: Parameters that have a hook, which is removed between samples.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         recorder.when_step_begins.append(self._step_begins)
@@ -182,6 +185,7 @@ class BackwardHooks:
             weights = self._loss_code.weights
             manual.leaves_derived(weights)
         self._recorder.end_micro_step()
+        self._early.backward_ended()
         self._thrown.backward_ended()
         self._kept.backward_ended()
         if not manual.has_optimizer:
@@ -248,6 +252,8 @@ class BackwardHooks:
                 owner.trained = True
             if not manual.has_optimizer:
                 manual.gradient_arrived(parameter)
+            if recorder.live and recorder.in_backward:
+                self._early.arrived(parameter)
             if recorder.live and recorder.in_backward and recorder.wants(place):
                 site = recorder.site(place, "weight_grad", name, grad)
                 recorder.measure(site, grad, restart=True, together=gradients.waiting_room(grad))

@@ -11,10 +11,12 @@ from torch import Tensor
 from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.model import static
 from precdoctor.recording.model.optimizer_contents import parameters_in_place, parameters_of
+from precdoctor.recording.observe.early_look import EarlyLook
 from precdoctor.recording.recorder import Recorder
+from precdoctor.recording.slots.step_batch import Deferred
 from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.loss_scalers import Scalers
-from precdoctor.recording.steps.sentinel import Look, gradient_sentinel
+from precdoctor.recording.steps.sentinel import Look, gradient_sentinel, merged
 
 
 class GradientLooks:
@@ -24,10 +26,12 @@ class GradientLooks:
         recorder: of the process.
         scalers: tell whether gradients still carry a loss scale.
         in_closure: whether a step with a closure runs.
+        early: has looked at most of them already, where that is of use.
     """
 
-    def __init__(self, recorder: Recorder, scalers: Scalers, in_closure: Callable[[], bool]) -> None:
+    def __init__(self, recorder: Recorder, scalers: Scalers, in_closure: Callable[[], bool], early: EarlyLook) -> None:
         self._recorder, self._scalers, self._in_closure = recorder, scalers, in_closure
+        self._early = early
         #: The gradients were read in this step, so that nobody has to read them again.
         self._look: Look | None = None
         self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
@@ -53,11 +57,11 @@ class GradientLooks:
             return
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         if facts.gradients_of is None:
-            if self._read(parameters_in_place(groups), layout):
-                self._look = Look(facts.grad_amax)
+            if (found := self._read(parameters_in_place(groups), layout)) is not None:
+                self._look = Look(*found)
         elif self._recorder.options.on_nonfinite != "observe":  # the rows have the norm, but come too late to judge
-            found = gradient_sentinel(parameters_in_place(groups), layout)
-            self._look = None if found is None else Look(found[1])
+            whole = gradient_sentinel(parameters_in_place(groups), layout)
+            self._look = None if whole is None else Look(whole[1])
 
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """They came into being inside the step."""
@@ -67,18 +71,28 @@ class GradientLooks:
     def _look_at(self, parameters: list[Tensor], layout: Layout) -> None:
         facts = self._recorder.current
         known = facts.gradients_of is not None or facts.grad_norm is not None
-        if not known and not self._recorder.capture.runs and self._read(parameters, layout):
-            self._look = Look.at(facts.grad_amax, parameters)
+        if known or self._recorder.capture.runs:
+            return
+        if (found := self._read(parameters, layout)) is not None:
+            amax, _, late = found
+            self._look = Look.at(amax, parameters, late)
 
-    def _read(self, parameters: Sequence[Tensor], layout: Layout) -> bool:
-        """Whether there were any."""
-        facts = self._recorder.current
-        if (found := gradient_sentinel(parameters, layout)) is None:
-            return False
+    def _read(self, parameters: Sequence[Tensor], layout: Layout) -> tuple[Deferred, None, Deferred] | None:
+        """What a :class:`Look` at all of them is made of; null where there are no gradients."""
+        facts, late = self._recorder.current, None
+        if (early := self._early.take(parameters)) is not None:
+            found, left = early
+            amax, rest = found[1], gradient_sentinel(left, self._early.rest)
+            if rest is not None:
+                late, found = rest[1], merged(found, rest)
+        elif (whole := gradient_sentinel(parameters, layout)) is not None:
+            found, amax = whole, whole[1]
+        else:
+            return None
         facts.grad_norm, facts.grad_amax = found
         if self._scalers.in_use:
             facts.grad_norm_scaled = self._scalers.still_scaled(parameters) is True
-        return True
+        return amax, None, late
 
     # --- clipping ----------------------------------------------------------------------------------------------------
 
@@ -99,4 +113,4 @@ class GradientLooks:
     def _stays(self, parameters: list[Tensor]) -> None:
         """What is finite stays so where gradients are clipped."""
         assert self._look is not None, "only called after covered"
-        self._look = Look.at(self._look.amax, parameters)
+        self._look = Look.at(self._look.amax, parameters, self._look.late)

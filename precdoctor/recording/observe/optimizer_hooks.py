@@ -24,6 +24,7 @@ from precdoctor.recording.model.optimizer_contents import (
     groups_of,
     parameters_of,
 )
+from precdoctor.recording.observe.early_look import EarlyLook
 from precdoctor.recording.observe.gradient_looks import GradientLooks
 from precdoctor.recording.observe.optimizer_rows import OptimizerRows
 from precdoctor.recording.process import memory_limits
@@ -52,6 +53,7 @@ class OptimizerHooks:
         guard: Guard,
         casts: Casts,
         shadow: Shadow | None,
+        early: EarlyLook,
     ) -> None:
         self._recorder = recorder
         self._guard, self._shadow = guard, shadow
@@ -66,7 +68,9 @@ class OptimizerHooks:
         self.scalers = Scalers(
             recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
         )
-        self._looks = GradientLooks(recorder, self.scalers, lambda: self._attempt is not None and self._attempt.closure)
+        self._looks = GradientLooks(
+            recorder, self.scalers, lambda: self._attempt is not None and self._attempt.closure, early
+        )
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""

@@ -20,7 +20,7 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
 from precdoctor.recording.steps.optimizer_states import Masters, StateRows, masters_in_state
 from precdoctor.recording.steps.step_attempt import Attempt
-from precdoctor.recording.steps.weight_updates import intended_update
+from precdoctor.recording.steps.weight_updates import corrections_on_device, intended_update
 
 
 class Held(NamedTuple):
@@ -189,6 +189,8 @@ class OptimizerRows:
         if not attempt.before:
             return
         with self._updates as together:
+            with kernels.apart_from_user_modes():
+                corrections = corrections_on_device(attempt.optimizer)
             last: tuple[Tensor | None, Tensor | kernels.Adam | None] = None, None
             for held in self._held(attempt.optimizer):
                 parameter = held.parameter
@@ -198,7 +200,8 @@ class OptimizerRows:
                 with kernels.apart_from_user_modes():
                     after = tensor_leaves.plain(parameter)
                     if last[0] is not parameter:  # several parts of one
-                        last = parameter, intended_update(attempt.optimizer, parameter, before, held.group)
+                        intended = intended_update(attempt.optimizer, parameter, before, held.group, corrections)
+                        last = parameter, intended
                     intended = last[1]
                     if after is None or intended is None or not after.shape == before.shape == intended.shape:
                         continue

@@ -14,7 +14,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels import native_cpu
 from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.slots.step_batch import Deferred, defer, deferred
+from precdoctor.recording.slots.step_batch import Deferred, defer, deferred, read
 
 #: In elements: two microseconds of reading.
 _SMALL = 16 * 1024
@@ -31,18 +31,20 @@ class Look:
     amax: Deferred
     #: Null: of all an optimizer is about to be asked of, which nobody can have changed since.
     of: tuple[tuple[int, int], ...] | None = None
+    #: The largest magnitude of the gradients that came last, where those are not to be waited for.
+    late: Deferred = None
 
     def covers(self, parameters: Iterable[Tensor]) -> bool:
         """Whether it covers the gradients of all of these parameters, unchanged since."""
-        return self.of is None or (now := _versions(parameters)) == self.of or {*now} <= {*self.of}
+        return self.of is None or (now := versions(parameters)) == self.of or {*now} <= {*self.of}
 
     @classmethod
-    def at(cls, amax: Deferred, parameters: Iterable[Tensor]) -> Look:
+    def at(cls, amax: Deferred, parameters: Iterable[Tensor], late: Deferred = None) -> Look:
         """A reading of the gradients of ``parameters`` as they are now."""
-        return cls(amax, _versions(parameters))
+        return cls(amax, versions(parameters), late)
 
 
-def _versions(parameters: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
+def versions(parameters: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
     """Which gradients there are, and how often each was written to; by functions of C, up to four times a step."""
     gradients = list(map(_GRADIENT, parameters))
     if not _EXACT.issuperset(map(type, gradients)) or any(map(_INFERENCE, gradients)):
@@ -129,6 +131,19 @@ def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | N
         if dense[0].is_cpu:
             dense = _joined([g if g.dtype in {torch.float32, torch.float64} else g.to(torch.float32) for g in dense])
         return defer(torch.linalg.vector_norm(_norms(dense, 2.0))), defer(_largest(dense))
+
+
+def merged(one: tuple[Deferred, Deferred], other: tuple[Deferred, Deferred]) -> tuple[Deferred, Deferred]:
+    """L2 norm and amax of all gradients from those of two parts."""
+
+    def norm() -> float:
+        return math.hypot(*(read(found[0]) or 0.0 for found in (one, other)))
+
+    def largest() -> float:
+        values = [read(found[1]) or 0.0 for found in (one, other)]
+        return math.nan if any(map(math.isnan, values)) else max(values)
+
+    return norm, largest
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:

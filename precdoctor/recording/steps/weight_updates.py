@@ -11,6 +11,7 @@ Loshchilov and Hutter, arXiv:1711.05101, algorithm 2; Reddi et al., ICLR 2018, f
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,24 +19,50 @@ from torch import Tensor
 
 from precdoctor.recording.kernels.adam_update import Adam, wide
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.model.optimizer_contents import state_of
+from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in, state_of
 
 Group = Mapping[str, Any]
 State = Mapping[str, Any]
+#: Under which a state also has its bias corrections, where they were computed for all parameters at once.
+_CORRECTED = "precdoctor_corrections"
 
 
 def _adam(_before: Tensor, _grad: Tensor, state: State, group: Group) -> Adam | None:
     """Adam and AdamW from the moments as they were after the step (the step divides by exactly these)."""
     if "exp_avg" not in state or "exp_avg_sq" not in state:
         return None
-    beta1, beta2 = map(_number, group["betas"])
     second = state.get("max_exp_avg_sq", state["exp_avg_sq"]) if group.get("amsgrad") else state["exp_avg_sq"]
-    t, rate, decay = _number(state["step"]), _number(group["lr"]), group["weight_decay"]
+    t, decay = _number(state["step"]), group["weight_decay"]
     if not isinstance(t, Tensor) and t == 0:
         return None  # fused, and a scaler kept it from taking its first step
     decays = group.get("decoupled_weight_decay", False) and decay != 0
-    factor, root = -rate / (1 - beta1**t), (1 - beta2**t) ** 0.5
+    factor, root = state[_CORRECTED] if _CORRECTED in state else _corrections(t, group)
+    rate = _number(group["lr"])
     return Adam(state["exp_avg"], second, factor, root, group["eps"], rate * decay if decays else None)
+
+
+def _corrections(t: Any, group: Group) -> tuple[Any, Any]:
+    """Of Adam's update after ``t`` steps, a number or a tensor of any shape: its factor and its root."""
+    beta1, beta2 = map(_number, group["betas"])
+    return -_number(group["lr"]) / (1 - beta1**t), (1 - beta2**t) ** 0.5
+
+
+def corrections_on_device(optimizer: torch.optim.Optimizer) -> dict[int, tuple[Tensor, Tensor]]:
+    """Adam's bias corrections where the counts of steps lie on a device: of all parameters at once, a few launches.
+
+    Returns:
+        By ``id`` of a count, what :func:`_corrections` gives; empty for other optimizers.
+    """
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    if _KNOWN.get(type(optimizer)) not in (_adam, _adamw):
+        return found
+    for group in groups_of(optimizer):
+        counts = [state_of(optimizer, p).get("step") for p in parameters_in(group)]
+        there = [t for t in counts if type(t) is Tensor and not t.is_cpu and t.dim() == 0]
+        if len(there) > 1 and len({(t.device, t.dtype) for t in there}) == 1:
+            factors, roots = _corrections(torch.stack(there), group)
+            found |= zip(map(id, there), zip(factors.unbind(), roots.unbind(), strict=True), strict=True)
+    return found
 
 
 def _number(x: Any) -> Any:
@@ -74,7 +101,11 @@ def intention_of(optimizer: torch.optim.Optimizer) -> str:
 
 
 def intended_update(
-    optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor, group: Group
+    optimizer: torch.optim.Optimizer,
+    parameter: Tensor,
+    before: Tensor,
+    group: Group,
+    corrections: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
 ) -> Tensor | Adam | None:
     """The update the step that has just ended meant to add to ``parameter``; float, the shape of ``before``.
 
@@ -83,6 +114,7 @@ def intended_update(
         parameter: one of its parameters, with the gradient of that step still there.
         before: a copy of its values from before the step, as ``leaves.plain`` gives them: of this rank's shard.
         group: the parameter group it is in.
+        corrections: as :func:`corrections_on_device` gives them.
 
     Returns:
         dw, of Adam in its terms; for optimizers not known here the gradient itself, whose zeros are those of dw; null
@@ -97,7 +129,10 @@ def intended_update(
     formula = _KNOWN.get(type(optimizer))
     if formula is None or local is None:
         return local
-    state = {key: _local(value) for key, value in state_of(optimizer, parameter).items()}
+    own = state_of(optimizer, parameter)
+    state = {key: _local(value) for key, value in own.items()}
+    if (both := corrections.get(id(own.get("step")))) is not None:
+        state[_CORRECTED] = both
     exact = formula(before, local, state, group)
     return local if exact is None else exact
 

@@ -140,7 +140,7 @@ tell(copies=copies, memories=len(set(large)))
     assert said["copies"][-6:] == [1] * 6 and said["memories"] <= 3
 
 
-def test_between_samples_gradients_are_looked_at_in_one_launch_of_ours_and_no_op_of_torchs(tmp_path):
+def test_gradients_are_looked_at_in_two_launches_of_ours_and_no_op_of_torchs(tmp_path):
     body = """
 import math
 from precdoctor.recording.kernels import cuda
@@ -162,9 +162,106 @@ with precdoctor.record("run", every=1024, strict=True):
 tell(looks=norms, true=true)
 """
     said, run_, _ = run(tmp_path, MLP + body)
-    assert said["looks"][1:] == [1] * 5
+    assert said["looks"] == [1] + [2] * 5  # most of them from within the backward pass, and the rest
     assert said["waits"] == [1] * 6
     assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
+
+
+EARLY = """
+from precdoctor.recording.slots import step_batch
+from precdoctor.recording.microscope.guard import Guard
+import math
+behind, true, skips = [], [], Guard.skips_step
+def counted(guard, optimizer, scaler, look=None):
+    found = skips(guard, optimizer, scaler, look)
+    behind.append(next(CUDA._numbers) - 1 - CUDA._waited_for)  # events that the device has not got to yet
+    return found
+Guard.skips_step = counted
+
+def train(steps, poison=()):
+    for n in range(steps):
+        for micro in range(MICRO):
+            loss = model(torch.randn(4, 8)).square().mean()
+            if (n, micro) == (poison and poison[0], MICRO - 1):
+                model[poison[1]].weight.register_hook(lambda g: g * math.nan)
+            loss.backward()
+        true.append(math.sqrt(sum(p.grad.double().square().sum().item() for p in model.parameters())))
+        CLIP
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+@pytest.mark.parametrize("clip", ["pass", "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"])
+def test_between_samples_the_guard_waits_for_a_look_before_the_end_of_the_backward_pass(tmp_path, micro, clip):
+    body = """
+with precdoctor.record("run", every=1024, strict=True):
+    train(6)
+tell(behind=behind, true=true)
+"""
+    body = MLP + EARLY.replace("MICRO", str(micro)).replace("CLIP", clip) + body
+    said, run_, _ = run(tmp_path, body)
+    assert said["behind"][0] == 0 and min(said["behind"][1:]) >= 1
+    assert said["waits"] == [1] * 6
+    assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
+    assert events(run_, "incident") == []
+
+
+@pytest.mark.parametrize(("layer", "outcome"), [(40, "examined at once"), (2, "too late")])
+def test_a_bad_gradient_among_the_last_is_told_a_step_later(tmp_path, layer, outcome):
+    body = f"""
+with precdoctor.record("run", every=1024, strict=True):
+    train(6, poison=(3, {layer}))
+tell()
+"""
+    _, run_, err = run(tmp_path, MLP + EARLY.replace("MICRO", "1").replace("CLIP", "pass") + body)
+    found = run_.events()
+    (incident,) = found[found["event"] == "incident"].to_dict("records")
+    data = json.loads(incident["data"])
+    assert incident["step"] == 3 and data["gradients_are_bad"]
+    assert (data["outcome"] == "refused" and "last to arrive" in data["why"]) == (outcome == "too late")
+    assert "step 3: a gradient is not finite" in err
+
+
+@pytest.mark.parametrize("policy", ["observe", "skip"])
+def test_no_look_is_early_where_nothing_is_judged_or_weights_are_to_be_kept(tmp_path, policy):
+    body = f"""
+with precdoctor.record("run", every=1024, strict=True, on_nonfinite="{policy}"):
+    train(4)
+hooks = [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+tell(behind=behind, hooks=sum(hooks))
+"""
+    said, _, _ = run(tmp_path, MLP + EARLY.replace("MICRO", "1").replace("CLIP", "pass") + body)
+    assert said["hooks"] == 0
+    assert said["waits"] == ([1] * 4 if policy == "skip" else [])
+
+
+def test_adams_corrections_on_the_device_are_computed_for_all_parameters_at_once(tmp_path):
+    body = """
+from precdoctor.recording.steps import weight_updates
+from precdoctor.recording.observe import optimizer_rows
+corrections, counts, whole = weight_updates._corrections, [], []
+def counted(t, group):
+    counts.append(tuple(t.shape))
+    return corrections(t, group)
+weight_updates._corrections = counted
+intended = optimizer_rows.intended_update
+def compared(optimizer, parameter, before, group, given):
+    found = intended(optimizer, parameter, before, group, given)
+    alone = intended(optimizer, parameter, before, group)
+    counts.pop()
+    whole.append(bool(torch.eq(found.factor, alone.factor) & torch.eq(found.root, alone.root)))
+    return found
+optimizer_rows.intended_update = compared
+with precdoctor.record("run", every=1, strict=True):
+    for _ in range(3):
+        step()
+tell(counts=counts, whole=sum(whole), all=len(whole))
+"""
+    said, _, _ = run(tmp_path, MLP + body)
+    assert said["counts"] == [[120]] * 3
+    assert said["whole"] == said["all"] == 3 * 120
 
 
 def test_a_snapshot_comes_after_launches_on_other_streams_and_they_after_it(tmp_path):

@@ -134,3 +134,16 @@ def test_a_launch_of_another_thread_while_one_is_watched_goes_through_triton():
     for i in range(2, 5):
         launch(1, DEVICE, (i, 0), 8, True)
     assert jitted.calls == 3 and [given[9] for given in jitted.launched] == [0, 1, 2, 3, 4]
+
+
+def test_who_waits_for_the_compiler_is_told_once(monkeypatch, capfd):
+    now = iter(range(0, 100, 3))  # each launch through Triton takes three seconds
+    monkeypatch.setattr(light_launch.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(light_launch, "_patience", light_launch._Patience())
+    launch = LightLaunch(Jitted(), {"num_warps": 4})
+    launch(1, DEVICE, (1, 2), "first")
+    assert "compiled" not in capfd.readouterr().err
+    launch(1, DEVICE, (1, 2), "second")
+    launch(1, DEVICE, (1, 2), "third")
+    launch(1, DEVICE, (1, 2), "third")
+    assert capfd.readouterr().err.count("kernels are compiled for this GPU") == 1

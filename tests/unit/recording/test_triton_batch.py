@@ -38,9 +38,10 @@ def _interpreted(monkeypatch):
 def launched(monkeypatch):
     """Names of the kernels that were launched."""
     names = []
-    for name in ("_stat", "_update", "_restart"):
+    for name in ("_stat", "_stat_blocks", "_update", "_restart"):
         launch = getattr(triton_batch, name)
-        monkeypatch.setattr(launch, "_jitted", Counting(launch._jitted, f"{name}_many", names))
+        called = name.removesuffix("_blocks")
+        monkeypatch.setattr(launch, "_jitted", Counting(launch._jitted, f"{called}_many", names))
     return names
 
 

@@ -58,7 +58,10 @@ def tensors(*dtypes):
     return [torch.randn(shape).mul(2.0**i).to(dtypes[i % len(dtypes)]) for i, shape in enumerate(shapes * 2)]
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float32,), (torch.bfloat16,), (torch.float16, torch.float32, torch.bfloat16)])
+DTYPES = [(torch.float32,), (torch.bfloat16,), (torch.float16, torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("dtypes", DTYPES)
 def test_norm_and_amax_are_those_of_all_tensors(dtypes):
     given = tensors(*dtypes)
     assert DEVICE.type == "cpu" or DeviceLook.fits([x.to(DEVICE) for x in given])
