@@ -245,6 +245,16 @@ def ages(times, now, dtype):
     return now.to(dtype) - times.to(dtype)
 
 
+def distances_in_half(x):
+    x = x.to(BF16)
+    square = (x * x).sum(-1)
+    return (square[:, None] + square[None] - 2 * x @ x.T).mean()
+
+
+def bounded_ids(ids, table):
+    return F.embedding(ids.long().clamp_max(len(table) - 1), table)
+
+
 def one_minus_cosine(x, y):
     similarity = (x * y).sum(-1)
     return (1 - similarity).mean()
@@ -320,6 +330,16 @@ def flushed_cast(x, dtype):
 def fp8_matmul(x, w):
     x8 = x.to(torch.float8_e4m3fn)
     return x8.float() @ w
+
+
+def clamped_fp8(x, w):
+    x8 = x.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return x8.float() @ w
+
+
+def rated(rewards, scores):
+    advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-3)
+    return (advantages * scores).mean()
 
 
 def half_gradients(gradients):
@@ -760,6 +780,21 @@ PROBES = {
         lambda: (torch.randint(0, 1000, (64, 3)).to(BF16), normal(1200, 4)),
         lambda: (torch.randint(0, 200, (64, 3)).to(BF16), normal(1200, 4)),
     ),
+    "bounded_ids": Probe(
+        ("PD706",),
+        "long()",
+        bounded_ids,
+        lambda: (torch.randint(0, 5000, (256,)).to(FP16), normal(5000, 4)),
+        lambda: (torch.randint(0, 2000, (256,)).to(FP16), normal(5000, 4)),
+    ),
+    "distances_in_half": Probe(
+        ("PD705",),
+        "square[None]",
+        distances_in_half,
+        lambda: (trained(64, 16, mean=50),),
+        lambda: (trained(64, 16),),
+        "loss",
+    ),
     "hashed_ids_fp32": Probe(
         ("PD706",),
         "long()",
@@ -794,6 +829,40 @@ PROBES = {
         fp8_matmul,
         lambda: (normal(32, 16, scale=2e-4), normal(16, 8)),
         lambda: (normal(32, 16), normal(16, 8)),
+    ),
+    "clamped_fp8": Probe(
+        ("PD706", "PD401"),
+        "float8",
+        clamped_fp8,
+        lambda: (normal(32, 16, scale=3000), normal(16, 8)),
+        lambda: (normal(32, 16, scale=3), normal(16, 8)),
+    ),
+    "clamped_fp8_of_data": Probe(
+        ("PD706", "PD401"),
+        "float8",
+        clamped_fp8,
+        lambda: (normal(32, 16, scale=3000), normal(16, 8)),
+        lambda: (normal(32, 16, scale=3), normal(16, 8)),
+        "script",
+    ),
+    "moments_of_data": Probe(
+        ("PD705",), "mean * mean", moments, lambda: (normal(64, 32, mean=3e4),), lambda: (normal(64, 32),), "script"
+    ),
+    "norm_swamped_by_eps_of_data": Probe(
+        ("PD207",),
+        "var + eps",
+        norm_swamped_by_eps,
+        lambda: (normal(64, 32, scale=1e-4), 1e-5),
+        lambda: (normal(64, 32), 1e-5),
+        "script",
+    ),
+    "advantages": Probe(
+        ("PD207",),
+        "std() + 1e-3",
+        rated,
+        lambda: (normal(64, scale=1e-6), normal(64)),
+        lambda: (normal(64), normal(64)),
+        "script",
     ),
     "half_gradients": Probe(
         ("PD706", "PD201"),

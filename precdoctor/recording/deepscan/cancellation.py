@@ -49,8 +49,8 @@ _MAX_PENDING = 64
 #: Ops between a difference and the choice.
 _KEEPS = names("neg abs sqrt clamp clamp_min")
 _FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
-#: Ops of loss code that round their result to half: log-probabilities, and their total over a sequence.
-_REDUCES = names("sum mean _log_softmax")
+#: Ops of loss code that round their result to half: log-probabilities and their total over a sequence, products.
+_REDUCES = names("sum mean _log_softmax mm bmm")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
 _NOISE, _COLUMN = 0.5, 0.25
 #: Of data, in L2: no number format of eight bits is as coarse.
@@ -160,7 +160,8 @@ class Differences:
         name, source = call.name, call.args[0] if call.args else None
         if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
             return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
-        reduced = call.phase == "loss" and result.dtype in _HALF and name in _REDUCES
+        reduced = call.phase == "loss" and result.dtype in _HALF
+        reduced &= name in _REDUCES or (name in ("add", "mul") and bool(self._known(call)))
         trained = (result.requires_grad or any(x.requires_grad for x in call.operands)) and name != "gather"
         expands = name in _EXPANDS and self._only_expands(call)
         if not (name in _CARRIES or expands or reduced) or (trained and not reduced):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ _NOTED = 0.1
 _TAIL = 0.01
 #: Tensors of integers of at most so many elements; and of these so many first ones tell whether it is one.
 _MAX_INTEGERS, _PEEK = 1 << 20, 64
+#: The largest numbers of FP8 formats.
+_FP8_LIMITS = frozenset((57344.0, 448.0, 240.0))
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
 #: Integers in which arithmetic overflows by mistake; in wider ones it wraps round on purpose (hashes).
 _NARROW = (torch.uint8, torch.int8, torch.int16)
@@ -39,7 +42,7 @@ _WRAPPED = 0.01
 #: Ops that take integers as indices; and integers that are watched until one of them does.
 _LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
 #: Ops that leave integers as they are, but for an offset or multiples of a number of buckets.
-_SHIFTS = names("add sub rsub clamp clamp_min clone where masked_fill remainder fmod")
+_SHIFTS = names("add sub rsub clamp clamp_min clamp_max minimum maximum clone where masked_fill remainder fmod")
 #: Share of a channel's energy from which on its error takes it: what is left of it is below the noise.
 _GONE = 0.5
 #: Least number of elements of a channel, and channels.
@@ -55,6 +58,8 @@ class Casts:
         self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
         #: Integers that wrapped round, by their memory, until they are read as floats.
         self._wrapped: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
+        #: The last result of a clamp to the range of an FP8 format, and what it was.
+        self._clamped: tuple[weakref.ref[Tensor], Tensor] | None = None
 
     @staticmethod
     def wraps(name: str, whole: Sequence[Tensor]) -> bool:
@@ -159,6 +164,9 @@ class Casts:
             self._wrap(call)
         elif self._wrapped and call.results:
             self._read_wrapped(call)
+        if call.name in ("clamp", "clamp_max") and call.results and call.args[-1] in _FP8_LIMITS:
+            self._clamped = weakref.ref(call.results[0]), call.args[0].detach()
+            return
         if call.name == "arange" and call.results and call.results[0].dtype in _BITS:
             self._integers(call, None, call.results[0])
             return
@@ -179,11 +187,13 @@ class Casts:
         """Flushed to zero, saturated, or overflowed: how much of the tensor's sum of magnitudes is gone?"""
         if result.dtype == torch.bfloat16:
             return  # the exponents of FP32
+        narrow, clamped, self._clamped = result.element_size() == 1, self._clamped, None
+        cut = narrow and clamped is not None and clamped[0]() is source
+        source = clamped[1] if clamped is not None and cut else source
         before, after = call.counts(source), call.counts(result)
         if before is None or after is None or before.numel == before.zero:
             return
         flushed = after.zero - before.zero
-        narrow = result.element_size() == 1
         clipped = after.bad - before.bad + (after.at_max - before.at_max if narrow else 0)
         if max(flushed, clipped) < _SUSPICIOUS * (before.numel - before.zero) or source.numel() > call.limit:
             return
@@ -203,7 +213,7 @@ class Casts:
         sizes = {"amax": before.amax, "amin_nonzero": before.amin_nonzero, "bulk": _bulk(source)}
         measured = {**_kinds(source, result), "numel": result.numel(), **counted, **sizes}
         event, weight = self._findings.event_of(call), max(share, channels)
-        if call.phase in ("forward", "loss"):
+        if call.phase in ("script", "forward", "loss"):
             self._effects.begin("cast", event, weight, result, torch.where(kept, x, y), **measured)
         else:
             self._findings.add_event("cast", event, weight, **measured)

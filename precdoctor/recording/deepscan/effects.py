@@ -80,6 +80,11 @@ class Effects:
         self._held: list[_Held] = []
         self._errors: list[Error] = []
 
+    @property
+    def follows_some(self) -> bool:
+        """Whether a wrong tensor is being followed."""
+        return bool(self._errors)
+
     def begin(self, kind: str, event: Event, weight: float, x: Tensor, right: Tensor, **data: Any) -> Error | None:
         """Follow a wrong tensor; the fact about it is noted when the scan ends.
 

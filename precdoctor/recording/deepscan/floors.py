@@ -34,7 +34,8 @@ _NOTED, _WRONG = 0.25, 0.5
 _MAX_HELD, _MAX_ELEMENTS = 64, 1 << 20
 #: In place of an epsilon of zero.
 _LEAST = 1e-300
-_FOLLOWED = frozenset(("forward", "loss"))
+#: Phases in which a wrong result is followed to what it feeds.
+_FOLLOWED = frozenset(("script", "forward", "loss"))
 
 
 @dataclass

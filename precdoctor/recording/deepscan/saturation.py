@@ -22,6 +22,8 @@ _FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_back
 #: Autograd nodes of clamps between numbers, whose backward pass is a ``where``. Those between tensors save them, and to
 #: unpack these may run the script's hooks.
 _CLAMPS = frozenset(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0"))
+#: Autograd nodes of functions that are flat everywhere.
+_STEPS = {f"{name.title()}Backward{i}": name for name in ("round", "floor", "ceil", "trunc", "sign") for i in (0, 1)}
 _SOFTMAX = names("_softmax _safe_softmax")
 #: Shares of what arrives and of channels from which on a fact is noted, and the least number of elements or rows.
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
@@ -64,7 +66,8 @@ class Saturation:
 
     def backward(self, call: Call) -> None:
         """An op of the backward pass has run."""
-        if call.plain_name not in _FLAT and not (call.plain_name == "where" and _is_of_clamp()):
+        step = _STEPS.get(_node_name()) if call.plain_name == "zeros_like" else None
+        if call.plain_name not in _FLAT and step is None and not (call.plain_name == "where" and _is_of_clamp()):
             return
         result = call.results[0] if call.results else None
         counts = call.counts(result) if result is not None and not call.swapped else None
@@ -85,7 +88,7 @@ class Saturation:
         lost, channels = _share(size, closed, possible), channels_hit(closed, possible)
         if lost < _NOTED and channels < _CHANNELS:
             return
-        name = "clamp" if call.plain_name == "where" else call.plain_name.removesuffix("_backward")
+        name = step or ("clamp" if call.plain_name == "where" else call.plain_name.removesuffix("_backward"))
         data = {"function": name, "closed": many, "of": of, "lost": lost, "channels": channels}
         self._findings.add("closed", call, max(lost, channels), **data)
 
@@ -93,6 +96,11 @@ class Saturation:
 def _share(size: Tensor, hit: Tensor, possible: Tensor) -> float:
     """Of the sum of magnitudes."""
     return float(size[hit].sum() / size[possible].sum())
+
+
+def _node_name() -> str:
+    node: Any = torch._C._current_autograd_node()
+    return node.name() if node is not None else ""
 
 
 def _is_of_clamp() -> bool:

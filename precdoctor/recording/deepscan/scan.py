@@ -48,7 +48,9 @@ class DeepScan:
         if not self.schedule.wants(step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
             return None
         options = self._context.options
-        return ScanMode(memory_limits.for_copies(options), values=not options.redact_names)
+        return ScanMode(
+            memory_limits.for_copies(options), values=not options.redact_names, targets=Targets(self._context.names)
+        )
 
     def refused(self, root: str, why: str) -> None:
         """Log the reason, once."""

@@ -13,6 +13,7 @@ from precdoctor.recording.deepscan.cancellation import Differences
 from precdoctor.recording.deepscan.cast_losses import Casts
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.floors import Floors
+from precdoctor.recording.deepscan.micro_steps import MicroSteps
 from precdoctor.recording.deepscan.op_audit import Audit
 from precdoctor.recording.deepscan.saturation import Saturation
 from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
@@ -37,6 +38,8 @@ from precdoctor.recording.ops.source_lines import innermost_user_line
 
 #: Ops looked at per scan: rollouts and long recurrences make millions. Of code around the model, ops that go by.
 MAX_OPS, _MAX_ASIDE = 20_000, 50_000
+#: Ops of data code that are followed in FP64, and elements of a result of theirs.
+_MAX_FOLLOWED_ASIDE, _MAX_DATA = 2_000, 1 << 20
 #: Time of one scan: evaluation and data code may lie inside of it.
 _MAX_NS = 60 * 10**9
 _HALF = frozenset((torch.float16, torch.bfloat16))
@@ -56,6 +59,7 @@ class ScanMode(WindowMode):
     Args:
         memory: bytes that one op's FP64 operands, and all shadows together, may take.
         values: whether single operand values may be kept.
+        targets: weights of the models.
 
     Attributes:
         ops: number of ops examined.
@@ -63,7 +67,7 @@ class ScanMode(WindowMode):
 
     most_micro_steps: int = 2
 
-    def __init__(self, memory: int, *, values: bool) -> None:
+    def __init__(self, memory: int, *, values: bool, targets: Targets | None = None) -> None:
         super().__init__()
         self.ops = 0
         self._aside = 0
@@ -76,6 +80,7 @@ class ScanMode(WindowMode):
         self._audit, self._differences = Audit(self._findings), Differences(self._findings, self._effects)
         self._casts, self._sums = Casts(self._findings, self._effects), Sums(self._findings, self._effects)
         self._floors, self._saturation = Floors(self._findings, self._effects), Saturation(self._findings)
+        self._micro_steps = MicroSteps(self._findings, targets or Targets())
         #: Samples of states as they were before the op that is running.
         self._old: list[Tensor | None] = []
         self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
@@ -84,6 +89,14 @@ class ScanMode(WindowMode):
         """Its states can be named."""
         if len(self._stepped) < _MAX_OPTIMIZERS:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
+
+    def backward_entered(self) -> None:
+        """``backward`` begins."""
+        self.guarded(lambda: self._micro_steps.backward_begins(self.micro_step))
+
+    def backward_left(self) -> None:
+        """``backward`` has ended."""
+        self.guarded(lambda: self._micro_steps.backward_ended(self.micro_step))
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -107,9 +120,9 @@ class ScanMode(WindowMode):
         self._audit.finish(targets)
         self._floors.finish()
         events = self._findings.events()
-        if flushes := [e for e in events if e["data"]["kind"] == "flush"]:
+        if ends := [e for e in events if e["data"]["kind"] in ("flush", "closed")]:
             zero = targets.zero_gradients()
-            for event in flushes:
+            for event in ends:
                 event["data"] |= {"zero_gradients": len(zero), "zero_gradients_of": zero[:_MAX_NAMES]}
         return events
 
@@ -120,6 +133,8 @@ class ScanMode(WindowMode):
         if self.cannot_look or not self.complete:
             return func(*args, **kwargs)
         phase = self.phase()
+        if self._micro_steps.watches and phase != "backward":
+            self.guarded(lambda: self._micro_steps.read(op_name(func), args, kwargs))
         if phase not in _STAGES_ASIDE:
             swapped = self._before(func, args, kwargs)
             sequence = sequence_number()
@@ -132,10 +147,27 @@ class ScanMode(WindowMode):
     def _beside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
         """Examine what an op of the script or an optimizer does to states, sums and data."""
         self._aside += 1
+        if phase == "script" and func.is_view and self._effects.follows_some:
+            return self._passed_on(func, args, kwargs, phase)
         swapped = self.guarded(lambda: self._before_aside(func, args, kwargs))
         result = func(*args, **kwargs)
         if swapped is not None:
             self.guarded(lambda: self._look_aside(func, args, kwargs, phase, swapped, result))
+        return result
+
+    def _passed_on(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
+        """A view in data code, which may be of a wrong tensor."""
+        result = func(*args, **kwargs)
+
+        def look() -> None:
+            results = [x for x in tensors_in(result) if x.is_floating_point() and not _is_elsewhere(x)]
+            if results:
+                name, where = op_name(func), Where("", "", innermost_user_line(past_own=True))
+                self._effects.after(
+                    Call(func, args, kwargs, name, phase, where, self.micro_step, {}, results, self._limit, results)
+                )
+
+        self.guarded(look)
         return result
 
     def _before_aside(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
@@ -166,6 +198,8 @@ class ScanMode(WindowMode):
         stays = any(x is not None for x in self._old)
         follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
         follows |= phase == "optimizer" or self._casts.expects(name) or self._floors.follows(name)
+        data = phase == "script" and self._in_time(results)
+        follows |= data and (self._effects.follows_some or self._sums.has_moments or self._sums.averages(name))
         follows |= self._casts.wraps(name, whole)
         if not (whole or stays) or not follows or name in UNINITIALISED:
             if within and args and isinstance(args[0], Tensor):
@@ -175,6 +209,8 @@ class ScanMode(WindowMode):
         call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
         if stays:
             self._audit.updated(name, str(func), phase, args, kwargs, self._old, where, self.micro_step)
+        if data:
+            self._effects.after(call)
         if phase == "script":
             self._differences.after(call, self._audit.lived)
         else:
@@ -186,8 +222,12 @@ class ScanMode(WindowMode):
         self._casts.looked_up(call)
         self._casts.after(call)
         self._floors.after(call)
-        if sums:
+        if sums or (data and results):
             self._sums.after(call)
+
+    def _in_time(self, results: list[Tensor]) -> bool:
+        """Whether data code is still followed: batches, and no whole data sets or simulations."""
+        return self._aside <= _MAX_FOLLOWED_ASIDE and all(x.numel() <= _MAX_DATA for x in results)
 
     # --- around an op ------------------------------------------------------------------------------------------------
 
@@ -227,6 +267,8 @@ class ScanMode(WindowMode):
         results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
             self._audit.born(result)
+        if phase == "backward" and not func.is_view:
+            self._micro_steps.made(result)
         if name in UNINITIALISED or any(map(_is_elsewhere, results)):
             return
         where = self.where(phase, sequence)

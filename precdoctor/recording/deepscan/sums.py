@@ -38,6 +38,8 @@ _NOTED_ULPS = 16.0
 _MIN_TERMS = 16
 #: Phases in which a wrong sum is followed to what it feeds, and elements of a total elsewhere.
 _FOLLOWED, _MAX_TOTAL = frozenset(("forward", "loss")), 1 << 18
+#: And those in which moments are: data is normalised in front of the model.
+_MOMENT_PHASES = _FOLLOWED | {"script"}
 _MOMENTS = frozenset(("sum", "mean"))
 _SQUARES = frozenset(("mul", "pow", "square"))
 _DIFFERENCES = frozenset(("sub", "add", "rsub"))
@@ -101,8 +103,18 @@ class Sums:
                 self._scale(call)
             elif call.plain_name in ("sub", "rsub"):
                 self._note_compensation(call)
-        if call.phase in _FOLLOWED:
+        if call.phase in _MOMENT_PHASES:
             self._follow_moments(call)
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether there are moments to follow."""
+        return bool(self._moments)
+
+    @staticmethod
+    def averages(name: str) -> bool:
+        """Whether an op by this name makes a moment, or what one is made of."""
+        return name in _MOMENTS or name in _SQUARES
 
     @staticmethod
     def sums(name: str) -> bool:

@@ -44,6 +44,15 @@ class Targets:
                 found.append(name)
         return found
 
+    def gradients(self, most: int) -> list[tuple[str, str, Tensor, Tensor]]:
+        """Root, module, weight and gradient of up to ``most`` trained weights that have one."""
+        found: list[tuple[str, str, Tensor, Tensor]] = []
+        for root, module, _, parameter in self._parameters():
+            grad = parameter.grad if parameter.is_leaf else None
+            if root.trained and grad is not None and storage_key(grad) is not None and len(found) < most:
+                found.append((root.name, module, parameter, grad))
+        return found
+
     def _parameters(self) -> list[tuple[Any, str, str, Tensor]]:
         found = []
         names = self._names

@@ -157,13 +157,16 @@ class StepWindow:
         """``backward`` begins."""
         if self._mode is not None and self.is_open:
             self._mode.modules.clear()
+            self._mode.micro_step = self._context.micro_step
             self._mode.resting = not self._in_time(self._mode)
+            self._mode.backward_entered()
 
     def leave(self) -> None:
         """``backward`` has ended."""
         if self._mode is not None and self.is_open:
             self._mode.modules.clear()
             self._mode.stage, self._mode.resting = "optimizer", False
+            self._mode.backward_left()
 
     def _due(self, module: nn.Module | None) -> bool:
         if self._context.trace is not None or self._mode is not None:

@@ -57,6 +57,12 @@ class WindowMode(Retiring):
     def module_left(self, module: nn.Module, result: Any) -> None:
         """A module's forward has ended; it is still the last of :attr:`modules`."""
 
+    def backward_entered(self) -> None:
+        """``backward`` begins."""
+
+    def backward_left(self) -> None:
+        """``backward`` has ended."""
+
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step."""
 

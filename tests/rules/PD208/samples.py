@@ -31,6 +31,15 @@ def sharp() -> Training:
     return scanned(hard(open=0.05))
 
 
+def rounded(zero_gradients: int) -> Training:
+    return scanned(closed(function="round", lost=1.0, channels=1.0, zero_gradients=zero_gradients))
+
+
+def straight_through() -> Training:
+    """The gradient takes another way."""
+    return rounded(0)
+
+
 def nothing_found() -> Training:
     return scanned()
 
@@ -40,6 +49,11 @@ FIRING = {
         lambda: with_scans(scanned(closed(channels=0.95), steps=(8, 9)), 0, 1), 8, "blocks.0.attn", severity="warning",
         says=("95 % of the channels",),
     ),
+    "in-the-loss-later": Sample(
+        lambda: with_scans(scanned({**closed(channels=1.0, zero_gradients=4), "module": ""}, steps=(8, 9)), 0),
+        8, "", severity="warning", says=("tanh",),
+    ),
+    "round": Sample(lambda: rounded(4), 0, severity="warning", says=("round in `blocks.0.attn` is at its bound",)),
     "tanh": Sample(
         lambda: scanned(closed()), 0, "blocks.0.attn", severity="warning",
         says=("tanh in `blocks.0.attn` is at its bound: 95 % of the gradient ends there", "60 % of the channels"),
@@ -49,4 +63,4 @@ FIRING = {
         lambda: scanned(hard()), 0, severity="warning", says=("a hard choice from the first step", "12 above the next"),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (learnt, nothing_found, sharp, some)}
+HEALTHY = {f.__name__: f for f in (learnt, nothing_found, straight_through, sharp, some)}

@@ -159,7 +159,21 @@ def arrived(lost: int = 3900) -> Training:
     return run
 
 
+def hardly_moving(lost: int, share: int = 12) -> Training:
+    """FP32 weights whose updates are 2^-27 of them, on so many of twelve steps."""
+    run = weights("float32", lost, lost, -27, [NUMEL])
+    for step in range(share, 12):
+        run.change(lambda r: r.update(unchanged=0, zero=0), kind="update", step=step)
+    return run
+
+
 FIRING = {
+    "hardly_moving": Sample(
+        lambda: hardly_moving(4000),
+        kind="update",
+        severity="warning",
+        says=("stands still", "2^-27", "limit 90 %"),
+    ),
     "coordinates": Sample(
         lambda: coordinates(3900),
         kind="update",
@@ -198,6 +212,8 @@ HEALTHY = {
         master_weights, late_in_fp32, unused_embedding_rows, frozen_half, warm_up, learning_rate_zero,
     )
 } | {
+    "most_move_a_little": lambda: hardly_moving(3000),
+    "hardly_moving_at_first": lambda: hardly_moving(4000, 6),
     "coordinates_that_move": lambda: coordinates(400),
     "coordinates_that_arrived": arrived,
     "few_steps_at_coordinates": lambda: coordinates(3900, steps=6),

@@ -1,6 +1,7 @@
 """Gradients that the optimizer gets, does not get, and gets too late to matter."""
 
 from tests.support.samples import Sample
+from tests.support.scanning import fact, scanned, with_scans
 from tests.support.training import Training
 
 ZEROS = {"amax": 0.0, "amin_nonzero": None, "sum": 0.0, "sum_sq": 0.0, "exp_lo": None, "exp_hist": None}
@@ -39,11 +40,32 @@ def rate_of_zero() -> Training:
     return starved(12, lr=0.0)
 
 
+def dropped(steps: tuple[int, ...] = (0, 1)) -> Training:
+    """Four micro-steps, each of which clears the gradients of the one before."""
+    told = fact("dropped", "zero_grad", phase="backward", micro_step=1, weights=6)
+    run = scanned({**told, "op": "zero_grad"}, steps=steps)
+    for row in run.step_rows.values():
+        row["micro_steps"] = 4
+    return run
+
+
+def dropped_once() -> Training:
+    """On one scanned step of three."""
+    return with_scans(dropped((0,)), 1, 8)
+
+
 FIRING = {
+    "micro_steps": Sample(
+        dropped, 0, module=None, kind=None, bare=True, severity="warning", says=("one of 4 micro-steps",),
+        evidence={"micro_steps": 4},
+    ),
     "never_fed": Sample(
         lambda: starved(12), 0, module=None, kind=None, bare=True, says=("12 of 12", "limit 90 %"),
         evidence={"starved_share": 1.0, "steps": 12},
     ),
     "fed_once": Sample(every_step_but_one, 0, module=None, kind=None, bare=True, says=("11 of 12",)),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (half_of_the_steps, weights_that_move, skipped_by_a_scaler, rate_of_zero, Training)}
+HEALTHY = {
+    f.__name__: f
+    for f in (dropped_once, half_of_the_steps, weights_that_move, skipped_by_a_scaler, rate_of_zero, Training)
+}

@@ -151,7 +151,15 @@ def few_steps() -> Training:
     return softmax(lambda s: 4.0**s, steps=6)
 
 
+def too_cold(first: float, last: float) -> Training:
+    """Logits of 1,000 from the start, over 64 classes: equal probabilities would give a loss of 4.2."""
+    return softmax(lambda _: 1000.0, role="output", losses=lambda s: first * (last / first) ** (s / 31))
+
+
 FIRING = {
+    "a temperature that is too low": Sample(
+        lambda: too_cold(400.0, 12.0), 0, "", "logits", severity="warning", says=("are 1e+03", "The loss began at"),
+    ),
     "closed on the way to three times its limit": Sample(
         lambda: closes(300.0), 5, ATTENTION, "logits", severity="warning",
         evidence={"state": "large", "loss_stalls": False},
@@ -193,6 +201,9 @@ FIRING = {
     ),
 }  # fmt: skip
 HEALTHY = {
+    "confident and soon right": lambda: too_cold(60.0, 1.0),
+    "confident from its pretraining on": lambda: too_cold(2.0, 1.5),
+} | {
     f.__name__: f
     for f in (
         levels_off,

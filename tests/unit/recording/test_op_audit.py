@@ -596,3 +596,76 @@ def test_a_scan_that_has_seen_all_it_will_is_out_of_the_way(tmp_path):
     events = precdoctor.open_run(done.run).events()
     steps = [d for d in map(json.loads, events["data"][events["event"] == "scan"]) if d["kind"] == "step"]
     assert [(step["outcome"], step["complete"]) for step in steps] == [("done", False)] * 2
+
+
+MICRO_STEPS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+total = [torch.zeros_like(p) for p in net.parameters()]
+for _ in range(3):
+    if {once}:
+        optimizer.zero_grad()
+    for _ in range(3):
+        x = torch.randn(16, 8, requires_grad=True)
+        loss = net(x).square().mean()
+        if not {once}:
+            optimizer.zero_grad(set_to_none={to_none})
+        loss.backward()
+        {then}
+    optimizer.step()
+"""
+THEN = {
+    "nothing": "pass",
+    "they are summed": "[t.add_(p.grad) for t, p in zip(total, net.parameters())]",
+    "they are kept": "held = [p.grad for p in net.parameters()]",
+    "the input's is read": "x.grad.sign()",
+}
+
+
+@pytest.mark.parametrize(
+    ("once", "to_none", "then", "dropped"),
+    [(False, True, "nothing", True), (False, False, "nothing", True), (True, True, "nothing", False),
+     (False, True, "they are summed", False), (False, True, "they are kept", False),
+     (False, True, "the input's is read", False)],
+)  # fmt: skip
+def test_gradients_of_a_micro_step_that_nobody_reads_before_they_are_gone(tmp_path, once, to_none, then, dropped):
+    script(tmp_path, "micro.py", MICRO_STEPS.format(once=once, to_none=to_none, then=THEN[then]))
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", "python", "micro.py")
+    assert done.status == 0, done.err
+    events = precdoctor.open_run(done.run).events()
+    scans = events[events["event"] == "scan"].assign(data=lambda e: e["data"].map(json.loads))
+    found = [s for s in scans.itertuples() if s.data["kind"] == "dropped"]
+    assert [s.data["weights"] for s in found] == ([2, 2] if dropped else [])
+    assert all(s.line for s in found)
+
+
+ROUNDING = """
+import torch
+from torch import nn
+
+net = nn.Linear(8, 16)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(3):
+    x = net(torch.randn(16, 8))
+    y = {rounded}
+    optimizer.zero_grad()
+    (y - 1).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rounded", "zeros"), [("torch.round(x * 16)", 2), ("torch.floor(x * 16)", 2), ("x.sign()", 2),
+                           ("x + torch.round(x) - x.detach()", 0), ("x", None)],
+)  # fmt: skip
+def test_what_is_flat_everywhere_ends_the_gradient(tmp_path, rounded, zeros):
+    script(tmp_path, "rounding.py", ROUNDING.format(rounded=rounded))
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", "python", "rounding.py")
+    assert done.status == 0, done.err
+    events = precdoctor.open_run(done.run).events()
+    closed = [d for d in map(json.loads, events["data"][events["event"] == "scan"]) if d["kind"] == "closed"]
+    assert [d["zero_gradients"] for d in closed] == ([] if zeros is None else [zeros] * 2)

@@ -116,7 +116,7 @@ def scanned_loss(view: RunView, operand: Operand) -> Fact | None:
     found = [
         f
         for f in facts(view, "cast")
-        if (f.root, f.module) == operand.key[:2]
+        if (f.root, f.module) in (operand.key[:2], ("", ""))
         and f.data.get("to") == operand.fmt.dtype
         and f.count("numel") in sizes
         and f.number("channels") > 0.0

@@ -47,7 +47,9 @@ than in its first steps, or has lost a quarter of its progress. Collapsed heads,
 start, count only if it stalls. Large logits also count while it falls, if they still rise by a binade in the newer half
 or are ten times their limit. With heads that were open at first and are one-hot now, twice the limit is enough where
 the loss no longer falls. Growing logits count unless it fell by a tenth in the newer half. Nothing counts once it has
-fallen to a tenth and stays there. Output logits must still be rising.
+fallen to a tenth and stays there. Output logits must still be rising, or have been above their limit from the start,
+with a loss that began at 8 times that of equal probabilities or more and has not come below half of it: a temperature
+that is too low.
 """,
     matters="""
 A softmax depends on differences in nats. If one logit leads by 20, the others get 2e-9 of the weight and almost no
@@ -88,6 +90,8 @@ _OPEN, _HALF = 0.2, 0.5
 _FAR = 10.0
 #: Times its limit: heads that closed on the way there, and a loss that falls no more. Kimi K2 clips at half of it.
 _CLOSED = 2.0
+#: Times the loss of equal probabilities, at first and at the end: logits that are confident and wrong.
+_HOT, _STILL = 8.0, 0.5
 #: From this growth on a title gives it. Chosen empirically.
 _VISIBLE = 1.5
 #: Roles by importance.
@@ -147,9 +151,15 @@ def _limits(options: Options) -> dict[str, float]:
 
 
 def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | None:
-    if len(history) < _MIN_POINTS or loss.learnt:
+    if len(history) < _MIN_POINTS:
         return None
     limit = _limits(options)[history.role]
+    if history.role == "output" and history.shape and history.first >= limit and history.last >= limit:
+        guess = math.log(max(history.shape[-1], 2))
+        if loss.first >= _HOT * guess and loss.last >= _STILL * guess:
+            return _Case("large", history, limit, None, 0.0)
+    if loss.learnt:
+        return None
     known, newest = history.levels > 0.0, history.levels[history.newest]
     trend = fit(list(zip(history.steps[known].tolist(), history.levels[known].tolist(), strict=True)))
     one_hot = float(np.median(history.one_hot[history.newest]))
@@ -192,6 +202,9 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
         words.append(f"At this rate it passes {case.limit:g} in {trend.steps_to(case.limit)[1]:,.0f} steps.")
     if role == "attention" and len(history.heads[-1]):
         words.append(f"{percent(case.one_hot)} of its {plural(len(history.heads[-1]), 'head')} are as good as one-hot.")
+    if role == "output" and trend is None:
+        even = math.log(max(history.shape[-1], 2))
+        words.append(f"The loss began at {loss.first:.3g}; equal probabilities would give {even:.3g}.")
     if len(cases) > 1:
         words.append(f"{plural(len(cases), 'softmax')} in all.")
     title = f"{role} logits of `{place}` have grown from {history.first:.3g} to {history.last:.3g}"

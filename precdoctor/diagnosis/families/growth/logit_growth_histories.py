@@ -91,11 +91,14 @@ class LossCourse:
         learnt: it is at most a tenth of its first value and stays there.
         falls: it fell by at least a tenth over the newer half of the steps.
         stalls: it is not a tenth lower than in its first steps, or has lost a quarter of its progress.
+        first, last: medians of its first steps and of its last quarter.
     """
 
     learnt: bool = False
     falls: bool = False
     stalls: bool = False
+    first: float = 0.0
+    last: float = 0.0
 
 
 def loss_course(view: RunView) -> LossCourse:
@@ -114,7 +117,7 @@ def _course(losses: Sequence[float]) -> LossCourse:
     lost = last - best > _LOST * max(0.0, first - best)
     stalls = last > (1.0 - _FALL) * first or lost
     learnt = last <= _LEARNT * max(first, quarters[0]) and not stalls
-    return LossCourse(learnt, falls=last <= (1.0 - _FALL) * quarters[1], stalls=stalls)
+    return LossCourse(learnt, falls=last <= (1.0 - _FALL) * quarters[1], stalls=stalls, first=first, last=last)
 
 
 def logit_histories(view: RunView) -> Mapping[Key, LogitHistory]:

@@ -27,8 +27,10 @@ at least `lost` of the magnitude of the gradient that arrives behind it ends the
 none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if its
 median row passes at most `open` of the gradient that equal scores would pass (1 - sum of squared probabilities); masked
 scores are no choice. It must be so on two scanned steps or more and on half of all, the first one among them: what has
-learnt saturates late, and rightly. A layer that is closed in `all_channels` at the last scan counts in any case.
-`clamp(min=0)` is a ReLU and no bound.
+learnt saturates late, and rightly. A layer that is closed in `all_channels` at the last scan counts in any case, and so
+does loss code if a weight's gradient is exactly zero then. `clamp(min=0)` is a ReLU and no bound. `round`, `floor`,
+`ceil`, `trunc` and `sign` have no slope anywhere: they count only if a weight's gradient is exactly zero, because
+another path may lead around them (a straight-through estimate).
 """,
     matters="""
 The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
@@ -52,6 +54,8 @@ scores by the root of the head's width. In place of a sigmoid and a clamped loga
         "Vaswani et al., Attention Is All You Need, arXiv:1706.03762, section 3.2.1 (why scores are scaled)",
     ),
 )
+#: Functions that are flat everywhere; they count where weights get no gradient.
+_STEPS = ("round", "floor", "ceil", "trunc", "sign")
 _REASON = "each element of the gradient was counted in front of the function and behind it"
 
 
@@ -63,12 +67,15 @@ def check(view: RunView, options: Options) -> Checked:
         if text(fact.data.get("function")) == "softmax":
             return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
         channels = fact.number("channels")
+        if text(fact.data.get("function")) in _STEPS and not fact.count("zero_gradients"):
+            return 0.0  # another path leads around it
         return max(lost, channels) if lost >= options["lost"] or channels >= options["channels"] else 0.0
 
     def counts(group: Group) -> bool:
         """Whether it was so from the first scan on, or is closed altogether at the end."""
         done = done_steps(view, group)
-        last = [f.number("channels") for f in group.facts if f.step == done[-1] and f.module]
+        told = [f for f in group.facts if f.step == done[-1] and (f.module or f.count("zero_gradients"))]
+        last = [f.number("channels") for f in told]
         return stands(view, group) and (done[0] in group.steps or max(last, default=0.0) >= options["all_channels"])
 
     return check_facts(

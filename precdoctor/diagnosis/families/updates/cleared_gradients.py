@@ -23,6 +23,7 @@ from precdoctor.diagnosis.survey.frames import (
     step_values,
 )
 from precdoctor.diagnosis.survey.rows import integer
+from precdoctor.diagnosis.survey.scans import Group, check_facts, elsewhere_words, evidence_of, facts, stands
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -31,6 +32,10 @@ Training steps whose backward pass leaves non-zero weight gradients while the op
 weights keep their bits: on `share` of the sampled steps, and on at least `min_steps` of them. Left out are steps that a
 loss scaler skips, steps at learning rate 0, runs in which `--include` or `--exclude` hides modules, and optimizers with
 fewer parameters than there are gradients (one that optimizes an image in front of a fixed network).
+
+Also micro-steps that do not accumulate: on deep-scanned steps with several backward passes the gradients of the first
+pass are gone, or zero, when the second one begins, and no op has read them (a sum of one's own, a projection, an attack
+on the input would).
 """,
     matters="""
 Nothing is trained. The loss stays where it is, within its noise, and nothing else shows it: after `backward` the
@@ -46,7 +51,7 @@ Call `zero_grad`, `backward` and `step` in this order. Where gradients are copie
 buffers), copy them before `step`.
 """,
     confidence="""
-0.95: both gradients were recorded, and the weights were compared bit for bit.
+0.95: both gradients were recorded, and the weights were compared bit for bit. 0.9 for micro-steps.
 """,
     references=("PyTorch tutorial: Optimizing Model Parameters, the optimization loop",),
 )
@@ -66,6 +71,11 @@ def check(view: RunView, options: Options) -> Checked:
             continue
         finding = _finding(starved, own.size, options)
         return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer", Status.FAILED)
+    if dropped := facts(view, "dropped"):
+        checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped(view, g), seen="",
+                              keep=lambda g: stands(view, g))  # fmt: skip
+        if checked.findings:
+            return Checked(checked.findings, f"{plural(len(dropped), 'scan')} saw gradients dropped", Status.FAILED)
     if steps.empty:
         return Checked.not_applicable("no sampled step made a weight gradient")
     return Checked((), f"the optimizer got gradients on {plural(len(steps), 'step')}, or the weights moved")
@@ -146,6 +156,34 @@ def _finding(starved: pd.DataFrame, of: int, options: Options) -> Finding:
                 change={"order": {"from": "zero_grad before step", "to": "zero_grad before backward"}},
                 predicted={"steps_with_gradients": {"from": 0, "to": of}},
                 snippet="optimizer.zero_grad()\nloss.backward()\noptimizer.step()\n",
+            ),
+        ),
+    )
+
+
+def _dropped(view: RunView, group: Group) -> Finding:
+    """Gradients of a micro-step were gone before those of the next one were added."""
+    fact = group.worst
+    most = max((s.micro_steps for steps in view.timeline.values() for s in steps if s.step in group.steps), default=2)
+    reason = "no op had read them, and they were gone as the next backward pass began"
+    return RULE.finding(
+        severity=Severity.WARNING,
+        confidence=0.9,
+        title=f"gradients do not accumulate: the optimizer gets one of {plural(most, 'micro-step')}",
+        message=(
+            f"{plural(most, 'backward pass')} precede a step. When the second one begins, the "
+            f"gradients of the first one in {plural(fact.count('weights'), 'examined weight')} are zero or gone, and "
+            f"nothing has read them.{elsewhere_words(group)}"
+        ),
+        location=Location(phase=Phase.OPTIMIZER, rank=fact.rank, step=group.steps[0], source=fact.source),
+        evidence=evidence_of(group, {}, reason) | {"micro_steps": most},
+        prescriptions=(
+            Prescription(
+                title=f"zero the gradients once per step, in front of the loop: micro-steps that count 1 -> {most}",
+                change={"order": {"from": "zero_grad in each micro-step", "to": "zero_grad once per step"}},
+                predicted={"micro_steps": {"from": 1, "to": most}},
+                snippet="optimizer.zero_grad()\nfor batch in micro_batches:\n"
+                "    (compute_loss(batch) / len(micro_batches)).backward()\noptimizer.step()\n",
             ),
         ),
     )

@@ -11,7 +11,13 @@ from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, survey, usable_steps, weight_row
-from precdoctor.diagnosis.families.updates.lost_weight_updates_large import large_finding, large_weights, lose_updates
+from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
+    large_finding,
+    large_weights,
+    lose_updates,
+    still_finding,
+    still_weights,
+)
 from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
 from precdoctor.diagnosis.survey.rows import Key, known_format, range_evidence, text
@@ -35,9 +41,10 @@ embedding rows. Steps whose learning rate is below `lr_share` of the run's large
 end of a decay lose updates everywhere.
 
 FP32 weights are judged if half of a parameter's elements are larger than `large_weight` (map coordinates, years,
-prices): numbers near 5e6 are 0.5 apart. Smaller weights lose only updates below 2^-25 of their size, which is a
-vanishing gradient, not rounding. `lost_share` must be lost in either half of the run, because what has converged has
-nothing left to lose.
+prices): numbers near 5e6 are 0.5 apart. Smaller weights lose only updates below 2^-25 of their size, which is no
+rounding, but a learning rate, a clipping norm or a factor that is off by orders of magnitude: a matrix that loses
+`stuck_share` of its updates is reported, lookup tables excepted. Either half of the run must lose as much, because what
+has converged has nothing left to lose.
 """,
     matters="""
 A lost update is lost for good, it does not add up over the steps. Training slows down, then stops at a loss that FP32
@@ -85,6 +92,11 @@ def check(view: RunView, options: Options) -> Checked:
     large = large_weights(view, usable, options["large_weight"])
     stuck = [p for p in large if lose_updates(p, options["lost_share"], options["large_steps"])]
     if not stuck:
+        still = still_weights(view, usable, options["stuck_share"], options["large_steps"])
+        if still:
+            finding = still_finding(RULE, view, still, options["stuck_share"])
+            reason = f"{plural(len(still), 'FP32 weight')} take up no update"
+            return Checked([*(narrow.findings if narrow else ()), finding], reason, Status.FAILED)
         return narrow or _nothing(view, len(large), options)
     wide = large_finding(RULE, view, stuck, options["lost_share"])
     reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"

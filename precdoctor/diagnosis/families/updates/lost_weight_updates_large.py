@@ -1,9 +1,10 @@
-"""PD501, large FP32 weights: coordinates, years, amounts of money, for whose updates FP32 itself is too coarse.
+"""PD501, FP32 weights: large ones (coordinates, years, prices), and updates that are next to nothing all run long.
 
 FP32 has 24 significant bits: numbers near 5e6 are 0.5 apart, and a step of 0.1 leaves them where they are. A network's
 own weights are of the order of one; a lost update is 2^-25 of them there, which is a vanishing gradient, not rounding
 (Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991: the spacing grows with the
-number).
+number). Where nearly all updates of a weight are as small from the first steps on, nothing trains it: a learning rate,
+a clipping norm or a factor in front of it is off by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from precdoctor.diagnosis.survey.rows import Key, range_evidence
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
+
+#: Binades below its weight at which an update is usual.
+_USUAL = -10
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,67 @@ def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float)
         return []
     counts = survey(view, usable, ("float32",))
     return [Large(k, c, _ulp(large[k])) for k, c in counts.items() if k in large]
+
+
+def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float, least_steps: float) -> list[Large]:
+    """FP32 matrices that take up next to nothing in either half of the run, and in its first steps.
+
+    Lookup tables are left out, because the rows that a batch does not use are to stand still, and so are optimizers
+    whose intended update is not known.
+    """
+    if guessed(view):
+        return []
+    frame = view.measured(("dimensions",), ("update",), where=[("dtype", "in", ("float32",))])
+    matrices = set(keys(frame[frame["dimensions"] >= 2]))
+    still = [
+        Large(key, counts, 0.0)
+        for key, counts in survey(view, usable, ("float32",)).items()
+        if key in matrices and "Embedding" not in counts.module_class
+    ]
+    return [p for p in still if p.counts.relative.total and lose_updates(p, limit, least_steps)]
+
+
+def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -> Finding:
+    """One finding for all of them, at the largest."""
+    worst = max(still, key=lambda p: (p.counts.numel, p.counts.share))
+    counts, (process, step) = worst.counts, worst.counts.worst
+    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
+    norms = [s.clip_norm for s in view.timeline.get(process, ()) if s.clip_norm]
+    more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
+    binade = counts.relative.lo + int(np.searchsorted(np.cumsum(counts.relative.counts), counts.relative.total / 2))
+    clipped = f", clipped to a norm of {min(norms):.3g}" if norms else ""
+    factor = 2.0 ** (_USUAL - binade)
+    return rule.finding(
+        severity=Severity.WARNING,
+        confidence=0.8,
+        title=f"`{worst.name}`{more} stands still: its updates are 2^{binade} of it, too small for FP32",
+        message=(
+            f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
+            f"(limit {percent(limit)} in either half of the run), over {plural(counts.steps, 'step')}"
+            + (f" at learning rates up to {max(rates):.3g}{clipped}" if rates else "")
+            + f". The median update is 2^{binade} of its weight; half a unit in the last place is 2^-25 to 2^-24. "
+            "Training is usual at 2^-10."
+        ),
+        location=Location(
+            worst.key[0], worst.key[1], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
+        ),
+        evidence={
+            "lost_share": counts.share,
+            "limit": limit,
+            "tensors": [{"root": p.key[0], "parameter": p.name, "lost_share": p.counts.share} for p in still[:16]],
+            "relative_update": {"exp_lo": counts.relative.lo, "exp_hist": counts.relative.counts.tolist()},
+            "confidence_reason": "intended updates recomputed from optimizer state",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"larger updates: the learning rate, the clipping norm or the factor in front of `{worst.name}` "
+                f"times {factor:.1g}: lost {percent(counts.share)} -> 0 %",
+                change={"update_factor": factor, "parameter": worst.name},
+                predicted={"lost_share": {"from": counts.share, "to": 0.0}},
+                snippet=f"for group in optimizer.param_groups:\n    group['lr'] *= {factor:.1g}\n",
+            ),
+        ),
+    )
 
 
 def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
