@@ -81,6 +81,7 @@ class ModuleHooks:
         # Without kwargs: on the way out of an exception torch calls global hooks without them whatever was asked for.
         second = nn.modules.module.register_module_forward_hook(after, always_call=True)
         self._keys = first.id, second.id
+        self._context.when_forked.append(self.resume)  # and when recording begins anew
 
     # --- out and in --------------------------------------------------------------------------------------------------
 
