@@ -222,6 +222,30 @@ def average_by_hand(mean, weight):
     mean.mul_(0.999).add_(weight, alpha=1e-3)
 
 
+def average_moved_back(mean, weight):
+    mean.mul_(0.995).add_(weight, alpha=0.005)
+
+
+def refilled_master(weight, master, gradient):
+    master.copy_(weight)
+    master.add_(gradient, alpha=-1e-3)
+    weight.copy_(master)
+
+
+def rounded_then_refilled(weight, master, gradient):
+    weight.copy_(master)
+    master.copy_(weight)
+    master.add_(gradient, alpha=-1e-3)
+
+
+def stepped_in_fp32(weight, gradient, stochastic):
+    wide = weight.float()
+    wide.add_(gradient, alpha=-1e-3)
+    if stochastic:
+        wide.view(torch.int32).add_(torch.randint(0, 1 << 16, wide.shape, dtype=torch.int32)).bitwise_and_(-65536)
+    weight.copy_(wide)
+
+
 def second_moment(square, gradient):
     square.mul_(0.999).addcmul_(gradient, gradient, value=1e-3)
 
@@ -289,6 +313,11 @@ def window_means(x):
     return (total[..., 4:] - total[..., :-4]) / 4
 
 
+def box_sums(x):
+    table = F.pad((x * 1.0).cumsum(-1).cumsum(-2), (1, 0, 1, 0))
+    return table[..., 3:, 3:] - table[..., :-3, 3:] - table[..., 3:, :-3] + table[..., :-3, :-3]
+
+
 def kl_by_hand(a, b):
     p, q = a.log_softmax(-1), b.log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).mean()
@@ -316,6 +345,10 @@ def ids_in_features(batch, table):
 
 def hashed_ids(batch, table):
     return F.embedding(batch[:, 0].long() % len(table), table)
+
+
+def multiplied_ids(batch, table):
+    return F.embedding((batch[:, 0].long() * 2654435761 ^ 977) % len(table), table)
 
 
 def rotary(position, frequency):
@@ -511,6 +544,13 @@ PROBES = {
         lambda: (normal(32, 16), trained(16, 16, scale=300)),
         lambda: (normal(32, 16), trained(16, 16, scale=0.3)),
     ),
+    "gate_shut_at_first": Probe(
+        ("PD208",),
+        "sigmoid",
+        lambda x, weight, bias: torch.sigmoid(x @ weight + bias) * x,
+        lambda: (normal(32, 16), trained(16, 16, scale=0.1), -14.0),
+        lambda: (normal(32, 16), trained(16, 16, scale=0.1), -4.0),
+    ),
     "closed_tanh": Probe(
         ("PD208",),
         "tanh",
@@ -640,6 +680,38 @@ PROBES = {
         lambda: (normal(64), normal(64) * 1.01),
         "optimizer",
     ),
+    "average_moved_back": Probe(
+        ("PD509",),
+        "mul_(0.995)",
+        average_moved_back,
+        lambda: (normal(256, dtype=BF16), normal(256, dtype=BF16) * 1.05),
+        lambda: (normal(256, dtype=BF16), normal(256, dtype=BF16) * 9),
+        "optimizer",
+    ),
+    "refilled_master": Probe(
+        ("PD509", "PD501"),
+        "weight.copy_(master)",
+        refilled_master,
+        lambda: (normal(64, mean=4, dtype=BF16), normal(64), normal(64)),
+        lambda: (normal(64, mean=4), normal(64), normal(64)),
+        "optimizer",
+    ),
+    "stepped_in_fp32": Probe(
+        ("PD509", "PD501"),
+        "weight.copy_(wide)",
+        stepped_in_fp32,
+        lambda: (normal(64, mean=4, dtype=BF16), normal(64), False),
+        lambda: (normal(64, mean=4, dtype=BF16), normal(64), True),
+        "optimizer",
+    ),
+    "rounded_then_refilled": Probe(
+        ("PD509", "PD501"),
+        "master.copy_(weight)",
+        rounded_then_refilled,
+        lambda: (normal(64, mean=4, dtype=BF16), normal(64, mean=4, dtype=BF16).float() + 1e-3, normal(64)),
+        lambda: (normal(64, mean=4, dtype=BF16), normal(64, mean=5), normal(64)),
+        "optimizer",
+    ),
     "second_moment_bf16": Probe(
         ("PD509", "PD505"),
         "mul_(0.999)",
@@ -753,6 +825,13 @@ PROBES = {
         lambda: (normal(4, 600, mean=60, scale=4, dtype=BF16),),
         lambda: (normal(4, 600, mean=60, scale=4),),
     ),
+    "box_sums_bf16": Probe(
+        ("PD705",),
+        "- table",
+        box_sums,
+        lambda: (F.softplus(trained(2, 2, 120, 120)).to(BF16),),
+        lambda: (F.softplus(trained(2, 2, 120, 120)),),
+    ),
     "kl_bf16": Probe(
         ("PD705",),
         "p - q",
@@ -800,6 +879,13 @@ PROBES = {
         "long()",
         hashed_ids,
         lambda: (torch.randint(300_000_000, 900_000_000, (64, 3)).to(FP32), normal(96, 4)),
+        lambda: (torch.randint(0, 9_000_000, (64, 3)).to(FP32), normal(96, 4)),
+    ),
+    "multiplied_ids_fp32": Probe(
+        ("PD706",),
+        "long()",
+        multiplied_ids,
+        lambda: (torch.randint(3_400_000_000, 3_400_001_000, (64, 3)).to(FP32), normal(96, 4)),
         lambda: (torch.randint(0, 9_000_000, (64, 3)).to(FP32), normal(96, 4)),
     ),
     "rotary_bf16": Probe(

@@ -71,6 +71,7 @@ class _Source:
         version: of a tensor of the run.
         expands: it was made in FP32 by one of ``_EXPANDS``.
         pairs: by a product of matrices among them: each with each.
+        runs: it is made of a running sum in half, which is followed where it is trained as well.
     """
 
     rounded: StorageWeakRef
@@ -80,6 +81,7 @@ class _Source:
     version: int | None
     expands: bool = False
     pairs: bool = False
+    runs: bool = False
 
     @property
     def holds(self) -> bool:
@@ -132,12 +134,17 @@ class Differences:
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
         expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
         pairs = call.name in _PAIRS or any(source.pairs for source in self._known(call))
-        self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands, pairs=pairs)
+        self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands, pairs=pairs,
+                   runs=self._runs(call))  # fmt: skip
 
-    def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, *, ours: bool,
-              expands: bool = False, pairs: bool = False) -> None:  # fmt: skip
+    def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, **kind: bool) -> None:
         memory = StorageWeakRef(x.untyped_storage())
-        self._sources[key] = _Source(memory, exact, dtype, ours, _version(exact), expands, pairs)
+        self._sources[key] = _Source(memory, exact, dtype, version=_version(exact), **kind)
+
+    def _runs(self, call: Call) -> bool:
+        """Whether it is a running sum in half, or made of one (a summed-area table)."""
+        half = call.results[0].dtype in _HALF
+        return half and (call.name == "cumsum" or any(source.runs for source in self._known(call)))
 
     def _known(self, call: Call) -> list[_Source]:
         found = (self._sources.get(storage_key(x) or 0) for x in call.operands)
@@ -164,7 +171,7 @@ class Differences:
         reduced &= name in _REDUCES or (name in ("add", "mul") and bool(self._known(call)))
         trained = (result.requires_grad or any(x.requires_grad for x in call.operands)) and name != "gather"
         expands = name in _EXPANDS and self._only_expands(call)
-        if not (name in _CARRIES or expands or reduced) or (trained and not reduced):
+        if not (name in _CARRIES or expands or reduced) or (trained and not reduced and not self._runs(call)):
             return None
         sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
         rounds = (reduced or expands or (result.dtype in _HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE

@@ -41,8 +41,9 @@ _WRAPS = names("add sub rsub mul neg")
 _WRAPPED = 0.01
 #: Ops that take integers as indices; and integers that are watched until one of them does.
 _LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
-#: Ops that leave integers as they are, but for an offset or multiples of a number of buckets.
-_SHIFTS = names("add sub rsub clamp clamp_min clamp_max minimum maximum clone where masked_fill remainder fmod")
+#: Ops whose results tell apart no more than their integers do: offsets, hashes, multiples of a number of buckets.
+_SHIFTS = names("add sub rsub mul bitwise_xor clamp clamp_min clamp_max minimum maximum clone where masked_fill "
+                "remainder fmod")  # fmt: skip
 #: Share of a channel's energy from which on its error takes it: what is left of it is below the noise.
 _GONE = 0.5
 #: Least number of elements of a channel, and channels.

@@ -1,13 +1,11 @@
-"""Damage that stays inside finite numbers: states that do not move, gradients that are flushed.
+"""Damage that stays inside finite numbers: states that do not move.
 
-One measure each, whatever the code around it looks like. *Stalled*: a tensor that was there before this window is
-written to, or replaced by what was computed from it; FP64 moves it and its bits stay. *Flush*: an op of the backward
-pass returns zeros where FP64 does not. Elementwise ops on large tensors are judged on a strided sample of elements.
+One measure, whatever the code around it looks like: a tensor that was there before this window is written to, or
+replaced by what was computed from it; FP64 moves it and its bits stay. Large tensors are judged on a strided sample.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,10 +35,8 @@ _STALLED = 0.5
 _OF_PLACE = 0.25
 #: From here on an FP32 count of ones stands still.
 _FP32_COUNT = 2.0**24
-#: Share of the non-zero elements of a gradient from which on a flush is noted, and zeros worth a closer look.
-_FLUSHED = 0.25
-#: Chains and casts followed per scan, states noted, flushes of one place run again.
-_MAX_CHAINS, _MAX_STALLED, _MAX_PER_PLACE = 2048, 512, 2
+#: Chains and casts followed per scan, states noted.
+_MAX_CHAINS, _MAX_STALLED = 2048, 512
 
 
 @dataclass
@@ -73,8 +69,13 @@ class Audit:
         self._born: set[int] = set()
         self._chains: dict[int, _Chain] = {}
         self._stalls: list[Stall] = []
+        #: States in half that were written to: as they were first, what FP64 makes of that, and as they are now.
+        self._written: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        #: States in half that were copied from a wider tensor: which elements stayed, and that tensor, by its key.
+        self._rounded: dict[int, tuple[int, dict[str, Any], Tensor]] = {}
         self._compensated: set[int] = set()
-        self._places: dict[Any, int] = {}
+        #: By what number states were multiplied, and the op that does most of it.
+        self._factors: dict[int, tuple[float, float, Event]] = {}
 
     def born(self, result: Any) -> None:
         """Results of an op: memory that this window has seen made is no state of before it."""
@@ -91,10 +92,14 @@ class Audit:
 
     def before(self, name: str, args: Any, kwargs: Any) -> list[Tensor | None]:
         """Samples of the states that an in-place op is about to write to, one per item of its list."""
-        if _plain(name) not in _UPDATES:
+        items, known = [target for target, _, _ in _items(name, args, kwargs)], _plain(name) in _UPDATES
+        for x in items:
+            if not known or x.dtype not in _STATES:  # perhaps its bits: rounded stochastically
+                self._chains.pop(storage_key(x) or 0, None)
+        if not known:
             return []
-        items = [target for target, _, _ in _items(name, args, kwargs)]
-        return [_sample(x) if x.dtype in _STATES and self.lived(x) else None for x in items]
+        followed = (x.dtype in _STATES and (self.lived(x) or storage_key(x) in self._chains) for x in items)
+        return [_sample(x) if follows else None for x, follows in zip(items, followed, strict=True)]
 
     def updated(self, name: str, op: str, phase: str, args: Any, kwargs: Any, old: list[Tensor | None],
                 where: Where, micro_step: int) -> None:  # fmt: skip
@@ -102,17 +107,66 @@ class Audit:
         for (target, given, named), was in zip(_items(name, args, kwargs), old, strict=True):
             if was is None or len(self._stalls) >= _MAX_STALLED:
                 continue
-            if _plain(name) == "copy" and not self._comes_from(given[0], target):
-                continue  # made anew: what it does not hold is held by the wider tensor that it is a copy of
-            exact = self._run(_plain(name) + "_", was.double(), target, given, named)
-            if exact is None:
-                continue
-            data = _stalled(was, _sample(target), exact)
-            if data is None:
-                continue
             event = {"root": where.root, "module": where.module, "op": op, **line_columns(where.line)}
             event["data"] = {"phase": phase, "micro_step": micro_step}
-            self._stalls.append(Stall(storage_key(target) or 0, event, data))
+            key, plain, by = storage_key(target) or 0, _plain(name), given[0] if given else None
+            comes_from = plain != "copy" or self._comes_from(given[0], target)
+            exact = self._run(plain + "_", was.double(), target, given, named) if comes_from else None
+            now = _sample(target)
+            if plain == "copy" and isinstance(by, Tensor):
+                self._copied(key, by, was, now, event)
+            self._goes_on(key, plain, target, given, named, event)
+            if exact is not None and (by is target or (plain in ("mul", "div") and _is_number(by))):
+                self._multiplied(key, float((exact / was.double()).nanmedian()), event)
+            if exact is None or not self.lived(target):
+                continue  # a copy made anew: what it does not hold is held by the wider tensor that it is a copy of
+            found = [_stalled(was, now, exact), self._since_first(key, plain, was, now, exact, (target, given, named))]
+            self._stalls += [Stall(key, event, data) for data in found if data is not None]
+
+    def _multiplied(self, key: int, factor: float, event: Event) -> None:
+        product, most, by = self._factors.get(key, (1.0, 1.0, event))
+        if key in self._factors or len(self._factors) < _MAX_CHAINS:
+            self._factors[key] = product * factor, max(most, factor), event if factor > most else by
+
+    def _copied(self, key: int, x: Tensor, was: Tensor, now: Tensor, event: Event) -> None:
+        """Weights are rounded from a wider copy; where it is filled from them again, what they did not take is gone."""
+        source, known = storage_key(x) or 0, self._rounded.pop(key, None)
+        if known is not None and known[0] == source and torch.equal(known[2], was):
+            self._stalls.append(Stall(source, event, known[1]))
+        if was.dtype in _HALF and x.dtype == torch.float32 and self.lived(x) and len(self._rounded) < _MAX_CHAINS:
+            wide = _sample(x)
+            if (data := _stalled(was, now, wide.double())) is not None:
+                self._rounded[source] = key, data, wide
+
+    def _goes_on(self, key: int, plain: str, target: Tensor, given: tuple[Any, ...], named: Any, event: Event) -> None:
+        """Follow a state in a wider copy of it (``master.copy_(p)``), and what is then written to the copy."""
+        chain = self._chains.pop(key, None)
+        if plain == "copy":
+            origins = self._origins(given[0])[:2] if isinstance(given[0], Tensor) else []
+            wide = target.dtype == torch.float32 and given[0].shape == target.shape if origins else False
+            exact = self._value(given[0], target).clone() if wide and key not in {o[1] for o in origins} else None
+        else:
+            origins = chain.origins if chain is not None else []
+            exact = self._run(plain + "_", chain.exact.clone(), target, given, named) if chain is not None else None
+        if exact is not None and len(self._chains) < _MAX_CHAINS:
+            self._chains[key] = _Chain(exact, origins, StorageWeakRef(target.untyped_storage()), (event, plain))
+
+    def _since_first(self, key: int, plain: str, was: Tensor, now: Tensor, exact: Tensor,
+                     op: tuple[Tensor, tuple[Any, ...], Any]) -> dict[str, Any] | None:  # fmt: skip
+        """A state that several ops write to (``mean.mul_(b).add_(w)``): does it stay, all together?"""
+        if was.dtype not in _HALF:
+            return None
+        known = self._written.pop(key, None)
+        if known is None or plain == "copy" or not torch.equal(known[2], was):
+            if len(self._written) < _MAX_CHAINS:
+                self._written[key] = was, exact, now
+            return None
+        first, wide = known[0], self._run(plain + "_", known[1], *op)
+        if wide is None:
+            return None
+        self._written[key] = first, wide, now
+        data = _stalled(first, now, wide)
+        return data if data is not None and data["stalled"] >= _STALLED * data["moved"] else None
 
     def _comes_from(self, x: Any, target: Tensor) -> bool:
         """Whether it was computed from the state that it is copied to."""
@@ -122,7 +176,7 @@ class Audit:
     def _run(self, name: str, x: Tensor, like: Tensor, args: tuple[Any, ...], kwargs: Any) -> Tensor | None:
         """The op in FP64 on samples; None where they do not fit each other."""
         try:
-            given = [self._value(a, like) if isinstance(a, Tensor) else a for a in args]
+            given = [(x.clone() if a is like else self._value(a, like)) if isinstance(a, Tensor) else a for a in args]
             named = {k: self._value(v, like) if isinstance(v, Tensor) else v for k, v in kwargs.items()
                      if k in ("alpha", "value", "weight", "rounding_mode")}  # fmt: skip
             if name in ("addcmul_", "addcdiv_") and len(given) == 3:
@@ -216,43 +270,6 @@ class Audit:
             if int((vanished & moves).sum()) >= _STALLED * max(int(moves.sum()), 1):
                 self._compensated |= of_both
 
-    # --- gradients ---------------------------------------------------------------------------------------------------
-
-    def gradient(self, call: Call) -> None:
-        """An op of the backward pass has run: has it made zeros?"""
-        result = call.results[0] if call.results else None
-        if result is None or result.dtype != torch.float16 or call.func.is_view or call.swapped:
-            return
-        counts = call.counts(result)
-        place = (call.where, call.op, tuple(result.shape))
-        if counts is None or counts.bad or counts.zero < _FLUSHED * counts.numel:
-            return
-        if self._places.get(place, 0) >= _MAX_PER_PLACE or all(c.zero == c.numel for c in call.operand_counts()):
-            return
-        self._places[place] = self._places.get(place, 0) + 1
-        exact = call.exact()
-        if exact is None:
-            return
-        size = exact[0].abs()
-        possible = torch.isfinite(size) & (size > 0)
-        flushed = possible & (result.detach() == 0)
-        many, of = int(flushed.sum()), int(possible.sum())
-        if not of or many < _FLUSHED * of:
-            return
-        whole = float(size[possible].sum())
-        lost = float(size[flushed].sum()) / whole if whole > 0 else 0.0
-        data = {
-            "dtype": "float16",
-            "flushed": many,
-            "of": of,
-            "lost": lost,
-            "channels": channels_hit(flushed, possible),
-            "sqnr_db": _sqnr(result, exact[0], possible),
-            "exact_amax": float(size[possible].max()),
-            "exact_median": float(size[possible].median()),
-        }
-        self._findings.add("flush", call, lost, **data)
-
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def finish(self, targets: Targets) -> None:
@@ -284,7 +301,14 @@ class Audit:
                 "tensors": len({s.key for s, _ in still}),
             }
             self._findings.add_event("stalled", worst.event, stalled / moved, **data, **target)
-        self._stalls, self._chains = [], {}
+        for key, (factor, _, event) in self._factors.items():
+            if factor > 1 and (target := targets.of(key))["target"] == "weight":
+                self._findings.add_event("amplified", event, factor, factor=factor, **target)
+        self._stalls, self._chains, self._written, self._rounded, self._factors = [], {}, {}, {}, {}
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float)) or (isinstance(x, Tensor) and x.dim() == 0 and x.device.type == "cpu")
 
 
 def _plain(name: str) -> str:
@@ -333,24 +357,6 @@ def _stalled(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
         "value": float(size.median()),
         "move": float(move[stayed].median()),
     }
-
-
-def channels_hit(hit: Tensor, possible: Tensor) -> float:
-    """Share of channels of which everything that could be hit was: along the dimension in which it is the largest."""
-    shares = [0.0]
-    for dim in {1} if hit.dim() == 4 else {0, hit.dim() - 1} if hit.dim() > 1 else ():
-        others = [d for d in range(hit.dim()) if d != dim]
-        could = possible.sum(others)
-        whole = (hit.sum(others) == could) & (could > 0)
-        shares.append(float(whole.sum()) / max(int((could > 0).sum()), 1))
-    return max(shares)
-
-
-def _sqnr(seen: Tensor, exact: Tensor, kept: Tensor) -> float | None:
-    """Of the bulk, in dB: the median over elements of (exact / error)^2; None where most are exact."""
-    size = exact[kept].abs()
-    ratio = float(((seen.detach().double() - exact)[kept].abs() / size).median())
-    return -20.0 * math.log10(ratio) if ratio > 0 else None
 
 
 def _spelled(dtype: torch.dtype) -> str:

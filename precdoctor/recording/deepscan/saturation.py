@@ -1,4 +1,7 @@
-"""Bounded functions at their bound: what arrives behind them does not get through to the units before them.
+"""Gradients that end: flushed by an op of the backward pass, or at the bound of a bounded function.
+
+*Flush*: an op returns zeros where FP64 does not. *Closed*: what arrives behind a function does not get through to the
+units before it.
 
 A tanh of 30 is 1 in every format and its slope exactly zero; so is what a clamp cuts off. Judged is the gradient: the
 share of what arrives that ends there. A softmax is at its bound where one probability is all there is of a row that had
@@ -8,17 +11,19 @@ a choice: then a change of its scores changes nothing. The diagonal of its deriv
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.op_audit import channels_hit
 from precdoctor.recording.deepscan.scan_facts import Findings
 from precdoctor.recording.deepscan.scanned_op import Call, names
 
 #: Backward ops of functions that are flat beyond a bound; and of those that are flat for good where FP64 says so too.
 _FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward gelu_backward silu_backward")
+#: The largest slope of those that a gate may begin near the bound of, and the share of it that counts as none.
+_SLOPES, _NO_SLOPE = {"sigmoid_backward": 0.25, "tanh_backward": 1.0}, 2.0**-14
 #: Autograd nodes of clamps between numbers, whose backward pass is a ``where``. Those between tensors save them, and to
 #: unpack these may run the script's hooks.
 _CLAMPS = frozenset(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0"))
@@ -35,11 +40,16 @@ _MASKED = -9e3
 _MAX_SCORES = 1 << 20
 
 
+#: Share of the non-zero elements of a gradient from which on a flush is noted; flushes of one place run again.
+_FLUSHED, _MAX_PER_PLACE = 0.25, 2
+
+
 class Saturation:
-    """Looks at the backward passes of bounded functions, and at each softmax of a forward pass."""
+    """Looks at the ops of backward passes, and at each softmax of a forward pass."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
+        self._places: dict[Any, int] = {}
 
     def forward(self, call: Call) -> None:
         """An op of a module has run."""
@@ -64,6 +74,41 @@ class Saturation:
                 "distance": float((best[:, 0] - best[:, 1]).median())}  # fmt: skip
         self._findings.add("closed", call, 1.0 - float(open_), **data)
 
+    def flushed(self, call: Call) -> None:
+        """An op of the backward pass has run: has it made zeros?"""
+        result = call.results[0] if call.results else None
+        if result is None or result.dtype != torch.float16 or call.func.is_view or call.swapped:
+            return
+        counts = call.counts(result)
+        place = (call.where, call.op, tuple(result.shape))
+        if counts is None or counts.bad or counts.zero < _FLUSHED * counts.numel:
+            return
+        if self._places.get(place, 0) >= _MAX_PER_PLACE or all(c.zero == c.numel for c in call.operand_counts()):
+            return
+        self._places[place] = self._places.get(place, 0) + 1
+        exact = call.exact()
+        if exact is None:
+            return
+        size = exact[0].abs()
+        possible = torch.isfinite(size) & (size > 0)
+        flushed = possible & (result.detach() == 0)
+        many, of = int(flushed.sum()), int(possible.sum())
+        if not of or many < _FLUSHED * of:
+            return
+        whole = float(size[possible].sum())
+        lost = float(size[flushed].sum()) / whole if whole > 0 else 0.0
+        data = {
+            "dtype": "float16",
+            "flushed": many,
+            "of": of,
+            "lost": lost,
+            "channels": channels_hit(flushed, possible),
+            "sqnr_db": _sqnr(result, exact[0], possible),
+            "exact_amax": float(size[possible].max()),
+            "exact_median": float(size[possible].median()),
+        }
+        self._findings.add("flush", call, lost, **data)
+
     def backward(self, call: Call) -> None:
         """An op of the backward pass has run."""
         step = _STEPS.get(_node_name()) if call.plain_name == "zeros_like" else None
@@ -71,7 +116,8 @@ class Saturation:
             return
         result = call.results[0] if call.results else None
         counts = call.counts(result) if result is not None and not call.swapped else None
-        if result is None or counts is None or counts.bad or counts.zero < _CHANNELS * counts.numel:
+        near = call.plain_name in _SLOPES
+        if result is None or counts is None or counts.bad or not (near or counts.zero >= _CHANNELS * counts.numel):
             return
         given = next((x for x in call.operands if x.shape == result.shape), None)
         exact = call.exact()
@@ -82,6 +128,10 @@ class Saturation:
         closed = possible & (result.detach() == 0)
         if exact is not None and not call.plain_name.startswith(("gelu", "silu")):
             closed &= exact[0] == 0
+        if near and exact is not None and 4 * int(closed.sum()) < int(possible.sum()):
+            closed = possible & (exact[0].abs() <= _NO_SLOPE * _SLOPES[call.plain_name] * size)
+        else:
+            near = False
         many, of = int(closed.sum()), int(possible.sum())
         if of < _LEAST or not many:
             return
@@ -89,8 +139,26 @@ class Saturation:
         if lost < _NOTED and channels < _CHANNELS:
             return
         name = step or ("clamp" if call.plain_name == "where" else call.plain_name.removesuffix("_backward"))
-        data = {"function": name, "closed": many, "of": of, "lost": lost, "channels": channels}
+        data = {"function": name, "closed": many, "of": of, "lost": lost, "channels": channels, "near": near}
         self._findings.add("closed", call, max(lost, channels), **data)
+
+
+def channels_hit(hit: Tensor, possible: Tensor) -> float:
+    """Share of channels of which everything that could be hit was: along the dimension in which it is the largest."""
+    shares = [0.0]
+    for dim in {1} if hit.dim() == 4 else {0, hit.dim() - 1} if hit.dim() > 1 else ():
+        others = [d for d in range(hit.dim()) if d != dim]
+        could = possible.sum(others)
+        whole = (hit.sum(others) == could) & (could > 0)
+        shares.append(float(whole.sum()) / max(int((could > 0).sum()), 1))
+    return max(shares)
+
+
+def _sqnr(seen: Tensor, exact: Tensor, kept: Tensor) -> float | None:
+    """Of the bulk, in dB: the median over elements of (exact / error)^2; None where most are exact."""
+    size = exact[kept].abs()
+    ratio = float(((seen.detach().double() - exact)[kept].abs() / size).median())
+    return -20.0 * math.log10(ratio) if ratio > 0 else None
 
 
 def _share(size: Tensor, hit: Tensor, possible: Tensor) -> float:

@@ -285,7 +285,7 @@ class ScanMode(WindowMode):
             self._floors.after(call)
             self._saturation.forward(call)
         else:
-            self._audit.gradient(call)
+            self._saturation.flushed(call)
             self._saturation.backward(call)
         if any(x is not None for x in self._old):
             self._audit.updated(name, call.op, phase, args, kwargs, self._old, where, self.micro_step)

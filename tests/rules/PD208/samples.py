@@ -27,6 +27,11 @@ def learnt() -> Training:
     return with_scans(scanned(closed(), hard(), steps=(8, 9)), 0, 1)
 
 
+def near_later() -> Training:
+    """A gate that has learnt to close, but for a last bit of slope."""
+    return with_scans(scanned(closed(near=True, channels=1.0), steps=(8, 9)), 0, 1)
+
+
 def sharp() -> Training:
     return scanned(hard(open=0.05))
 
@@ -58,9 +63,10 @@ FIRING = {
         lambda: scanned(closed()), 0, "blocks.0.attn", severity="warning",
         says=("tanh in `blocks.0.attn` is at its bound: 95 % of the gradient ends there", "60 % of the channels"),
     ),
+    "near": Sample(lambda: scanned(closed(near=True)), 0, severity="warning", says=("next to nothing",)),
     "clamp": Sample(lambda: scanned(closed(function="clamp", channels=0.0)), 0, severity="warning", says=("clamp",)),
     "softmax": Sample(
         lambda: scanned(hard()), 0, severity="warning", says=("a hard choice from the first step", "12 above the next"),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (learnt, nothing_found, straight_through, sharp, some)}
+HEALTHY = {f.__name__: f for f in (learnt, nothing_found, near_later, straight_through, sharp, some)}

@@ -61,6 +61,10 @@ FIRING = {
     "decay": Sample(
         lambda: decay(1e-3), 0, severity="warning", says=("mul changes nothing", "weights (`blocks.0.attn.weight`)"),
     ),
+    "refilled_masters": Sample(
+        lambda: scanned({**stalled(target="weight", name="blocks.0.attn.weight"), "op": "aten.copy_.default"}), 0,
+        severity="warning", says=("copy changes nothing", "weights (`blocks.0.attn.weight`)"),
+    ),
     "teacher_in_a_module": Sample(
         lambda: scanned(stalled(target="average", name="teacher.weight")), 0, severity="warning",
         says=("an average of weights (`teacher.weight`)",),

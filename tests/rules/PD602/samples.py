@@ -4,7 +4,8 @@ import json
 from collections.abc import Callable
 
 from tests.support.samples import Sample
-from tests.support.training import Training, normal
+from tests.support.scanning import fact, scanned, with_scans
+from tests.support.training import ROOT, Training, normal
 
 
 def amax(of_step: Callable[[int], float], *, steps: int = 24, dtype: str = "float16", kind: str = "output") -> Training:
@@ -68,7 +69,27 @@ def in_bf16() -> Training:
     return amax(lambda s: 2_000.0 * 2.0 ** (s / 8), dtype="bfloat16")
 
 
+def multiplied(factor: float, steps: tuple[int, ...] = (0, 1)) -> Training:
+    """Weight decay with the wrong sign, over 64 steps."""
+    found = fact("amplified", "add_.Tensor", factor=factor, target="weight", name="head.weight", owner=[ROOT, "head"])
+    run = Training(steps=64)
+    run.events = scanned({**found, "root": "", "module": ""}, steps=steps).events
+    return with_scans(run, 2)
+
+
+def multiplied_a_little() -> Training:
+    return multiplied(1.005)
+
+
+def multiplied_once() -> Training:
+    return multiplied(1.05, steps=(0,))
+
+
 FIRING = {
+    "multiplied": Sample(
+        lambda: multiplied(1.05), 0, module="head", severity="warning",
+        says=("add multiplies weights (`head.weight`) by 1.05", "22.7 times over 64 steps", "limit 2"),
+    ),
     "doubles_every_eight": Sample(
         lambda: amax(lambda s: 2_000.0 * 2.0 ** (s / 8)), 23, module="head", kind="output", severity="warning",
         says=("overflows in 17 steps", "step 40", "limit"),
@@ -85,5 +106,6 @@ HEALTHY = {
     f.__name__: f
     for f in (
         levels_off, small, wobbles, far_ahead, in_bf16, large_from_the_start, no_softmax_reads_it, below_a_nat,
+        multiplied_a_little, multiplied_once,
     )
 }  # fmt: skip

@@ -24,7 +24,16 @@ from precdoctor.diagnosis.survey.rows import (
     path_to,
     range_evidence,
 )
-from precdoctor.diagnosis.survey.scans import short_name
+from precdoctor.diagnosis.survey.scans import (
+    Fact,
+    Group,
+    check_facts,
+    elsewhere_words,
+    op_words,
+    place_finding,
+    short_name,
+    stands,
+)
 from precdoctor.diagnosis.survey.trends import Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -41,6 +50,9 @@ Logits have their own limit, far below the format's largest number. The operand 
 it has grown to `logit_growth` times its initial size and its neighbours in the format are at least `logit_spacing`
 nats apart (from 256 on in BF16, from 2048 on in FP16), on half of the newest eight recorded steps. Deep scans show
 which outputs these are.
+
+Weights that the script itself multiplies by a number above 1 on every scanned step (a decay with the wrong sign) count
+if that makes them `amplified` times as large over the run, whatever the gradient does.
 """,
     matters="""
 Attention logits, residual streams and gated products that drift upwards stay finite until one step; then the loss is
@@ -76,7 +88,13 @@ _SOFTMAX = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_back
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the tensor that reaches its limit first."""
+    """One finding: the tensor that reaches its limit first. Weights that are multiplied up come before it."""
+    multiplied = check_facts(
+        view, ("amplified",), lambda f: _over_run(view, f) if _over_run(view, f) >= options["amplified"] else 0.0,
+        lambda g: _amplified(view, g, options), seen="no weight is multiplied up", keep=lambda g: stands(view, g),
+    )  # fmt: skip
+    if multiplied.findings:
+        return multiplied
     histories = forward_histories(view)
     if not histories:
         return Checked.not_applicable("no activation was recorded on a healthy step")
@@ -94,6 +112,39 @@ def check(view: RunView, options: Options) -> Checked:
     key = min(growing, key=lambda k: growing[k].steps_to(_limit(histories[k]))[1])
     finding = _finding(view, key, histories[key], growing, options)
     return Checked([finding], f"{len(growing):,} of {seen} grow into their limit", Status.FAILED)
+
+
+def _steps(view: RunView) -> int:
+    return max((s.step for own in view.timeline.values() for s in own), default=0) + 1
+
+
+def _over_run(view: RunView, fact: Fact) -> float:
+    """The factor of a step to the power of the steps of the run."""
+    return math.exp(min(700.0, _steps(view) * math.log(max(fact.number("factor"), 1.0))))
+
+
+def _amplified(view: RunView, group: Group, options: Options) -> Finding:
+    fact, whole = group.worst, _over_run(view, group.worst)
+    factor, name = fact.number("factor"), str(fact.data.get("name"))
+    less = f"{1.0 / factor:.6g}"
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"{fact.short} multiplies weights (`{name}`) by {factor:.6g} on every step{fact.line}: {whole:.3g} times "
+        f"over {plural(_steps(view), 'step')}",
+        message=f"{op_words(fact)} multiplies the weight by {factor:.6g}, whatever its gradient. Over the run that is a"
+        f" factor of {whole:.3g} (limit {options['amplified']:g}). Decay shrinks weights; this grows them."
+        f"{elsewhere_words(group)}",
+        certain=(0.9, "the factor was measured on the weight itself"),
+        limits={"amplified": options["amplified"]},
+        prescription=Prescription(
+            title=f"turn the sign{fact.line}: factor per step {factor:.6g} -> {less}",
+            change={"factor_per_step": {"from": factor, "to": 1.0 / factor}, "op": fact.op},
+            predicted={"growth_over_run": {"from": whole, "to": 1.0 / whole}},
+            snippet=f"weight.mul_({less})  # weight decay shrinks\n",
+        ),
+    )
 
 
 def _limit(history: History) -> float:
@@ -308,6 +359,8 @@ RULE = Rule(
                    "Half of it is the rounding error: one nat changes a probability by a factor of e.", 0.0),
         RuleOption("logit_growth", 4.0, "times", "Minimum growth of the logits since the first four recorded steps.",
                    "Chosen empirically: a large temperature by design is no growth.", 1.0),
+        RuleOption("amplified", 2.0, "times", "Least growth over the run of weights that the script multiplies up.",
+                   "Twice the weights, by no gradient.", 1.0),
     ),
     explains=when(same_module, "PD406", "PD601"),
     check=check,

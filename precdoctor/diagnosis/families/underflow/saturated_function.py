@@ -24,7 +24,8 @@ PAGE = RulePage(
     finds="""
 A sigmoid, tanh, hardtanh, GELU, SiLU or clamp that lies at its bound, so that its slope is exactly zero in its format:
 at least `lost` of the magnitude of the gradient that arrives behind it ends there, or `channels` of its channels get
-none at all. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if its
+none at all. A sigmoid or tanh also counts where it begins so close to its bound that its slope is below 2^-14 of the
+largest. Deep scans (`record --deep-scan`) measure it in the backward pass. A softmax in a module counts if its
 median row passes at most `open` of the gradient that equal scores would pass (1 - sum of squared probabilities); masked
 scores are no choice. It must be so on two scanned steps or more and on half of all, the first one among them: what has
 learnt saturates late, and rightly. A layer that is closed in `all_channels` at the last scan counts in any case, and so
@@ -74,9 +75,10 @@ def check(view: RunView, options: Options) -> Checked:
     def counts(group: Group) -> bool:
         """Whether it was so from the first scan on, or is closed altogether at the end."""
         done = done_steps(view, group)
-        told = [f for f in group.facts if f.step == done[-1] and (f.module or f.count("zero_gradients"))]
-        last = [f.number("channels") for f in told]
-        return stands(view, group) and (done[0] in group.steps or max(last, default=0.0) >= options["all_channels"])
+        last = [f for f in group.facts if f.step == done[-1] and f.data.get("near") is not True]
+        told = [f for f in last if f.module or f.count("zero_gradients")]
+        most = max((f.number("channels") for f in told), default=0.0)
+        return stands(view, group) and (done[0] in group.steps or most >= options["all_channels"])
 
     return check_facts(
         view, ("closed",), guilty, lambda g: _finding(view, g, options), seen="no function at its bound from the start",
@@ -86,6 +88,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
+    near = fact.data.get("near") is True
     function, lost, distance = text(fact.data.get("function")), fact.number("lost"), fact.number("distance")
     if function == "softmax":
         passed = percent(fact.number("open"))
@@ -101,10 +104,10 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     else:
         title = f"{function} {place_words(fact)} is at its bound: {percent(lost)} of the gradient ends there{fact.line}"
         message = (
-            f"{op_words(fact)} passes nothing on for {fact.count('closed'):,} of {fact.count('of'):,} elements that a "
-            f"gradient arrives at: {percent(lost)} of its magnitude (limit {percent(options['lost'])}), and all of it "
-            f"in {percent(fact.number('channels'))} of the channels (limit {percent(options['channels'])}). The slope "
-            f"of {function} is zero there."
+            f"{op_words(fact)} passes {'next to ' * near}nothing on for {fact.count('closed'):,} of "
+            f"{fact.count('of'):,} elements that a gradient arrives at: {percent(lost)} of its magnitude (limit "
+            f"{percent(options['lost'])}), and all of it in {percent(fact.number('channels'))} of the channels (limit "
+            f"{percent(options['channels'])}). The slope of {function} is {'next to ' * near}zero there."
         )
         scale = 1.0 / 16
         cure = f"bring the input of {function} to order one{fact.line}: gradient lost {percent(lost)} -> 0 %"

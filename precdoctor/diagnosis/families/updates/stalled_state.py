@@ -29,7 +29,8 @@ arithmetic in FP64 moves it. FP32 counts only where whole numbers beyond 2^24 st
 `_foreach_` forms, and `state = state * b + x * (1 - b)`. At least `share` of the elements that FP64 moves must stay, on
 two scanned steps or more; these must include the last one, or be most of all.
 
-Weights count only if no torch optimizer steps in the run; PD501 covers the others. Weight decay (`mul_` of weights in
+Weights count only if no torch optimizer steps in the run, or if they are a rounded copy of FP32 weights that are filled
+from them before each step; PD501 covers the others. Weight decay (`mul_` of weights in
 BF16 or FP16) counts in any run if it should have taken `decayed` of them by the end of it. PD505 covers the states of
 torch's own optimizers. Stochastic rounding, and sums whose remainder the script keeps (Kahan), are not reported.
 """,
@@ -69,7 +70,7 @@ def check(view: RunView, options: Options) -> Checked:
         if decays:
             if not _decay(fact, steps) >= options["decayed"]:
                 return 0.0
-        elif is_optimizers(fact) or (_target(fact) == "weight" and stepped):
+        elif is_optimizers(fact) or (_target(fact) == "weight" and stepped and not fact.short.endswith("copy")):
             return 0.0
         share = _share(fact)
         return share if share >= options["share"] else 0.0
