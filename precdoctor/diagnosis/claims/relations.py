@@ -47,6 +47,16 @@ def while_it_lasts(cause: Finding, effect: Finding) -> bool:
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
 
 
+def makes_it_fall(cause: Finding, effect: Finding) -> bool:
+    """Whether ``effect`` is a loss scale that falls while ``cause`` lasts, and not one that only never grows back."""
+    return "clean_between_skips" not in effect.evidence and while_it_lasts(cause, effect)
+
+
+def wears_the_scale_out(cause: Finding, effect: Finding) -> bool:
+    """Whether ``cause`` is a loss scale that never grows back, and ``effect`` one of the overflows that lower it."""
+    return "clean_between_skips" in cause.evidence and while_it_lasts(cause, effect)
+
+
 def same_module(cause: Finding, effect: Finding) -> bool:
     """Whether both findings name the same module of the same root."""
     return (cause.location.root, cause.location.module) == (effect.location.root, effect.location.module)

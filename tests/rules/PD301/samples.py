@@ -18,6 +18,11 @@ def falls_below_one() -> Training:
     return scaled(scales, list(range(10, 24)))
 
 
+def never_grows_back() -> Training:
+    """Every tenth batch overflows, and the growth interval is longer than the run."""
+    return scaled([4.0 * 0.5 ** (s // 10) for s in range(60)], list(range(9, 60, 10)), growth_interval=10**6)
+
+
 def never_calibrates() -> Training:
     """From 2^16 to below 1 without one clean step."""
     return scaled([2.0 ** (16 - k) for k in range(20)], list(range(20)))
@@ -174,6 +179,10 @@ FIRING = {
         forward_overflow_is_to_blame, 10, "norm", "output", says=("no loss scale mends that",)
     ),
     "falls_below_one": Sample(falls_below_one, 10, says=("from 1024 to 0.125", "limit 1")),
+    "never_grows_back": Sample(
+        never_grows_back, 9, evidence={"clean_between_skips": 9},
+        says=("from 4 to 0.125", "never grew back: 9 clean steps", "growth interval is 1,000,000"),
+    ),
     "skips_every_step": Sample(skips_every_step, 0, says=("no weight has moved", "all 14 steps", "limit 12")),
     "never_calibrates": Sample(never_calibrates, 0, says=("from 65536",)),
     "one_layer": Sample(

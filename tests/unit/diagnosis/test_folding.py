@@ -110,6 +110,13 @@ def test_an_overflow_that_a_lower_scale_mends_is_told_with_the_scale(recovered: 
     assert [f.code for f in fold([collapse, gradient])] == [first]
 
 
+@pytest.mark.parametrize(("evidence", "first"), [({"clean_between_skips": 9}, "PD301"), ({}, "PD101")])
+def test_bad_batches_are_told_with_the_scale_that_never_grows_back(evidence: dict[str, int], first: str) -> None:
+    origin, collapse = finding("PD101", 5, last=20), finding("PD301", 5, last=25)
+    collapse = Finding(**{**collapse.__dict__, "evidence": {**collapse.evidence, **evidence}})
+    assert [f.code for f in fold([origin, collapse])] == [first]
+
+
 def test_what_a_scan_saw_where_it_later_broke_is_told_once() -> None:
     place = {"root": "GPT#0", "module": "norm"}
     origin = Finding(**{**finding("PD101", 40).__dict__, "location": Location(step=40, **place)})

@@ -9,16 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
-from precdoctor.diagnosis.claims.relations import anywhere, mended_by_the_scale, same_module, when
+from precdoctor.diagnosis.claims.relations import (
+    anywhere,
+    mended_by_the_scale,
+    same_module,
+    wears_the_scale_out,
+    when,
+)
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_leftover import find_leftover_gradients
-from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescriptions import lower_bound, prescriptions
+from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescriptions import (
+    lower_bound,
+    prescriptions,
+    shorter_interval,
+)
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, culprits
 from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, higher_level, lost_gradient
-from precdoctor.diagnosis.survey.loss_scales import scaled_steps
+from precdoctor.diagnosis.survey.loss_scales import growth_interval, scaled_steps
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -54,7 +66,9 @@ the skips.
 """,
     confidence="""
 0.95 if the scale fell below 1 or the overflowing layer was recorded, 0.8 otherwise. If the loss is non-finite at the
-same steps, PD101, PD103 or PD104 reports it and includes this finding: then the scale is a victim.
+same steps, PD101, PD103 or PD104 reports it and includes this finding: then the scale is a victim. It is the other way
+round for a scale that fell below 1 without ever growing back, though four steps of five were clean: single bad batches
+are discarded without harm, and the growth interval is what they are held against.
 """,
     references=(
         "PyTorch documentation: torch.amp.GradScaler (init_scale 2**16, growth 2 every 2000, backoff 0.5, no floor)",
@@ -206,6 +220,12 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Optio
         held = sum((s.loss_scale or 0.0) <= bound for s in steps)
         message += f" {plural(held, 'skip')} at {bound:g} did not lower the scale: the scaler may not go lower."
     evidence = _evidence(course, collapse, found, skipped)
+    clean = _clean_between_skips(course) if collapse.severe and leftover is None else None
+    if clean is not None:
+        evidence["clean_between_skips"] = clean
+        message += f" It never grew back: {plural(clean, 'clean step')} lie between two overflows (median)"
+        interval = growth_interval(view, course.process)
+        message += f", and the growth interval is {interval:,.0f}." if interval else "."
     evidence |= {"lower_bound": bound, "gradients_kept_since": leftover.first if leftover is not None else None}
     if collapse.lost is not None:
         evidence["flushed_at_level"] = collapse.lost.series.share
@@ -219,10 +239,23 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Optio
         message=message,
         location=found.location(course.process.rank, collapse.first),
         evidence=evidence,
-        prescriptions=_prescriptions(view, course, collapse, found, bound)
+        prescriptions=shorter_interval(view, course.process, clean, collapse.start, collapse.end)
+        + _prescriptions(view, course, collapse, found, bound)
         if leftover is None
         else (leftover.prescription(sum(s.skipped for s in course.steps)),),
     )
+
+
+def _clean_between_skips(course: _Course) -> int | None:
+    """Median number of clean steps between overflows that wore the scale out; None if it grew, or if they are many."""
+    after, clean = course.after, [0]
+    for facts, following in pairwise(after):
+        if (following.loss_scale or 0.0) > (facts.loss_scale or 0.0):
+            return None
+        clean[-1] += not facts.skipped
+        clean += [0] * facts.skipped
+    skipped = sum(s.skipped for s in after)
+    return int(median(clean)) if skipped > 1 and len(after) >= 5 * skipped and median(clean) >= 1 else None
 
 
 def _prescriptions(
@@ -288,6 +321,7 @@ RULE = Rule(
         **when(anywhere, "PD302", "PD303"),
         **when(same_module, "PD601", "PD602"),
         **when(mended_by_the_scale, "PD102"),
+        **when(wears_the_scale_out, "PD101", "PD103"),
         **when(flushed_at_its_level, "PD201", "PD202"),
     },
     check=check,

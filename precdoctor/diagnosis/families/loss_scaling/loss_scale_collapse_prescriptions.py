@@ -9,7 +9,7 @@ from precdoctor.diagnosis.advice.prescription_order import is_worthwhile
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, Overflow
-from precdoctor.diagnosis.survey.loss_scales import STOCK_INTERVAL
+from precdoctor.diagnosis.survey.loss_scales import STOCK_INTERVAL, growth_interval
 from precdoctor.diagnosis.survey.origin import is_below
 from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -53,6 +53,24 @@ def prescriptions(
     if bound is None:  # the prediction for a scaler without its bound is a lower limit of the effect
         offered = [p for p in offered if is_worthwhile(p)]
     return tuple(offered) or (_bfloat16(view, steps, end),)
+
+
+def shorter_interval(
+    view: RunView, process: Process, clean: int | None, start: float, end: float
+) -> tuple[Prescription, ...]:
+    """Let a scale grow back that fell from ``start`` to ``end`` with ``clean`` steps between two overflows."""
+    if clean is None:
+        return ()
+    interval, known = 1 << clean.bit_length() - 1, growth_interval(view, process) or STOCK_INTERVAL
+    return (
+        Prescription(
+            title=f"let the scale grow back between overflows: growth_interval {known:,.0f} -> {interval}; loss scale "
+            f"at the end {end:g} -> about {start:g}",
+            change={"growth_interval": {"from": known, "to": interval}},
+            predicted={"loss_scale": {"from": end, "to": start}},
+            snippet=snippets.grad_scaler(view.device, start, interval),
+        ),
+    )
 
 
 def _candidates(

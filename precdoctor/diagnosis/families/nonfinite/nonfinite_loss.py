@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
-from precdoctor.diagnosis.claims.relations import anywhere, when, while_it_lasts
+from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural, there_are
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
@@ -122,6 +122,6 @@ RULE = Rule(
     triage=Triage.LOSS,
     page=PAGE,
     options=confidence_options(0.95),
-    explains={**when(while_it_lasts, "PD301"), **when(anywhere, *LEAD_TO_NONFINITE)},
+    explains={**when(makes_it_fall, "PD301"), **when(anywhere, *LEAD_TO_NONFINITE)},
     check=check,
 )

@@ -6,7 +6,7 @@ import math
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
-from precdoctor.diagnosis.claims.relations import anywhere, same_module, when, while_it_lasts
+from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.families.nonfinite.incident import Incident, Report
 from precdoctor.diagnosis.families.nonfinite.incident_report import (
@@ -153,7 +153,7 @@ RULE = Rule(
     page=PAGE,
     options=confidence_options(0.95),
     explains={
-        **when(while_it_lasts, "PD301"),
+        **when(makes_it_fall, "PD301"),
         **when(anywhere, *LEAD_TO_NONFINITE),
         **when(same_module, "PD107", "PD206", "PD705", "PD706"),
     },
