@@ -175,6 +175,14 @@ def loop_in_place(terms):
     return total
 
 
+def drift(position, velocity, dtype):
+    state = position.to(dtype)
+    for _ in range(64):
+        away = state - state.new_tensor([40.0, 40.0])
+        state = state + (velocity - away / 8).to(dtype) / 64
+    return state.float() - position
+
+
 def intervals_again(x):
     times = x.cumsum(0)
     return times[1:] - times[:-1]
@@ -817,6 +825,13 @@ PROBES = {
         kernel_of_places,
         lambda: (normal(64, 2, scale=3, mean=8e3), normal(64, 2, scale=3, mean=8e3) + 0.1, normal(64, 4)),
         lambda: (normal(64, 2, scale=3), normal(64, 2, scale=3) + 0.1, normal(64, 4)),
+    ),
+    "integrated_in_bf16": Probe(
+        ("PD701",),
+        "state + (velocity",
+        drift,
+        lambda: (normal(32, 2, mean=40), trained(32, 2), BF16),
+        lambda: (normal(32, 2, mean=40), trained(32, 2), FP32),
     ),
     "padded_windows_bf16": Probe(
         ("PD705",),

@@ -36,6 +36,8 @@ _MAX_PER_PLACE = 2
 _NOTED_ULPS = 16.0
 #: Terms of a running total from which on its error is measured, four times while their number doubles.
 _MIN_TERMS = 16
+#: Of what the terms add to a total, from which on it is followed however small it is beside the total.
+_SWAMPED = 0.5
 #: Phases in which a wrong sum is followed to what it feeds, and elements of a total elsewhere.
 _FOLLOWED, _MAX_TOTAL = frozenset(("forward", "loss")), 1 << 18
 #: And those in which moments are: data is normalised in front of the model.
@@ -58,6 +60,8 @@ class _Total:
     #: Of a total that is added to in place: its values after the last term. Others may write to it in between.
     seen: Tensor | None = None
     twin: Tensor | None = None
+    #: In FP64, as it was before the second term.
+    start: Tensor | None = None
     terms: int = 1
     #: Once it is off by more than its format takes.
     error: Error | None = None
@@ -166,7 +170,7 @@ class Sums:
                 self._totals[place] = _Total(weakref.ref(result), _seen(result, within=within))
             return
         if known.twin is None:
-            known.twin = call.before(last).detach().double()
+            known.twin = known.start = call.before(last).detach().double()
         twins = {id(last): known.twin.clone() if within else known.twin}
         twins |= {id(x): s[2] for x in call.operands if (s := self._scaled_total(x, last)) is not None}
         again = call.again(twins)
@@ -204,20 +208,26 @@ class Sums:
 
     def _judge_total(self, call: Call, known: _Total, twin: Tensor) -> None:
         result = call.results[0]
-        error = _relative_error(result, twin)
-        if error is None or error < _NOTED_ULPS * _half_ulp(result.dtype):
+        error, start = _relative_error(result, twin), known.start
+        added = float((twin - start).norm()) if start is not None else 0.0
+        lost = float((result.detach().double() - twin).norm()) / added if added > 0 else 0.0
+        swamped = call.phase in _FOLLOWED and lost >= _SWAMPED
+        if error is None or not (error >= _NOTED_ULPS * _half_ulp(result.dtype) or swamped):
             return
-        data = {"dtype": _spelled(result), "error": error, "terms": known.terms}
+        data = {"dtype": _spelled(result), "error": error, "terms": known.terms, "of_added": lost}
+        weight = max(error, lost) if swamped else error
         if call.phase not in _FOLLOWED:
             self._findings.add("total", call, error, **data)
         elif known.error is None:
             event = self._findings.event_of(call)
-            known.error = self._effects.begin("total", event, error, result, twin, **data)
-        elif error > known.error.weight:
-            known.error.weight, known.error.data = error, data
+            known.error = self._effects.begin("total", event, weight, result, twin, **data)
+        elif weight >= known.error.weight:
+            known.error.weight, known.error.data = weight, data
 
     def _note_compensation(self, call: Call) -> None:
-        """What a total did not take up is subtracted out, to be added later."""
+        """What a total did not take up is subtracted out, to be added later: by a tensor of its own shape."""
+        if len({x.shape for x in call.operands}) > 1:
+            return
         for known in self._totals.values():
             known.compensated |= any(x is known.last() for x in call.operands)
 

@@ -31,7 +31,19 @@ def next_to_nothing() -> Training:
     return scanned(total(effect=1e-3, fed=used("add.Tensor")))
 
 
+def swamped(effect: float) -> Training:
+    """An Euler integration of a position far from zero."""
+    return scanned(total(error=0.007, terms=160, of_added=1.0, effect=effect, fed=used("sub.Tensor")))
+
+
+def swamped_beside_others() -> Training:
+    return swamped(0.02)
+
+
 FIRING = {
+    "swamped": Sample(
+        lambda: swamped(0.9), 0, severity="warning", says=("loses 100 % of what is added", "limit 50 %"),
+    ),
     "total": Sample(
         lambda: scanned(total()), 0, "blocks.0.attn", severity="warning", says=("50 % off", "1,024 terms"),
     ),
@@ -39,4 +51,4 @@ FIRING = {
         lambda: scanned(reduction()), 0, "blocks.0.attn", severity="warning", says=("accumulated in bfloat16", "90 %"),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (rounding, cancels, next_to_nothing)}
+HEALTHY = {f.__name__: f for f in (rounding, cancels, next_to_nothing, swamped_beside_others)}

@@ -28,7 +28,8 @@ reduction, which it runs again in FP64 on the same operands. Neither the name of
 counts, because most kernels accumulate in FP32 and round once: `sum`, `mean`, `softmax`, `layer_norm`, `scatter_add`
 and matrix products of BF16 pass. On a CPU, `index_put(accumulate=True)` and the gradient of an embedding do not.
 Cancellation inside a sum is no fault of its accumulation and does not count, nor does an error that ends as less than
-`effect` of a larger sum.
+`effect` of a larger sum. A total that is large beside its terms (a position, a state that is integrated) counts by what
+is added to it: where `swamped` of that is lost and the result that it feeds is off by `error`.
 """,
     matters="""
 Once a running total is 2^8 times a term in BF16 (2^11 in FP16), adding the term changes nothing: a sum of ones stops
@@ -59,6 +60,8 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        if _is_swamped(fact, options):
+            return fact.number("of_added")
         fmt, error = known_format(fact.dtype), fact.number("error")
         if fmt is None or not error >= options["error"] or not has_effect(fact, options["effect"]):
             return 0.0
@@ -72,6 +75,11 @@ def check(view: RunView, options: Options) -> Checked:
     )
 
 
+def _is_swamped(fact: Fact, options: Options) -> bool:
+    """Whether what was added to a total is lost for the most part, and the result that it feeds is off by that."""
+    return fact.number("of_added") >= options["swamped"] and fact.number("effect") >= options["error"]
+
+
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     error, terms = fact.number("error"), fact.number("terms")
@@ -79,20 +87,23 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     bits = fmt.mantissa_bits if fmt is not None else 0
     wide = error * 2.0 ** (bits - FP32.mantissa_bits)
     what = "the running total" if fact.kind == "total" else fact.short
+    added = percent(fact.number("of_added")) if _is_swamped(fact, options) else ""
+    beside = f" That is {added} of what was added (limit {percent(options['swamped'])})." if added else ""
     message = (
         f"{op_words(fact)} came out {percent(error)} off (L2, limit {percent(options['error'])}) against the same "
         f"{terms:,.0f} terms per sum added in FP64. One rounding to {fact.dtype} would be "
-        f"{percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}."
+        f"{percent(2.0 ** -(bits + 1))}: it accumulates in {fact.dtype}.{beside}"
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
     return place_finding(
         RULE,
         view,
         group,
-        title=f"{what} {place_words(fact)} is accumulated in {fact.dtype} and {percent(error)} off{fact.line}",
+        title=f"{what} {place_words(fact)} is accumulated in {fact.dtype} and "
+        f"{f'loses {added} of what is added' if added else f'{percent(error)} off'}{fact.line}",
         message=message,
         certain=certainty(group, 0.85 if fact.backward else 0.95, _REASON),
-        limits={name: options[name] for name in ("error", "roundings", "effect")},
+        limits={name: options[name] for name in ("error", "roundings", "swamped", "effect")},
         prescription=Prescription(
             title=f"accumulate in FP32{fact.line}: error {percent(error)} -> {percent(wide)}",
             change={"accumulate_dtype": {"from": fact.dtype, "to": "float32"}, "op": fact.op},
@@ -128,6 +139,9 @@ RULE = Rule(
         RuleOption("roundings", 0.25, "half ulps",
                    "Least error of a reduction beside the sum of its terms' magnitudes.",
                    "A sum accumulated in FP32 is thousands of times below, however much cancels in it."),
+        RuleOption("swamped", 0.5, "fraction",
+                   "Least share of what is added to a large total that is lost.",
+                   "More is lost than is left.", maximum=1.0),
         EFFECT,
     ),
     sampled_steps=False,
