@@ -179,7 +179,7 @@ class Guard:
         scaled = any(map(looks_like_a_scale, context.current.root_factors))
         if not (loss_bad or (gradients_bad and not scaled)):
             return
-        if step == context.options.first_step and _there_are_optimizers():
+        if step == context.options.first_step and live_objects.instances(torch.optim.Optimizer):
             return  # they may step yet, and say so
         follows, self._last_bad = self._last_bad in {step - 1, step}, step
         if not follows:
@@ -395,8 +395,3 @@ class Guard:
 
 def _value(amax: Deferred) -> float:
     return 0.0 if (value := read(amax)) is None else value
-
-
-def _there_are_optimizers() -> bool:
-    """Whether some optimizer may step yet. Walks every live object."""
-    return bool(live_objects.instances(torch.optim.Optimizer))
