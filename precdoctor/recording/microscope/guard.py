@@ -93,14 +93,15 @@ class Guard:
             return False
         if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
-        judge_last = self._last_gradients.take()
+        judge_last = None if self._last_gradients.left is None else self._last_gradients.take()
         if policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
         # What was launched last is waited for first: the rest has arrived by then.
         poisoned = self._buffers.judge(*launched) if launched[1] else []
         gradients_bad = self._gradients_are_bad(optimizer, look)
-        judge_last()
+        if judge_last is not None:
+            judge_last()
         loss_bad = self._loss_is_bad(scaled=scaler is not None or self._context.current.loss_scale is not None)
         step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
@@ -308,12 +309,12 @@ class Guard:
 
     def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
         if look is not None and (look.of is None or look.covers(parameters_of(optimizer))):
-            known = _value(look.amax)
-            if math.isfinite(known) or look.of is None:
+            known = look.amax if type(look.amax) is float else _value(look.amax)
+            if (finite := math.isfinite(known)) or look.of is None:
                 self._gradient = known
-                if look.late is not None:
+                if finite and look.late is not None:
                     self._last_gradients.leave(self._context.step, look.late)
-                return not math.isfinite(known)
+                return not finite
         # Not read yet, or bad before clipping by value, which mends infinities.
         self._gradient = _value(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)

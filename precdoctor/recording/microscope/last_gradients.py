@@ -26,20 +26,21 @@ class LastGradients:
 
     def __init__(self, context: StepContext, tell: Callable[[int], str]) -> None:
         self._context, self._tell = context, tell
-        self._left: tuple[int, Deferred] | None = None
+        #: A step, and the largest magnitude of what was not looked at in it.
+        self.left: tuple[int, Deferred] | None = None
         context.when_closing.append(self._judge_at_end)
 
     def forget(self) -> None:
         """In a forked child."""
-        self._left = None
+        self.left = None
 
     def leave(self, step: int, amax: Deferred) -> None:
         """The step goes on without a look at this number."""
-        self._left = step, amax
+        self.left = step, amax
 
     def take(self) -> Callable[[], None]:
         """What judges those of the step before; to be called when the device is past them."""
-        left, self._left = self._left, None
+        left, self.left = self.left, None
         return lambda: None if left is None else self._judge(*left)
 
     def _judge(self, step: int, amax: Deferred) -> None:
