@@ -42,7 +42,7 @@ CHECKS = (
     "fp8-backward", "scaled-mm", "neutral-bf16", "neutral-fp16", "loss-scale-collapse", "waits",
 )  # fmt: skip
 TRAININGS = {("8x1024", "eager"): 110, ("1x256", "eager"): 60, ("8x1024", "compiled"): 60, ("1x256", "compiled"): 45}
-TESTS = ("tests/gpu", *(f"tests/unit/recording/test_triton_{what}.py" for what in ("aot", "batch", "kernel")))
+TESTS = ("tests/gpu", *(f"tests/unit/recording/test_triton_{what}.py" for what in ("aot", "batch", "kernel", "look")))
 
 
 class Plan:
