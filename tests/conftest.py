@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -10,3 +11,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Children start in half the time; `QUICK_TORCH= make test` starts them as they start anywhere else.
 os.environ.setdefault("QUICK_TORCH", str(Path(__file__).parent / "support" / "quick"))
+
+# No test asserts wall time, and neither does Hypothesis for one; `make gpu` runs where that is not installed.
+if importlib.util.find_spec("hypothesis") is not None:
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any machine")

@@ -33,12 +33,12 @@ _SETTLED = 64 + 20
 _NEVER = 1 << 20  # a power of two: no step but the first is sampled
 #: By name: options, and steps before the measured ones. The first two are a few percent at most, and measured thrice.
 RECORDED: dict[str, tuple[dict[str, Any], int]] = {
-    "observe, unsampled": ({"every": _NEVER, "deep_scan": 0, "on_nonfinite": "observe"}, 3),
-    "examine, unsampled": ({"every": _NEVER, "deep_scan": 0}, 3),
-    "all, every step": ({"every": 1, "deep_scan": 0}, 3),
-    "core, every step": ({"every": 1, "deep_scan": 0, "kinds": CORE}, 3),
+    "observe, unsampled": ({"every": _NEVER, "deep_scan": 0, "on_nonfinite": "observe"}, 5),
+    "examine, unsampled": ({"every": _NEVER, "deep_scan": 0}, 5),
+    "all, every step": ({"every": 1, "deep_scan": 0}, 5),
+    "core, every step": ({"every": 1, "deep_scan": 0, "kinds": CORE}, 5),
     "default options": ({}, _SETTLED),
-    "all and blocks, every step": ({"every": 1, "deep_scan": 0}, 3),
+    "all and blocks, every step": ({"every": 1, "deep_scan": 0}, 5),
 }
 _THRICE = ("observe, unsampled", "examine, unsampled")
 #: Our kernels by name; what else recording launches is torch's.
@@ -172,7 +172,7 @@ def profiled(blocks: Blocks, name: str, folder: str) -> dict[str, Any]:
     options, _ = RECORDED[name]
     which = always_with_blocks() if "blocks" in name else contextlib.nullcontext()
     with which, precdoctor.record(folder, **options):
-        blocks.warm_up(2)
+        blocks.warm_up(3)  # steps 0, 1 and 2 have block histograms
         return blocks.profiled()
 
 

@@ -117,17 +117,15 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         scan, op_list = DeepScan(recorder), OpList(recorder)
         window = StepWindow(recorder, (op_list, scan))
         forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, window, probes)
-        module_hooks = forward.module_hooks
         before, after = forward.install()
         calls = CompiledCalls(recorder, scene, loss_code, before, after, manual.forward_begins, op_list.region,
                               instrumented=probes is not None)  # fmt: skip
-        calls.install(module_hooks.compiles)
+        calls.install(forward.module_hooks.compiles)
         loss_code.forward_begins = manual.forward_begins
         guard = Guard(recorder, scene, scan.suspect)
         kept, early = KeptGradients(recorder), EarlyLook(recorder)
-        BackwardHooks(
-            recorder, manual, thrown, kept, loss_code, casts, guard, window, module_hooks, logits=logits, early=early
-        ).install()
+        BackwardHooks(recorder, manual, thrown, kept, loss_code, casts, guard, window, forward.module_hooks,
+                      logits=logits, early=early).install()  # fmt: skip
         TakenGradients(recorder, scene, loss_code).install()
         LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None

@@ -55,7 +55,7 @@ def _look_many(
     lane, e = tl.arange(0, _LANES)[:, None] * E, tl.arange(0, E)[None, :]
     # What is left of a tensor behind the last whole lane.
     rest = whole + lane + e
-    loaded = tl.load(x + rest, mask=(rest < numel) & (stop == tiles), other=0)
+    loaded = tl.load(x + rest, mask=rest < tl.where(stop == tiles, numel, 0), other=0)
     magnitude = as_fp32_bits(loaded, MBITS, BIAS, SPECIAL, FNUZ, SIZE) & 0x7FFFFFFF
     amax, none = tl.max(magnitude, axis=1), tl.zeros([_LANES], tl.float32)
     middle, large, tiny = _squares(magnitude, none, none, none)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.microscope import event_rows, examination, optimizer_facts
+from precdoctor.recording.microscope.last_gradients import LastGradients
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.model import live_objects, static
@@ -29,16 +30,11 @@ from precdoctor.recording.scene.compiled_function import trained_in
 from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.slots.step_batch import Deferred, looks_like_a_scale, read
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
-from precdoctor.recording.steps.sentinel import Look, amax, gradient_amax, gradient_sentinel
+from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel
 from precdoctor.recording.steps.skip_streak import Streak
 
-_BASE: Any = torch._C.TensorBase
-_GRADIENT = _BASE.grad.__get__
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
-_TOO_LATE = (
-    "it is one of the last to arrive, and those are judged when the step is over; 'precdoctor autopsy' finds its op"
-)
 #: Poisoned tensors named per incident.
 _MAX_POISONED = 8
 
@@ -49,7 +45,7 @@ class Guard:
     def __init__(self, context: StepContext, scene: Scene, suspect: Callable[[], None]) -> None:
         self._context, self._scene, self._suspect = context, scene, suspect
         context.when_forked.append(self._forget)
-        context.when_closing.append(self._judge_at_end)
+        self._last_gradients = LastGradients(context, self._number_of_bad_step)
         self._forget()
 
     def _forget(self) -> None:
@@ -62,8 +58,7 @@ class Guard:
         self._state = OptimizerStateWatch(self._context)
         #: The largest gradient of the step in progress, where it was read.
         self._gradient: float | None = None
-        #: A step whose last gradients have not been judged, and the largest of them.
-        self._unjudged: tuple[int, Deferred] | None = None
+        self._last_gradients.forget()
         #: A buffer that trains with the model has been non-finite since an earlier step.
         self._poisoned_before = False
 
@@ -79,22 +74,6 @@ class Guard:
         """
         if (why := self._context.halt) is not None:
             self._stop(f"{why}; stopped at step {self._context.step}")
-
-    def _judge_last_gradients(self, unjudged: tuple[int, Deferred] | None) -> None:
-        """Of the step before, those that were not waited for; by now the device is past them."""
-        if unjudged is None or math.isfinite(_value(unjudged[1])) or self._last_bad == unjudged[0]:
-            return
-        step, number = unjudged[0], self._number()
-        data = {"policy": self._policy, "loss_is_bad": False, "gradients_are_bad": True, "skips_in_a_row": 0}
-        self._context.event("incident", step=step, id=number, data={**data, "outcome": "refused", "why": _TOO_LATE})
-        self._last_bad = step
-        attach.say(f"step {step}: a gradient is not finite ({_TOO_LATE}){self._then()}")
-
-    def _judge_at_end(self) -> None:
-        try:
-            self._judge_last_gradients(self._unjudged)
-        except RuntimeError as error:  # of the device: nothing can be read from it any more
-            attach.let_through(error)
 
     def skips_step(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, look: Look | None = None
@@ -114,14 +93,15 @@ class Guard:
             return False
         if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
-        unjudged, self._unjudged = self._unjudged, None
-        if policy in ("skip", "stop") and _are_sharded(parameters_of(optimizer)):
+        judge_last = None if self._last_gradients.left is None else self._last_gradients.take()
+        if policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
         # What was launched last is waited for first: the rest has arrived by then.
         poisoned = self._buffers.judge(*launched) if launched[1] else []
         gradients_bad = self._gradients_are_bad(optimizer, look)
-        self._judge_last_gradients(unjudged)
+        if judge_last is not None:
+            judge_last()
         loss_bad = self._loss_is_bad(scaled=scaler is not None or self._context.current.loss_scale is not None)
         step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
@@ -200,7 +180,7 @@ class Guard:
         scaled = any(map(looks_like_a_scale, context.current.root_factors))
         if not (loss_bad or (gradients_bad and not scaled)):
             return
-        if step == context.options.first_step and _there_are_optimizers():
+        if step == context.options.first_step and live_objects.instances(torch.optim.Optimizer):
             return  # they may step yet, and say so
         follows, self._last_bad = self._last_bad in {step - 1, step}, step
         if not follows:
@@ -304,8 +284,9 @@ class Guard:
         context.event("incident", id=number, data=data)
         for row in rows:
             context.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
-        first = poisoned[0]
-        attach.say(f"step {context.step}: state {first.name} of the optimizer has become non-finite; training goes on")
+        attach.say(
+            f"step {context.step}: state {poisoned[0].name} of the optimizer has become non-finite; training goes on"
+        )
 
     def full_name(self, parameter: Tensor) -> str:
         """``root/module/name`` of a parameter."""
@@ -320,16 +301,20 @@ class Guard:
         self._incidents += 1
         return number
 
+    def _number_of_bad_step(self, step: int) -> str:
+        self._last_bad = step
+        return self._number()
+
     # --- what is wrong -----------------------------------------------------------------------------------------------
 
     def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
         if look is not None and (look.of is None or look.covers(parameters_of(optimizer))):
             known = look.amax if type(look.amax) is float else _value(look.amax)
-            if math.isfinite(known) or look.of is None:
+            if (finite := math.isfinite(known)) or look.of is None:
                 self._gradient = known
-                if look.late is not None:
-                    self._unjudged = self._context.step, look.late
-                return not math.isfinite(known)
+                if finite and look.late is not None:
+                    self._last_gradients.leave(self._context.step, look.late)
+                return not finite
         # Not read yet, or bad before clipping by value, which mends infinities.
         self._gradient = _value(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)
@@ -410,15 +395,4 @@ class Guard:
 
 
 def _value(amax: Deferred) -> float:
-    value = read(amax)
-    return 0.0 if value is None else value
-
-
-def _are_sharded(parameters: Sequence[Tensor]) -> bool:
-    kinds = {*map(type, parameters), *map(type, map(_GRADIENT, parameters))}
-    return any(kind.__name__ in ("DTensor", "FlatParameter") for kind in kinds)
-
-
-def _there_are_optimizers() -> bool:
-    """Whether some optimizer may step yet. Walks every live object."""
-    return bool(live_objects.instances(torch.optim.Optimizer))
+    return 0.0 if (value := read(amax)) is None else value

@@ -32,7 +32,14 @@ def exactly(kind: type[T]) -> list[T]:
 
 def _found(test: Callable[[type, type], bool], kind: type) -> list[Any]:
     # One list, walked through twice in step, for the objects and for their types. A second call of ``get_objects``
-    # would let audit hooks run while the first list is there, and they may be Python: filelock has one.
-    twice: Any = chain.from_iterable(map(repeat, map(gc.get_objects, (None,)), (2,)))
-    chosen: Any = map(map, (test,), map(map, (type,), twice), (repeat(kind),))
-    return list(chain.from_iterable(map(compress, twice, chosen)))
+    # would let audit hooks run while the first list is there, and they may be Python: filelock has one. So may
+    # finalizers and callbacks be that a collection runs.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        twice: Any = chain.from_iterable(map(repeat, map(gc.get_objects, (None,)), (2,)))
+        chosen: Any = map(map, (test,), map(map, (type,), twice), (repeat(kind),))
+        return list(chain.from_iterable(map(compress, twice, chosen)))
+    finally:
+        if collects:
+            gc.enable()

@@ -185,7 +185,8 @@ class BackwardHooks:
             weights = self._loss_code.weights
             manual.leaves_derived(weights)
         self._recorder.end_micro_step()
-        self._early.backward_ended()
+        if self._early.hook is not None or self._early.arriving:
+            self._early.backward_ended()
         self._thrown.backward_ended()
         self._kept.backward_ended()
         if not manual.has_optimizer:
@@ -252,9 +253,11 @@ class BackwardHooks:
                 owner.trained = True
             if not manual.has_optimizer:
                 manual.gradient_arrived(parameter)
-            if recorder.live and recorder.in_backward:
-                self._early.arrived(parameter)
-            if recorder.live and recorder.in_backward and recorder.wants(place):
+            if not (recorder.live and recorder.in_backward):
+                return
+            if parameter.is_cuda:
+                self._early.arriving.append(weakref.ref(parameter))
+            if recorder.wants(place):
                 site = recorder.site(place, "weight_grad", name, grad)
                 recorder.measure(site, grad, restart=True, together=gradients.waiting_room(grad))
 

@@ -34,58 +34,57 @@ class EarlyLook:
 
     Args:
         recorder: of the process.
+
+    Attributes:
+        arriving: parameters in the order of their gradients, so far.
+        hook: on the last of those that are looked at early; null where none are.
+        found: in this step, of which parameters, and their gradients as they were then.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._arrived: list[weakref.ref[Tensor]] = []
-        #: The parameters to look at early, and the hook on the last of them.
+        self.arriving: list[weakref.ref[Tensor]] = []
+        #: The parameters to look at early.
         self._early: list[weakref.ref[Tensor]] = []
-        self._hook: RemovableHandle | None = None
+        self.hook: RemovableHandle | None = None
         self._micro_steps = 1
         self._in_vain = False
         self._layout, self.rest = Layout(), Layout()
         self._look = guarded(recorder)(self._looked)
-        #: What was found, of which parameters, and their gradients as they were then.
-        self._found: tuple[tuple[Deferred, Deferred], frozenset[int], tuple[tuple[int, int], ...]] | None = None
+        self.found: tuple[tuple[Deferred, Deferred], frozenset[int], tuple[tuple[int, int], ...]] | None = None
         recorder.when_forked.append(self.forget)
         recorder.when_turned_off.append(self.forget)
 
     def forget(self) -> None:
         """Take the hook off; the next sampled step shows the order anew."""
-        hook, self._hook = self._hook, None
-        self._found, self._early, self._arrived = None, [], []
+        hook, self.hook = self.hook, None
+        self.found, self._early, self.arriving = None, [], []
         if hook is not None:
             hook.remove()
 
-    def arrived(self, parameter: Tensor) -> None:
-        """In a sampled step, the gradient of this parameter is there."""
-        if parameter.is_cuda:
-            self._arrived.append(weakref.ref(parameter))
-
     def backward_ended(self) -> None:
         """A backward pass has ended; of a sampled step, the order in which gradients have arrived is known now."""
-        recorder, order = self._recorder, self._arrived
-        self._arrived, self._micro_steps = [], recorder.micro_step
+        recorder, order = self._recorder, self.arriving
+        self.arriving, self._micro_steps = [], recorder.micro_step
         count = int(_EARLY * len(order))
-        if not order or self._in_vain or (self._hook is not None and _same(self._early, order[:count])):
+        if not order or self._in_vain or (self.hook is not None and _same(self._early, order[:count])):
             return
         self.forget()
         last = order[count - 1]() if len(order) >= _FEWEST else None
         if last is None or recorder.options.on_nonfinite != "examine" or attach.has_other_ranks():
             return
         self._early = order[:count]
-        self._hook = last.register_post_accumulate_grad_hook(lambda _: self._look())
+        self.hook = last.register_post_accumulate_grad_hook(lambda _: self._look())
 
     def _looked(self) -> None:
-        recorder = self._recorder
+        recorder, self.found = self._recorder, None
         if recorder.live or recorder.state != "armed" or not recorder.in_backward or recorder.capture.runs:
             return
         if recorder.micro_step + 1 < self._micro_steps:
             return  # gradients are still accumulated
         parameters = [p for ref in self._early if (p := ref()) is not None]
         found = gradient_sentinel(parameters, self._layout)
-        self._found = None if found is None else (found, frozenset(map(id, parameters)), versions(parameters))
+        self.found = None if found is None else (found, frozenset(map(id, parameters)), versions(parameters))
 
     def take(self, parameters: Sequence[Tensor]) -> tuple[tuple[Deferred, Deferred], list[Tensor]] | None:
         """What was found early in this step, and the parameters that are left to look at.
@@ -97,7 +96,7 @@ class EarlyLook:
             L2 norm and amax of those looked at early; null where that is not of use: nothing was, or gradients have
             been written to since.
         """
-        seen, self._found = self._found, None
+        seen, self.found = self.found, None
         if seen is None:
             return None
         found, early, were = seen

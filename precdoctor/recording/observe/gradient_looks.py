@@ -80,7 +80,8 @@ class GradientLooks:
     def _read(self, parameters: Sequence[Tensor], layout: Layout) -> tuple[Deferred, None, Deferred] | None:
         """What a :class:`Look` at all of them is made of; null where there are no gradients."""
         facts, late = self._recorder.current, None
-        if (early := self._early.take(parameters)) is not None:
+        early = None if self._early.found is None else self._early.take(parameters)
+        if early is not None:
             found, left = early
             amax, rest = found[1], gradient_sentinel(left, self._early.rest)
             if rest is not None:

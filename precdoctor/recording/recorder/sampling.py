@@ -148,7 +148,8 @@ class Sampler:
         """Expected cost of recording with this N, as a fraction of the time of the same steps without it."""
         sampled, between = (statistics.median(self._costs[which] or [0]) for which in (True, False))
         if self._waits_for_device and all(self._steps.values()):
-            # The host is ahead, so what recording takes of it is hidden, and a launch may wait for room in the queue.
+            # The host is ahead: what recording takes of it, it would otherwise have waited longer.
+            between = max(0.0, between - statistics.median(self._waits))
             longer = statistics.median(self._steps[True]) - statistics.median(self._steps[False])
             sampled = between + max(0.0, longer)
         return (sampled + (period - 1) * between) / period / statistics.median(self._plain or [1])

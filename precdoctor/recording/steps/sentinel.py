@@ -146,6 +146,13 @@ def merged(one: tuple[Deferred, Deferred], other: tuple[Deferred, Deferred]) -> 
     return norm, largest
 
 
+def are_sharded(parameters: Iterable[Tensor]) -> bool:
+    """Whether this rank has only a part of some of these parameters, or of their gradients."""
+    tensors = list(parameters)
+    kinds = {*map(type, tensors), *map(type, map(_GRADIENT, tensors))}
+    return any(kind.__name__ in ("DTensor", "FlatParameter") for kind in kinds)
+
+
 def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Those there are, by functions of C: this runs on every step."""
     return [g for g in map(_GRADIENT, parameters) if g is not None]

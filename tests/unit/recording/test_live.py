@@ -57,6 +57,20 @@ def test_a_tuple_that_is_being_filled_has_one_owner_when_the_search_is_over():
     assert len(tuple(fill())) == 101  # CPython asks how many own it whenever it has to grow
 
 
+def test_no_collection_runs_while_the_list_is_there(monkeypatch):
+    """Its callbacks and finalizers are Python, and let other threads run."""
+    original, collects = gc.get_objects, []
+    monkeypatch.setattr(gc, "get_objects", lambda *given: collects.append(gc.isenabled()) or original(*given))
+    instances(nn.Module)
+    gc.disable()
+    try:
+        instances(nn.Module)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert collects == [False, False]
+
+
 def test_audit_hooks_run_while_no_list_is_there(monkeypatch):
     """They run at each call of ``get_objects``, may be Python, and let other threads run."""
     original, calls = gc.get_objects, []

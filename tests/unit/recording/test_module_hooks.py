@@ -19,7 +19,7 @@ class Fixture:
 
     def __init__(self):
         threads = types.SimpleNamespace(others=set())
-        self.recorder = types.SimpleNamespace(threads=threads, live=False)
+        self.recorder = types.SimpleNamespace(threads=threads, live=False, when_forked=[])
         self.hooks = ModuleHooks(self.recorder)
         self.seen = []
         self.hooks.stay, self.hooks.recomputes = False, True

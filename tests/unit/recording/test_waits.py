@@ -109,6 +109,22 @@ def test_what_a_sampled_step_costs_the_device_does(clock):
     assert trained(clock, wait=20 * MS, device=63 * MS) == 128
 
 
+def test_what_steps_between_samples_cost_is_hidden_where_the_host_waits_longer_than_that(clock):
+    def period(between, wait):
+        sampler = Sampler(RecordOptions(budget=0.01))
+        for number in range(800):
+            sampled = sampler.wants(number)
+            took = 70 * MS + (7 * MS if sampled else 0)
+            cost = 7 * MS if sampled else between
+            sampler.ended("SGD#0", sampled=sampled, step_ns=took, cost_ns=cost, wait_ns=wait)
+            if sampled:
+                sampler.reconsider(behind=False)
+        return sampler.period
+
+    assert period(2 * MS, wait=5 * MS) == period(0, wait=5 * MS) == 16
+    assert period(2 * MS, wait=0) == period(2 * MS, wait=MS // 2) == 1024  # nothing lowers it far enough
+
+
 def test_without_an_unsampled_step_there_is_nothing_to_compare_with():
     sampler = Sampler(RecordOptions(budget=0.01))
     for _ in range(WARM_UP):
