@@ -110,14 +110,17 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fmt = known_format(dtype)
     gained = FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0)
     left, short = max(0.0, missing - gained), fact.short.removeprefix("foreach_")
+    anew = _target(fact) == "weight" and short == "copy"
+    gone = " The FP32 copy is made from them on every step: what they did not take up is gone." if anew else ""
     message = (
         f"{op_words(fact)} left {percent(share)} of the elements of "
         f"{what} in {dtype} unchanged (limit {percent(options['share'])}), though FP64 moves them: "
         f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
-        f"the last place (medians). {plural(fact.count('tensors'), 'tensor')} on this line."
+        f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line."
         f"{elsewhere_words(group)}"
     )
     wide = "float64" if dtype == "float32" else "float32"
+    mend = "fill its FP32 copy once" if anew else f"keep it in {wide}"
     return place_finding(
         RULE,
         view,
@@ -127,10 +130,12 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=(0.9, _REASON),
         limits={"share": options["share"]},
         prescription=Prescription(
-            title=f"keep it in {wide}{fact.line}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
+            title=f"{mend}{fact.line}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
             change={"state_dtype": {"from": dtype, "to": wide}, "op": fact.op},
             predicted={"bits_missing": {"from": max(missing, 0.0), "to": left}},
-            snippet=f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n",
+            snippet="masters = [p.detach().float() for p in model.parameters()]  # once, before the loop\n"
+            if anew
+            else f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n",
         ),
     )
 
