@@ -63,7 +63,7 @@ FIRING = {
     ),
     "refilled_masters": Sample(
         lambda: scanned({**stalled(target="weight", name="blocks.0.attn.weight"), "op": "aten.copy_.default"}), 0,
-        severity="warning", says=("copy changes nothing", "weights (`blocks.0.attn.weight`)", "made from them on every"),
+        severity="warning", says=("copy changes nothing", "weights (`blocks.0.attn.weight`)", "on every step"),
     ),
     "teacher_in_a_module": Sample(
         lambda: scanned(stalled(target="average", name="teacher.weight")), 0, severity="warning",
