@@ -36,7 +36,7 @@ class OpList:
         options = self._context.options
         if step not in options.ops or step in self._done:
             return None
-        self._mode = OpMode(Targets(self._context.names), redact=options.redact_names)
+        self._mode = OpMode(Targets(self._context.names, threads=self._context.threads), redact=options.redact_names)
         return self._mode
 
     def refused(self, root: str, why: str) -> None:

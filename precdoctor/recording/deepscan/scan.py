@@ -49,7 +49,9 @@ class DeepScan:
             return None
         options = self._context.options
         return ScanMode(
-            memory_limits.for_copies(options), values=not options.redact_names, targets=Targets(self._context.names)
+            memory_limits.for_copies(options),
+            values=not options.redact_names,
+            targets=Targets(self._context.names, threads=self._context.threads),
         )
 
     def refused(self, root: str, why: str) -> None:
@@ -95,7 +97,7 @@ class DeepScan:
         }
         context.event("scan", id=number, data=data)
         with kernels.apart_from_user_modes():
-            rows = mode.facts(Targets(context.names, mode.optimizers))
+            rows = mode.facts(Targets(context.names, mode.optimizers, context.threads))
         self.schedule.found(context.step, {_place(row) for row in rows})
         if mode.coverage.signature != self._known:  # logged once as long as it stays the same
             self._known = mode.coverage.signature

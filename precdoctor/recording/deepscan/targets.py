@@ -12,6 +12,7 @@ from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Names
 from precdoctor.recording.model.optimizer_contents import state_of
 from precdoctor.recording.ops.dispatched_ops import storage_key
+from precdoctor.recording.process.threads import Threads
 
 
 class Targets:
@@ -20,10 +21,16 @@ class Targets:
     Args:
         names: of the models.
         optimizers: that have stepped in the window.
+        threads: while others use models nothing is read: autograd may be writing to a gradient of theirs.
     """
 
-    def __init__(self, names: Names | None = None, optimizers: Iterable[torch.optim.Optimizer] = ()) -> None:
-        self._names, self._optimizers = names, list(optimizers)
+    def __init__(
+        self,
+        names: Names | None = None,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
+        threads: Threads | None = None,
+    ) -> None:
+        self._names, self._optimizers, self._threads = names, list(optimizers), threads
         self._known: dict[int, dict[str, Any]] | None = None
 
     def of(self, key: int) -> dict[str, Any]:
@@ -54,8 +61,10 @@ class Targets:
         return found
 
     def _parameters(self) -> list[tuple[Any, str, str, Tensor]]:
-        found = []
+        found: list[tuple[Any, str, str, Tensor]] = []
         names = self._names
+        if self._threads is not None and self._threads.others:
+            return found
         for root in names.roots.values() if names is not None else ():
             module = root.module()
             for parameter in static.parameters(module) if module is not None else ():
