@@ -145,14 +145,22 @@ class Table:
         self._tilings, self._addresses = tilings, addresses
 
     def _lay_out(self, tilings: Sequence[Tiling]) -> None:
-        self.chunk = max(FEWEST_TILES, math.ceil(sum(on.tiles for on in tilings) / MOST_PROGRAMS))
-        programs = [math.ceil(on.tiles / self.chunk) for on in tilings]
-        firsts = list(itertools.accumulate(programs, initial=0))
-        self.count, self.programs = len(tilings), firsts.pop()
+        self.chunk, firsts, owners = shared_out([on.tiles for on in tilings])
+        self.count, self.programs = len(tilings), len(owners)
         self._host = np.empty((self.count, FIELDS), np.int64)
         self._host[:, TILING - 1] = firsts
         self._host[:, TILING:] = [on[: FIELDS - TILING] for on in tilings]
-        self.owners = sent(np.repeat(np.arange(self.count, dtype=np.int32), programs), None, self._device)
+        self.owners = sent(owners, None, self._device)
+
+
+def shared_out(tiles: Sequence[int]) -> tuple[int, list[int], np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
+    """How programs share the tiles of several tensors: tiles of each program, the first program of each tensor, and of
+    every program the tensor that it works for.
+    """
+    chunk = max(FEWEST_TILES, math.ceil(sum(tiles) / MOST_PROGRAMS))
+    programs = [math.ceil(n / chunk) for n in tiles]
+    firsts = list(itertools.accumulate(programs, initial=0))[:-1]
+    return chunk, firsts, np.repeat(np.arange(len(tiles), dtype=np.int32), programs)
 
 
 def sent(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], to: Tensor | None, device: torch.device) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import cuda
-from precdoctor.recording.kernels.batched import FEWEST_TILES, MOST_PROGRAMS, sent
+from precdoctor.recording.kernels.batched import sent, shared_out
 from precdoctor.recording.kernels.tiling import LANES, elements_per_lane, is_dense
 
 _ADDRESS = torch._C.TensorBase.data_ptr
@@ -24,12 +23,10 @@ class _Alike:
     def __init__(self, dtype: torch.dtype, places: list[int], sizes: list[int], device: torch.device) -> None:
         self.dtype, self.places = dtype, places
         tiles = [math.ceil(size / (LANES * elements_per_lane(dtype))) for size in sizes]
-        self.chunk = max(FEWEST_TILES, math.ceil(sum(tiles) / MOST_PROGRAMS))
-        each = [math.ceil(n / self.chunk) for n in tiles]
-        firsts = list(itertools.accumulate(each, initial=0))
-        self.programs = firsts.pop()
+        self.chunk, firsts, owners = shared_out(tiles)
+        self.programs = len(owners)
         self.host = np.column_stack((np.zeros(len(sizes), np.int64), sizes, firsts)).astype(np.int64)
-        self.owners = sent(np.repeat(np.arange(len(sizes), dtype=np.int32), each), None, device)
+        self.owners = sent(owners, None, device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
         self.rows: Tensor | None = None
         self.addresses: list[int] = []

@@ -13,7 +13,6 @@ from precdoctor.recording.model import static
 from precdoctor.recording.model.optimizer_contents import parameters_in_place, parameters_of
 from precdoctor.recording.observe.early_look import EarlyLook
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.slots.step_batch import Deferred
 from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.sentinel import Look, gradient_sentinel, merged
@@ -57,8 +56,7 @@ class GradientLooks:
             return
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         if facts.gradients_of is None:
-            if (found := self._read(parameters_in_place(groups), layout)) is not None:
-                self._look = Look(*found)
+            self._look = self._read(parameters_in_place(groups), layout)
         elif self._recorder.options.on_nonfinite != "observe":  # the rows have the norm, but come too late to judge
             whole = gradient_sentinel(parameters_in_place(groups), layout)
             self._look = None if whole is None else Look(whole[1])
@@ -74,11 +72,10 @@ class GradientLooks:
         if known or self._recorder.capture.runs:
             return
         if (found := self._read(parameters, layout)) is not None:
-            amax, _, late = found
-            self._look = Look.at(amax, parameters, late)
+            self._look = Look.at(found.amax, parameters, found.late)
 
-    def _read(self, parameters: Sequence[Tensor], layout: Layout) -> tuple[Deferred, None, Deferred] | None:
-        """What a :class:`Look` at all of them is made of; null where there are no gradients."""
+    def _read(self, parameters: Sequence[Tensor], layout: Layout) -> Look | None:
+        """A look at all of them as they are now; null where there are no gradients."""
         facts, late = self._recorder.current, None
         early = None if self._early.found is None else self._early.take(parameters)
         if early is not None:
@@ -93,7 +90,7 @@ class GradientLooks:
         facts.grad_norm, facts.grad_amax = found
         if self._scalers.in_use:
             facts.grad_norm_scaled = self._scalers.still_scaled(parameters) is True
-        return amax, None, late
+        return Look(amax, late=late)
 
     # --- clipping ----------------------------------------------------------------------------------------------------
 

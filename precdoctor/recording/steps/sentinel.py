@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,11 +114,12 @@ def _arriving(found: Tensor) -> tuple[Deferred, Deferred]:
     def norm() -> float:
         return math.sqrt(sum(numbers()[1::2]))
 
-    def largest() -> float:
-        values = numbers()[::2]
-        return math.nan if any(map(math.isnan, values)) else max(values)
+    return norm, lambda: _worst(numbers()[::2])
 
-    return norm, largest
+
+def _worst(values: Sequence[float]) -> float:
+    """The largest; NaN if there is one."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | None:
@@ -135,15 +136,11 @@ def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | N
 
 def merged(one: tuple[Deferred, Deferred], other: tuple[Deferred, Deferred]) -> tuple[Deferred, Deferred]:
     """L2 norm and amax of all gradients from those of two parts."""
-
-    def norm() -> float:
-        return math.hypot(*(read(found[0]) or 0.0 for found in (one, other)))
-
-    def largest() -> float:
-        values = [read(found[1]) or 0.0 for found in (one, other)]
-        return math.nan if any(map(math.isnan, values)) else max(values)
-
-    return norm, largest
+    both = one, other
+    return (
+        lambda: math.hypot(*(read(norm) or 0.0 for norm, _ in both)),
+        lambda: _worst([read(amax) or 0.0 for _, amax in both]),
+    )
 
 
 def are_sharded(parameters: Iterable[Tensor]) -> bool:
