@@ -252,9 +252,9 @@ def compare(run: Path, kept: Path) -> Iterator[tuple[tuple[str, str, str], float
     from precdoctor.diagnosis.offline.whatif.forecast import predicted
     from precdoctor.diagnosis.offline.whatif.keys import TensorKey
     from precdoctor.diagnosis.offline.whatif.recipe import ask
-    from precdoctor.numerics.blocks import cast_blocks
     from precdoctor.numerics.histogram import ExponentHistogram
     from precdoctor.runlog import open_run
+    from tests.support.references import cast_blocks
 
     tensors = np.load(kept)
     recipes = [ask(f, scaling=s) for f in FORMATS for s in SCALINGS] + [ask("nvfp4")]

@@ -170,8 +170,8 @@ def _count(outcome: Outcome, x: np.ndarray, prediction, recipe) -> None:
 
 def really_cast(x: np.ndarray, prediction, recipe) -> tuple[np.ndarray, int]:
     """The tensor cast and scaled back, and how many elements left the format's range."""
-    from precdoctor.numerics.blocks import cast_blocks
     from precdoctor.numerics.cells import Limits
+    from tests.support.references import cast_blocks
 
     if recipe.block is None:
         quotients, divisors = x * prediction.scale, np.full_like(x, 1.0 / prediction.scale)

@@ -106,17 +106,6 @@ def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
     return at(position - 1), at(position + 1)
 
 
-def smallest_updates(weight: float, fmt: Format) -> tuple[Update | None, Update | None]:
-    """The smallest updates of a stored weight that stick, downwards and upwards; None at the ends of the format.
-
-    Raises:
-        ValueError: ``weight`` is not a finite number of the format.
-    """
-    below, above = neighbours(weight, fmt)
-    code = encode(weight, fmt)
-    return _update(weight, below, code, fmt), _update(weight, above, code, fmt)
-
-
 def _update(stored: float, neighbour: float | None, code: int, fmt: Format) -> Update | None:
     if neighbour is None:
         return None

@@ -66,8 +66,6 @@ def predict_blocks(
     *,
     amax: float | None = None,
     rule: ScaleRule | None = None,
-    source: Format | None = None,
-    flush_subnormals: bool = False,
 ) -> Prediction:
     """What casting to ``fmt`` block by block, round to nearest even, elements clipped at the maximum, would do.
 
@@ -78,8 +76,6 @@ def predict_blocks(
         fmt: a block format whose blocks are one row high.
         amax: of the whole tensor; needed where there is a tensor scale, and then must not be None.
         rule: another scale rule than the format's own (``FLOOR``, ``UP``: power-of-two scales; ``AMAX``).
-        source: the format the elements are in; None when not known.
-        flush_subnormals: take results below the smallest normal number as zero.
 
     Raises:
         UsageError: the log does not record such blocks.
@@ -94,9 +90,9 @@ def predict_blocks(
     if fmt.tensor_scale is not None and histogram.amax.total and not (amax and 0.0 < amax < math.inf):
         raise ValueError(f"{fmt.name} has a tensor scale, which needs the tensor's amax; got {amax!r}")
     scales = _scales(histogram, fmt, chosen, amax or math.inf)
-    limits = Limits.of(fmt.element, flush_subnormals=flush_subnormals)
+    limits = Limits.of(fmt.element)
     cells = _bounds(histogram, scales)
-    (likely, points, weights), units = _guess(histogram, fmt, chosen, source)
+    (likely, points, weights), units = _guess(histogram, fmt, chosen)
     slack = float(min(scales.irregular_blocks * histogram.size, cells.total))
     n = max(cells.total, 1.0)
 
@@ -112,11 +108,7 @@ def predict_blocks(
     blocks = max(histogram.amax.total, 1)
     sure, possible = scales.flushed
     return Prediction(
-        format=fmt.name,
-        scaling=f"{fmt.block[0]}x{fmt.block[1]}",
         scale=None,
-        scale_rule=chosen.value,
-        flush_subnormals=flush_subnormals,
         elements=int(cells.total),
         flushed=fraction(limits.flushed, at_least=sure),
         subnormal=fraction(limits.subnormal),
@@ -182,9 +174,7 @@ def _bounds(histogram: BlockHistogram, scales: _Scales) -> Cells:
     return Cells(lo[used], hi[used], counts[used], none.astype(np.bool_), none)
 
 
-def _guess(
-    histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule, source: Format | None
-) -> tuple[tuple[Cells, Floats, Floats], Floats]:
+def _guess(histogram: BlockHistogram, fmt: BlockFormat, rule: ScaleRule) -> tuple[tuple[Cells, Floats, Floats], Floats]:
     """Likely places: the amax of each block at a mantissa, the other elements spread below it.
 
     Returns:
@@ -204,12 +194,10 @@ def _guess(
         others = counts[r] / _MANTISSAS
         others[0] = max(counts[r[0]] - blocks, 0.0) / _MANTISSAS  # every block's amax is in entry 0
         lo, hi = np.ldexp(factor, -r), np.minimum(np.ldexp(2.0 * factor, -r), f * factor)
-        bits = source.mantissa_bits if source is not None and rule is not ScaleRule.AMAX else None
-        grid = np.ldexp(factor, -r - bits) if bits is not None else np.zeros(r.shape)
         # From the smallest up, as points_of wants its neighbours; the amax of each stands alone, at the end.
-        unknown = np.zeros(r.shape, dtype=np.bool_)
+        unknown, grid = np.zeros(r.shape, dtype=np.bool_), np.zeros(r.shape)
         units.append(np.full(r.size, 1.0 / factor))
-        parts.append(Cells(lo[::-1], hi[::-1], others[::-1], unknown, grid[::-1]))
+        parts.append(Cells(lo[::-1], hi[::-1], others[::-1], unknown, grid))
         peaks.append((f * factor, 1.0 / factor))
     if peaks:
         places, peak_units = np.array(peaks).T

@@ -16,7 +16,7 @@ import numpy as np
 
 from precdoctor.numerics.casting_array import Floats, cast_array
 from precdoctor.numerics.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, E8M0, FP32, Format
-from precdoctor.numerics.histogram import ExponentHistogram, bins_of
+from precdoctor.numerics.histogram import ExponentHistogram
 
 
 class ScaleRule(enum.Enum):
@@ -85,48 +85,6 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class BlockCast:
-    """What a block cast made of a matrix.
-
-    Attributes:
-        values: scaled back, float64, the shape of the input.
-        quotients: what the elements were before they were rounded: ``x / scale``; same shape.
-        scales: the divisor of every block, tensor scale included, spread over its elements; same shape.
-    """
-
-    values: Floats
-    quotients: Floats
-    scales: Floats
-
-
-def cast_blocks(matrix: Floats, fmt: BlockFormat, *, rule: ScaleRule | None = None) -> BlockCast:
-    """Casts a matrix the way the format's kernels do, elements saturating, and scales it back.
-
-    A block whose scale underflows to zero becomes zero (possible in NVFP4 only). All-zero blocks stay zero.
-
-    Args:
-        matrix: finite, float64, shape ``(rows, columns)``; short blocks at the ends stand alone.
-        fmt: the block format.
-        rule: another scale rule than the format's own.
-
-    Raises:
-        ValueError: not two-dimensional, or an element is not finite.
-    """
-    if matrix.ndim != 2 or not np.isfinite(matrix).all():
-        raise ValueError("a block cast needs a matrix of finite numbers")
-    rows, columns = matrix.shape
-    height, width = fmt.block
-    padded = np.zeros((-(-rows // height) * height, -(-columns // width) * width))
-    padded[:rows, :columns] = np.abs(matrix)
-    amax = padded.reshape(padded.shape[0] // height, height, padded.shape[1] // width, width).max(axis=(1, 3))
-    tensor = tensor_divisor(float(amax.max(initial=0.0)), fmt)
-    divisors = block_divisors(amax / tensor, fmt, rule or fmt.rule) * tensor
-    spread = np.repeat(np.repeat(divisors, height, axis=0), width, axis=1)[:rows, :columns]
-    quotients = np.divide(matrix, spread, out=np.zeros_like(matrix), where=spread > 0.0)
-    return BlockCast(cast_array(quotients, fmt.element, saturate=True) * spread, quotients, spread)
-
-
 def tensor_divisor(amax: float, fmt: BlockFormat) -> float:
     """The scale of the whole tensor: what makes the largest block scale the scale format's maximum. 1 without one."""
     if fmt.tensor_scale is None or amax == 0.0:
@@ -178,17 +136,3 @@ class BlockHistogram:
             return None
         amax = row.get(f"block{size}_amax_lo"), row.get(f"block{size}_amax_hist")
         return cls(size, tuple(int(n) for n in below), ExponentHistogram.of(*amax))
-
-    @classmethod
-    def of_values(cls, matrix: Floats, size: int) -> BlockHistogram:
-        """Counted from a matrix, shape ``(rows, columns)``; blocks run along rows, a short last one stands alone."""
-        finite = np.where(np.isfinite(matrix), matrix, 0.0)
-        padded = np.zeros((matrix.shape[0], -(-matrix.shape[1] // size) * size))
-        padded[:, : matrix.shape[1]] = finite
-        blocks = padded.reshape(-1, size)
-        peak = np.abs(blocks).max(axis=1, initial=0.0)
-        used = peak > 0.0
-        bins, peak_bins = bins_of(blocks[used]), bins_of(peak[used])
-        below = np.minimum(peak_bins[:, None] - bins, cls.LIMIT - 1)[blocks[used] != 0.0]
-        counts = np.trim_zeros(np.bincount(below, minlength=1), "b")
-        return cls(size, tuple(counts.tolist()), ExponentHistogram.of_values(peak[used]))

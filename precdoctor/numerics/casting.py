@@ -6,24 +6,10 @@ the neighbour of a number is the code next to it, rounding up is adding one, and
 
 from __future__ import annotations
 
-import enum
 import math
 from fractions import Fraction
 
-import numpy as np
-
 from precdoctor.numerics.formats import Format, Kind, NaN
-
-
-class Rounding(enum.Enum):
-    """What becomes of a number between two codes."""
-
-    #: IEEE 754-2019, 4.3.1 roundTiesToEven.
-    NEAREST = "nearest"
-    #: IEEE 754-2019, 4.3.2 roundTowardZero; a finite number then never overflows.
-    TOWARD_ZERO = "toward-zero"
-    #: Away from zero with a probability equal to the distance travelled from the lower neighbour: unbiased.
-    STOCHASTIC = "stochastic"
 
 
 def decode(code: int, fmt: Format) -> float:
@@ -61,16 +47,8 @@ def is_infinity(magnitude_code: int, fmt: Format) -> bool:
     return fmt.has_infinity and magnitude_code == fmt.max_code + 1
 
 
-def encode(
-    value: float,
-    fmt: Format,
-    *,
-    rounding: Rounding = Rounding.NEAREST,
-    saturate: bool = False,
-    flush_subnormals: bool = False,
-    generator: np.random.Generator | None = None,
-) -> int:
-    """The code ``value`` is cast to.
+def encode(value: float, fmt: Format, *, saturate: bool = False) -> int:
+    """The code ``value`` is cast to, by IEEE 754-2019, 4.3.1 roundTiesToEven.
 
     Beyond the range: the maximum with ``saturate`` (Inf too, as in OCP OFP8 1.0 section 5.2.1 SAT mode); otherwise Inf,
     or NaN in a format without Inf. Formats with neither always saturate. A scale has no sign and no zero: zero becomes
@@ -80,46 +58,29 @@ def encode(
     Args:
         value: any float64.
         fmt: what to cast to.
-        rounding: what happens between two codes.
         saturate: clip instead of overflowing.
-        flush_subnormals: results that are subnormal become zero (some hardware's flush-to-zero; none of the formats'
-            standards asks for it).
-        generator: where stochastic rounding takes its one random number from.
 
     Raises:
-        ValueError: NaN in a format that has none; stochastic rounding without a generator.
+        ValueError: NaN in a format that has none.
     """
     if math.isnan(value) or (fmt.kind is Kind.SCALE and value < 0.0):
         return nan_code(fmt)
     negative = math.copysign(1.0, value) < 0.0 and fmt.kind is not Kind.SCALE
     limit = fmt.max_code + (1 if negative and fmt.kind is Kind.INTEGER else 0)  # -128 is there, 128 is not
-    code = limit + 1 if math.isinf(value) else _round_magnitude(abs(value), fmt, rounding, generator)
+    code = limit + 1 if math.isinf(value) else _round_magnitude(abs(value), fmt)
     if code > limit:
-        if saturate or fmt.nan is NaN.NONE or (rounding is Rounding.TOWARD_ZERO and math.isfinite(value)):
+        if saturate or fmt.nan is NaN.NONE:
             code = limit
         elif fmt.has_infinity:
             code = fmt.max_code + 1
         else:
             return nan_code(fmt)
-    if flush_subnormals and fmt.has_subnormals and code < 1 << fmt.mantissa_bits:
-        code = 0
     return _with_sign(code, fmt, negative=negative)
 
 
-def cast(
-    value: float,
-    fmt: Format,
-    *,
-    rounding: Rounding = Rounding.NEAREST,
-    saturate: bool = False,
-    flush_subnormals: bool = False,
-    generator: np.random.Generator | None = None,
-) -> float:
+def cast(value: float, fmt: Format, *, saturate: bool = False) -> float:
     """``value`` as the format holds it; arguments and errors as for :func:`encode`."""
-    code = encode(
-        value, fmt, rounding=rounding, saturate=saturate, flush_subnormals=flush_subnormals, generator=generator
-    )
-    return decode(code, fmt)
+    return decode(encode(value, fmt, saturate=saturate), fmt)
 
 
 def nan_code(fmt: Format) -> int:
@@ -137,7 +98,7 @@ def nan_code(fmt: Format) -> int:
     return fmt.max_code + 1 + (1 << (fmt.mantissa_bits - 1))  # IEEE 754-2019, 6.2.1: the first mantissa bit says quiet
 
 
-def _round_magnitude(magnitude: float, fmt: Format, rounding: Rounding, generator: np.random.Generator | None) -> int:
+def _round_magnitude(magnitude: float, fmt: Format) -> int:
     """The code without its sign, as if codes went on above the largest one."""
     if fmt.kind is Kind.SCALE:
         magnitude = max(magnitude, fmt.min_subnormal)
@@ -151,14 +112,8 @@ def _round_magnitude(magnitude: float, fmt: Format, rounding: Rounding, generato
     below = math.floor(steps)
     rest = steps - below
     code = below + ((exponent - lowest) << fmt.mantissa_bits)
-    if rounding is Rounding.NEAREST:
-        tie_goes_up = fmt.kind is Kind.SCALE or code % 2 == 1
-        return code + (rest > Fraction(1, 2) or (rest == Fraction(1, 2) and tie_goes_up))
-    if rounding is Rounding.TOWARD_ZERO:
-        return code
-    if generator is None:
-        raise ValueError("stochastic rounding needs a generator")
-    return code + (Fraction(float(generator.random())) < rest)
+    tie_goes_up = fmt.kind is Kind.SCALE or code % 2 == 1
+    return code + (rest > Fraction(1, 2) or (rest == Fraction(1, 2) and tie_goes_up))
 
 
 def _with_sign(magnitude_code: int, fmt: Format, *, negative: bool) -> int:

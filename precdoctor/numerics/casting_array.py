@@ -5,50 +5,38 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.numerics.casting import Rounding, decode, nan_code
+from precdoctor.numerics.casting import decode, nan_code
 from precdoctor.numerics.formats import Format, Kind, NaN
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint64]
 
 
-def encode_array(
-    values: npt.ArrayLike,
-    fmt: Format,
-    *,
-    rounding: Rounding = Rounding.NEAREST,
-    saturate: bool = False,
-    flush_subnormals: bool = False,
-    generator: np.random.Generator | None = None,
-) -> Codes:
+def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Codes:
     """The codes ``values`` are cast to; meaning of the arguments as for :func:`precdoctor.numerics.casting.encode`.
 
     Args:
         values: any shape; every dtype that float64 holds exactly.
-        generator: draws one number per element, in logical order.
 
     Returns:
         uint64, the shape of ``values``.
 
     Raises:
-        ValueError: a NaN and a format that has none; stochastic rounding without a generator.
+        ValueError: a NaN and a format that has none.
     """
     x = np.asarray(values, dtype=np.float64)
     negative = np.signbit(x) & (fmt.kind is not Kind.SCALE)
     nan = np.isnan(x) | ((x < 0.0) & (fmt.kind is Kind.SCALE))
     limit = fmt.max_code + (negative & (fmt.kind is Kind.INTEGER)).astype(np.int64)
     infinite = np.isinf(x)
-    code = _round_magnitudes(np.where(infinite | nan, 0.0, np.abs(x)), fmt, rounding, generator)
+    code = _round_magnitudes(np.where(infinite | nan, 0.0, np.abs(x)), fmt)
     beyond = infinite | (code > limit)
-    clipped = saturate or fmt.nan is NaN.NONE
-    stays = beyond if clipped else beyond & ~infinite & (rounding is Rounding.TOWARD_ZERO)
-    code = np.where(stays, limit, code)
-    if fmt.has_infinity:
-        code = np.where(beyond & ~stays, fmt.max_code + 1, code)
+    if saturate or fmt.nan is NaN.NONE:
+        code = np.where(beyond, limit, code)
+    elif fmt.has_infinity:
+        code = np.where(beyond, fmt.max_code + 1, code)
     else:
-        nan |= beyond & ~stays
-    if flush_subnormals and fmt.has_subnormals:
-        code = np.where(code < 1 << fmt.mantissa_bits, 0, code)
+        nan |= beyond
     out = _with_signs(code.astype(np.uint64), fmt, negative)
     if nan.any():
         out = np.where(nan, np.uint64(nan_code(fmt)), out)
@@ -78,31 +66,9 @@ def decode_array(codes: npt.ArrayLike, fmt: Format) -> Floats:
     return np.where(code > below_sign, -value, value)
 
 
-def cast_array(
-    values: npt.ArrayLike,
-    fmt: Format,
-    *,
-    rounding: Rounding = Rounding.NEAREST,
-    saturate: bool = False,
-    flush_subnormals: bool = False,
-    generator: np.random.Generator | None = None,
-) -> Floats:
+def cast_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Floats:
     """``values`` as the format holds them, float64 of the same shape; arguments and errors as :func:`encode_array`."""
-    codes = encode_array(
-        values, fmt, rounding=rounding, saturate=saturate, flush_subnormals=flush_subnormals, generator=generator
-    )
-    return decode_array(codes, fmt)
-
-
-def all_codes(fmt: Format) -> Codes:
-    """Every code in order.
-
-    Raises:
-        ValueError: the format has more than 16 bits.
-    """
-    if fmt.bits > 16:
-        raise ValueError(f"{fmt.name} has 2^{fmt.bits} codes")
-    return np.arange(1 << fmt.bits, dtype=np.uint64)
+    return decode_array(encode_array(values, fmt, saturate=saturate), fmt)
 
 
 _TABLES: dict[Format, Floats] = {}
@@ -115,9 +81,7 @@ def _table(fmt: Format) -> Floats:
     return _TABLES[fmt]
 
 
-def _round_magnitudes(
-    magnitude: Floats, fmt: Format, rounding: Rounding, generator: np.random.Generator | None
-) -> npt.NDArray[np.int64]:
+def _round_magnitudes(magnitude: Floats, fmt: Format) -> npt.NDArray[np.int64]:
     """Codes without their signs, as if they went on above the largest one."""
     if fmt.kind is Kind.SCALE:
         magnitude = np.maximum(magnitude, fmt.min_subnormal)
@@ -130,15 +94,8 @@ def _round_magnitudes(
     below = np.floor(steps)
     rest = steps - below
     code: npt.NDArray[np.int64] = below.astype(np.int64) + ((exponent - lowest) << fmt.mantissa_bits)
-    if rounding is Rounding.TOWARD_ZERO:
-        return code
-    if rounding is Rounding.NEAREST:
-        tie_goes_up = (code % 2 == 1) | (fmt.kind is Kind.SCALE)
-        code += (rest > 0.5) | ((rest == 0.5) & tie_goes_up)
-        return code
-    if generator is None:
-        raise ValueError("stochastic rounding needs a generator")
-    code += generator.random(magnitude.shape) < rest
+    tie_goes_up = (code % 2 == 1) | (fmt.kind is Kind.SCALE)
+    code += (rest > 0.5) | ((rest == 0.5) & tie_goes_up)
     return code
 
 

@@ -89,29 +89,26 @@ class Limits:
     """Where a format, reached by rounding to nearest, changes its behaviour.
 
     Attributes:
-        flush: up to here (``flush_inclusive``: and including it) a magnitude becomes zero.
+        flush: up to here, and including it, a magnitude becomes zero.
         normal: below it and not flushed, a magnitude becomes subnormal.
         saturate: beyond it a positive number is clipped or overflows (``tie_overflows``: at it, too) ...
         saturate_negative: ... and a negative one; integers reach one further there.
     """
 
     flush: float
-    flush_inclusive: bool
     normal: float
     saturate: float
     saturate_negative: float
     tie_overflows: bool
 
     @classmethod
-    def of(cls, fmt: Format, *, flush_subnormals: bool = False) -> Limits:
-        """Of a format, optionally with subnormal results flushed."""
+    def of(cls, fmt: Format) -> Limits:
+        """Of a format."""
         # The largest subnormal has an odd code, so the tie between it and the first normal goes up.
         normal = fmt.min_normal - fmt.flush_limit if fmt.has_subnormals else 0.0
-        flushed = flush_subnormals and fmt.has_subnormals
         beyond = 1.0 if fmt.kind is Kind.INTEGER else 0.0
         return cls(
-            flush=normal if flushed else fmt.flush_limit,
-            flush_inclusive=not flushed,
+            flush=fmt.flush_limit,
             normal=normal,
             saturate=fmt.overflow_limit,
             saturate_negative=fmt.overflow_limit + beyond,
@@ -120,11 +117,11 @@ class Limits:
 
     def flushed(self, cells: Cells) -> tuple[Bools, Bools]:
         """Sure and possible cells of elements that become zero."""
-        return cells.below(self.flush, inclusive=self.flush_inclusive)
+        return cells.below(self.flush, inclusive=True)
 
     def subnormal(self, cells: Cells) -> tuple[Bools, Bools]:
         """Sure and possible cells of elements that become subnormal."""
-        not_flushed = cells.above(self.flush, inclusive=not self.flush_inclusive)
+        not_flushed = cells.above(self.flush, inclusive=False)
         small = cells.below(self.normal, inclusive=False)
         return not_flushed[0] & small[0], not_flushed[1] & small[1] & (cells.lo < self.normal)
 
@@ -224,7 +221,7 @@ def squared_errors(
     few = (np.minimum(cells.hi, _LARGEST) - np.minimum(cells.lo, _LARGEST))[:, None] <= 8.0 * step
     snapped = (grid > 0.0) & (grid * 2**_FEW_BITS * 1.001 >= cells.hi[:, None] / 2.0)
     outside = (points > fmt.max) | (points <= limits.normal)
-    rounded = cast_array(points, fmt, saturate=True, flush_subnormals=not limits.flush_inclusive)
+    rounded = cast_array(points, fmt, saturate=True)
     return np.where(few | snapped | outside, ((points - rounded) / unit) ** 2, even)
 
 
@@ -241,9 +238,7 @@ def error_bounds(cells: Cells, fmt: Format, limits: Limits, *, aligned: bool) ->
     reach = -fmt.min  # of an integer, the longer side
     low = np.where(limits.flushed(cells)[0], cells.lo, np.maximum(cells.lo - reach, 0.0))
     known = (cells.lo == cells.hi) & (cells.hi <= fmt.max)
-    rounded = cast_array(
-        np.where(known, cells.hi, 0.0), fmt, saturate=True, flush_subnormals=not limits.flush_inclusive
-    )
+    rounded = cast_array(np.where(known, cells.hi, 0.0), fmt, saturate=True)
     error = np.abs(cells.hi - rounded)
     return np.where(known, error, low), np.where(known, error, high)
 

@@ -23,10 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.numerics.cast_counts import CastCounts, HistogramTable, cast_counts
-from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import FP32, Format
-from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -199,81 +196,6 @@ def _window_max(values: Floats, first: Ints, last: Ints) -> Floats:
         if table.size > span:
             table = np.maximum(table[:-span], table[span:])
     return out
-
-
-@dataclass(frozen=True)
-class StaleScale:
-    """A step whose amax jumped past the history: something saturates.
-
-    Attributes:
-        step: number of the step.
-        scale: the one in force.
-        amax: of the tensor.
-        binades: how far amax times scale lies above the format's maximum.
-        saturated: share of the tensor's finite non-zero elements that do.
-    """
-
-    step: int
-    scale: float
-    amax: float
-    binades: float
-    saturated: Estimate
-
-
-@dataclass(frozen=True, eq=False)
-class ScalingReplay:
-    """What a recipe would have done to one tensor.
-
-    Attributes:
-        recipe: the recipe.
-        format: name of the format.
-        steps: the recorded steps, shape ``(n,)``.
-        scales: the scale of each, and what it followed from.
-        counts: elements flushed and saturated at each.
-        headroom: binades between amax times scale and the maximum: negative where the scale is stale, large where one
-            old spike keeps it too small; NaN without a non-zero element; shape ``(n,)``.
-        stale: steps that saturate, in order.
-    """
-
-    recipe: Recipe
-    format: str
-    steps: Ints
-    scales: ScaleSeries
-    counts: CastCounts
-    headroom: Floats
-    stale: tuple[StaleScale, ...]
-
-    @property
-    def flushed(self) -> Estimate:
-        """Share of all finite non-zero elements of all steps that become zero."""
-        return self.counts.flushed_share()
-
-    @property
-    def saturated(self) -> Estimate:
-        """Share that lies beyond the largest value that rounds to the maximum."""
-        return self.counts.saturated_share()
-
-
-def replay(series: AmaxSeries, histograms: Sequence[ExponentHistogram], fmt: Format, recipe: Recipe) -> ScalingReplay:
-    """What ``recipe`` would have done to one tensor, step by step.
-
-    Args:
-        series: its amax.
-        histograms: its exponents, one per step of the series.
-        fmt: what is cast to.
-        recipe: current or delayed.
-    """
-    scales = scale_series(series, fmt, recipe)
-    counts = cast_counts(HistogramTable.of(Histograms.of(histograms), series.amax), fmt, scales.scale)
-    headroom = headroom_binades(series.amax, scales.scale, fmt)
-    stale = [
-        StaleScale(
-            int(series.steps[i]), float(scales.scale[i]), float(series.amax[i]), -float(headroom[i]),
-            counts.row(i).saturated_share(),
-        )
-        for i in np.flatnonzero(counts.saturated_high > 0.0).tolist()
-    ]  # fmt: skip
-    return ScalingReplay(recipe, fmt.name, series.steps, scales, counts, headroom, tuple(stale))
 
 
 def headroom_binades(amax: Floats, scale: Floats, fmt: Format) -> Floats:

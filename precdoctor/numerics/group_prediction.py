@@ -76,27 +76,13 @@ class GroupHistogram:
         elements = sum(int(n) for n in row.get("exp_hist") or ())
         return cls(tuple(map(int, counts)), tuple(map(float, energy)), elements, float(row.get("sum_sq") or 0.0))
 
-    @classmethod
-    def of_groups(cls, groups: npt.ArrayLike) -> GroupHistogram:
-        """Counted from a matrix with a group in each row; what is not finite counts as zero."""
-        x = np.abs(np.nan_to_num(np.asarray(groups, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0))
-        amax = x.max(axis=1, initial=0.0, keepdims=True)
-        mantissa, exponent = np.frexp(np.divide(x, amax, out=np.zeros_like(x), where=amax > 0.0))
-        place = np.clip(np.where(mantissa == 0.5, 1 - exponent, -exponent), 0, LIMIT - 1)[x > 0.0]
-        counts = np.bincount(place, minlength=LIMIT)
-        energy = np.bincount(place, np.broadcast_to(amax**2, x.shape)[x > 0.0], minlength=LIMIT)
-        counts[0] -= int((amax > 0.0).sum())
-        energy[0] = max(energy[0] - float((amax**2).sum()), 0.0) if counts[0] else 0.0
-        return cls(tuple(counts.tolist()), tuple(energy.tolist()), int((x > 0.0).sum()), float((x**2).sum()))
 
-
-def predict_groups(histogram: GroupHistogram, fmt: Format, grouping: str) -> Prediction:
+def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
     """What casting to ``fmt`` with a scale per group would do; errors are taken after scaling back.
 
     Args:
         histogram: of the groups.
         fmt: an element format.
-        grouping: one of :data:`GROUPINGS`, for the prediction's ``scaling``.
     """
     limits = Limits.of(fmt)
     counts = np.array(histogram.counts, dtype=np.float64)
@@ -122,11 +108,7 @@ def predict_groups(histogram: GroupHistogram, fmt: Format, grouping: str) -> Pre
     nothing = Estimate(0.0, 0.0, 0.0)
     headroom = 0.0 if histogram.elements else math.inf
     return Prediction(
-        format=fmt.name,
-        scaling=grouping,
         scale=None,
-        scale_rule=None,
-        flush_subnormals=False,
         elements=histogram.elements,
         flushed=fraction(limits.flushed),
         subnormal=fraction(limits.subnormal),

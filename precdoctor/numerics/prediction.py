@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from precdoctor.numerics.casting_array import Floats
 from precdoctor.numerics.cells import (
@@ -71,18 +70,6 @@ class TensorStatistics:
                 raise ValueError(f"{name} {value!r} contradicts the histogram")
 
     @classmethod
-    def of_values(cls, values: npt.ArrayLike, source: Format | None = None) -> TensorStatistics:
-        """Measured from an array of any shape; NaN, Inf and zero are left out."""
-        x = np.abs(np.asarray(values, dtype=np.float64)).ravel()
-        x = x[(x > 0.0) & (x < math.inf)]
-        histogram = ExponentHistogram.of_values(x)
-        if x.size == 0:
-            return cls(histogram, source=source)
-        with np.errstate(over="ignore", under="ignore"):
-            sum_sq = float(np.square(x).sum())
-        return cls(histogram, float(x.max()), float(x.min()), sum_sq, source)
-
-    @classmethod
     def of_row(cls, row: Mapping[str, Any], source: Format | None = None) -> TensorStatistics:
         """From the columns ``exp_lo, exp_hist, amax, amin_nonzero, sum_sq`` of a ``tensors`` row.
 
@@ -94,33 +81,13 @@ class TensorStatistics:
         amax, amin, sum_sq = (None if v is None or math.isnan(v) else float(v) for v in numbers)
         return cls(histogram, amax, amin, sum_sq, source)
 
-    def merge(self, other: TensorStatistics) -> TensorStatistics:
-        """Both together: counts add, amax maxes. What one does not know, or where they differ in source, is unknown."""
-        if other.histogram.total == 0:
-            return self
-        if self.histogram.total == 0:
-            return other
-        sums = None if self.sum_sq is None or other.sum_sq is None else self.sum_sq + other.sum_sq
-        return TensorStatistics(
-            self.histogram.merge(other.histogram),
-            None if self.amax is None or other.amax is None else max(self.amax, other.amax),
-            None if self.amin_nonzero is None or other.amin_nonzero is None
-            else min(self.amin_nonzero, other.amin_nonzero),
-            sums,
-            self.source if self.source == other.source else None,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Prediction:
     """What a cast does; fractions are of the elements that are finite and not zero.
 
     Attributes:
-        format: name of the format.
-        scaling: ``"tensor"``, or the block shape, such as ``"1x32"``.
         scale: the multiplier in front of the cast; None where each block has its own.
-        scale_rule: how block scales are chosen (``floor``, ``up``, ``amax``); None without blocks.
-        flush_subnormals: whether subnormal results were taken as flushed.
         elements: how many elements the fractions refer to.
         flushed: fraction that becomes zero.
         subnormal: fraction that becomes subnormal, keeping fewer bits.
@@ -132,11 +99,7 @@ class Prediction:
         bulk_sqnr_db: estimated SQNR of the smaller nine tenths of the elements; of integers, else None.
     """
 
-    format: str
-    scaling: str
     scale: float | None
-    scale_rule: str | None
-    flush_subnormals: bool
     elements: int
     flushed: Estimate
     subnormal: Estimate
@@ -148,35 +111,11 @@ class Prediction:
     bulk_sqnr_db: float | None = None
 
 
-def amax_scale(amax: float | None, fmt: Format, *, margin: int = 0, power_of_two: bool = False) -> float:
-    """The multiplier that brings ``amax`` to the format's maximum: ``max / amax / 2**margin``.
-
-    A tensor without a non-zero element says nothing about a scale: 1.0.
-
-    Args:
-        amax: largest magnitude; None and 0 mean there is none.
-        fmt: the format to fill.
-        margin: binades to stay below.
-        power_of_two: the power of two at or below it instead.
-
-    Raises:
-        ValueError: amax is NaN, infinite or negative.
-    """
-    if amax is None or amax == 0.0:
-        return 1.0
-    if not 0.0 < amax < math.inf:
-        raise ValueError(f"a scale needs a finite amax, got {amax!r}")
-    filling = fmt.max / amax if fmt.max / amax < math.inf else _LARGEST
-    scale = math.ldexp(filling, min(-margin, 1023 - math.frexp(filling)[1]))
-    return math.ldexp(1.0, math.frexp(scale)[1] - 1) if power_of_two else scale
-
-
 def predict(
     statistics: TensorStatistics,
     fmt: Format,
     *,
     scale: float = 1.0,
-    flush_subnormals: bool = False,
     saturate: bool | None = None,
 ) -> Prediction:
     """What casting ``tensor * scale`` to ``fmt``, round to nearest even, would do; errors are taken after scaling back.
@@ -187,7 +126,6 @@ def predict(
         statistics: of the tensor as it lies in memory.
         fmt: an element format.
         scale: the multiplier in front of the cast.
-        flush_subnormals: take results below the smallest normal number as zero; off, as on the hardware there is.
         saturate: out-of-range elements are clipped rather than turned into Inf; default: as the format has no Inf.
 
     Raises:
@@ -196,7 +134,7 @@ def predict(
     if not 0.0 < scale < math.inf:
         raise ValueError(f"a scale is a finite positive number, got {scale!r}")
     clips = not fmt.has_infinity if saturate is None else saturate
-    limits = Limits.of(fmt, flush_subnormals=flush_subnormals)
+    limits = Limits.of(fmt)
     with np.errstate(over="ignore", under="ignore"):
         guess_of = spread(_parts(statistics, scale))
         cells, points, weights = guess_of
@@ -216,11 +154,7 @@ def predict(
     if not clips and saturated.high > 0.0:
         error, sqnr = _with_infinities(error, saturated, cells.total)
     return Prediction(
-        format=fmt.name,
-        scaling="tensor",
         scale=scale,
-        scale_rule=None,
-        flush_subnormals=flush_subnormals,
         elements=int(cells.total),
         flushed=flushed,
         subnormal=subnormal,

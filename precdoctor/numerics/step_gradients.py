@@ -8,7 +8,7 @@ overflowed does so above it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from precdoctor.numerics.cells import Estimate
@@ -59,18 +59,6 @@ class OverflowLimit:
             raise ValueError(f"an amax is finite and not negative, got {amax!r}")
         first = _first_overflowing(amax, fmt)
         return cls(math.nextafter(first, 0.0) if first < math.inf else math.inf, first, first)
-
-    @classmethod
-    def at_most(cls, amax: float, fmt: Format = FP16) -> OverflowLimit:
-        """From a largest magnitude that other, unseen tensors may exceed: an upper bound, taken as the estimate."""
-        return replace(cls.of_amax(amax, fmt), clean_up_to=0.0)
-
-    @classmethod
-    def between(cls, low: float, high: float, fmt: Format = FP16) -> OverflowLimit:
-        """From bounds on the unscaled amax, such as a gradient norm gives; the estimate is the geometric middle."""
-        sooner, later = cls.of_amax(high, fmt), cls.of_amax(low, fmt)
-        likely = cls.of_amax(math.sqrt(low) * math.sqrt(high), fmt).estimate
-        return cls(sooner.clean_up_to, later.overflows_from, likely)
 
     def observed(self, scale: float, *, overflow: bool) -> OverflowLimit:
         """With what the step itself showed at ``scale``; observation beats what contradicts it.

@@ -63,11 +63,6 @@ class Tail:
         """Elements estimated to have been rounded to zero."""
         return float(self.counts.sum())
 
-    @property
-    def mass(self) -> float:
-        """Sum of their magnitudes, each taken at the middle of its bin."""
-        return float((self.counts * _middles(self.lo, self.counts.size)).sum())
-
     def still_flushed(self, fmt: Format, scale: float) -> float:
         """How many of them would be flushed again if the tensor were multiplied by ``scale``, a power of two, first."""
         top = math.floor(math.log2(fmt.flush_limit / scale))  # bins below this one are flushed

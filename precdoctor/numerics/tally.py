@@ -138,9 +138,8 @@ def tally(bins: Bins, fmt: Format) -> Tally:
     """
     limits = Limits.of(fmt)
     lo, hi, n = bins.lo, bins.hi, bins.counts
-    inclusive = limits.flush_inclusive
-    sure_flushed = (hi <= limits.flush) if inclusive else (hi < limits.flush)
-    may_flush = (lo < limits.flush) | (inclusive & bins.closed & (lo <= limits.flush))
+    sure_flushed = hi <= limits.flush
+    may_flush = (lo < limits.flush) | (bins.closed & (lo <= limits.flush))
     ceiling = min(limits.saturate, limits.saturate_negative)
     may_clip = (hi > ceiling) | (limits.tie_overflows & (hi >= ceiling))
     floor = max(limits.saturate, limits.saturate_negative)

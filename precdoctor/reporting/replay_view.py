@@ -16,7 +16,7 @@ from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay, L
 from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
 from precdoctor.diagnosis.offline.replay.loss_scale import Culprit, LossScaleReplay
 from precdoctor.diagnosis.offline.replay.specs import spell_policy
-from precdoctor.numerics.casting import Rounding
+from precdoctor.numerics.accumulation import Rounding
 from precdoctor.numerics.cells import Estimate
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.run_head import print_head

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
+from tests.support.references import blocks_of
 from tests.support.training import CLASSES, ROOT, Row, Training, histogram
 
 Floats = np.ndarray
@@ -37,7 +37,7 @@ def operand_row(values: Floats, scale: float | None, fmt: Format = E4M3FN) -> Ro
         "flushed": int(((finite > 0) & (finite <= fmt.flush_limit)).sum()),
     }
     for size in (32, 128):
-        blocks = BlockHistogram.of_values(finite, size)
+        blocks = blocks_of(finite, size)
         row[f"block{size}_hist"] = list(blocks.below)
         row[f"block{size}_amax_lo"] = blocks.amax.lo
         row[f"block{size}_amax_hist"] = blocks.amax.counts.tolist()

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.numerics.blocks import BlockHistogram
 from precdoctor.numerics.formats import format_of_dtype
-from precdoctor.numerics.group_prediction import GroupHistogram
 from precdoctor.numerics.histogram import ExponentHistogram
+from tests.support.references import blocks_of, groups_of
 
 
 def row_of(values: Any, *, blocks: tuple[int, ...] = (32, 128), **columns: Any) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def row_of(values: Any, *, blocks: tuple[int, ...] = (32, 128), **columns: Any) 
         "exp_hist": histogram.counts.tolist() if used.size else None,
     }
     for size in blocks if used.size else ():
-        counted = BlockHistogram.of_values(x.reshape(-1, x.shape[-1]), size)
+        counted = blocks_of(x.reshape(-1, x.shape[-1]), size)
         row[f"block{size}_hist"] = list(counted.below)
         row[f"block{size}_amax_lo"], row[f"block{size}_amax_hist"] = counted.amax.lo, counted.amax.counts.tolist()
     fmt = format_of_dtype(columns.get("dtype", "float32"))
@@ -55,6 +54,6 @@ def grouped_row_of(x: Any, kind: str, **columns: Any) -> dict[str, Any]:
         ways = {"token": flat, "channel": by_channel, "head": x.transpose(1, 0, 2, 3).reshape(heads, -1)}
     found: dict[str, Any] = {}
     for grouping, groups in ways.items():
-        counted = GroupHistogram.of_groups(groups)
+        counted = groups_of(groups)
         found |= {f"{grouping}_hist": list(counted.counts), f"{grouping}_energy": list(counted.energy)}
     return row_of(x, kind=kind, blocks=(16, 32), **found, **columns)

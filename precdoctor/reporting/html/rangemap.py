@@ -83,7 +83,6 @@ def format_data(fmt: Format) -> dict[str, Any]:
         "minNormal": fmt.min_normal,
         "minSubnormal": fmt.min_subnormal,
         "flush": limits.flush,
-        "flushInclusive": limits.flush_inclusive,
         "normal": limits.normal,
         "saturate": limits.saturate,
         "saturateNegative": limits.saturate_negative,

@@ -18,12 +18,12 @@ from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import recipe_of,
 from precdoctor.diagnosis.prescriptions.prescribed import prescribe
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.blocks import TILE_1X128, BlockHistogram, cast_blocks
+from precdoctor.numerics.blocks import TILE_1X128
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 from precdoctor.numerics.fp8_scaling import Amax, CurrentScaling, DelayedScaling
-from precdoctor.numerics.prediction import TensorStatistics
 from tests.support.fp8 import add_operand, current, delayed, draws, fill, operand_row
+from tests.support.references import blocks_of, cast_blocks, statistics_of
 from tests.support.training import Training
 
 UP = "blocks.0.mlp.up"
@@ -56,7 +56,7 @@ def test_rounding_alone_costs_what_is_said(fmt):
 def test_the_cost_of_a_cast_is_what_casting_costs(sigma):
     x = np.random.default_rng(1).standard_normal(100_000) * sigma
     back = cast_array(x, E4M3FN, saturate=True)
-    found = damage(TensorStatistics.of_values(x), E4M3FN)
+    found = damage(statistics_of(x), E4M3FN)
     flushed = np.abs(x) <= E4M3FN.flush_limit
     assert found.sqnr_db == pytest.approx(sqnr(x, back), abs=0.5)
     assert found.flushed == pytest.approx(float(flushed.mean()), abs=0.002)
@@ -197,7 +197,7 @@ def test_what_fp8_needs_is_never_taken_for_a_change_of_autocast(tmp_path):
 def test_a_block_is_dead_when_every_element_of_it_is_flushed(fmt):
     x = np.exp2(np.random.default_rng(4).uniform(-24.0, 2.0, (64, 1))) * np.linspace(0.5, 1.0, 32)
     gone = (cast_array(x, fmt) == 0.0).all(axis=1).mean()
-    assert dead_blocks(BlockHistogram.of_values(x, 32), fmt) == pytest.approx(gone, abs=0.05)
+    assert dead_blocks(blocks_of(x, 32), fmt) == pytest.approx(gone, abs=0.05)
 
 
 def test_blocks_are_read_where_they_were_recorded(tmp_path):

@@ -16,11 +16,11 @@ from precdoctor.numerics.accumulation import (
     Accumulator,
     Factor,
     Operands,
+    Rounding,
     accumulate,
     accumulation_error,
     sum_error,
 )
-from precdoctor.numerics.casting import Rounding
 from precdoctor.numerics.formats import E5M2
 
 HOPPER, PROMOTED = Accumulator(), Accumulator(promote=128)

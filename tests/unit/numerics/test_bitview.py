@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from precdoctor.errors import UsageError
-from precdoctor.numerics.bitview import bit_view, neighbours, smallest_updates
+from precdoctor.numerics.bitview import bit_view, neighbours
 from precdoctor.numerics.blocks import BLOCK_FORMATS
 from precdoctor.numerics.casting import cast, decode
 from precdoctor.numerics.formats import BF16, E4M3FN, E8M0, FORMATS, INT8, SCALE_FORMATS, Kind, format_of_dtype
@@ -26,7 +26,9 @@ def test_neighbours_and_updates_of_every_number(fmt):
         below, above = neighbours(v, fmt)
         assert below == (values[i - 1] if i else None)
         assert above == (values[i + 1] if i + 1 < len(values) else None)
-        for update, sign, next_one in zip(smallest_updates(v, fmt), (-1, 1), (below, above), strict=True):
+        for update, sign, next_one in zip(
+            (bit_view(v, fmt).down, bit_view(v, fmt).up), (-1, 1), (below, above), strict=True
+        ):
             if update is None:
                 continue
             tie = v + sign * update.size

@@ -17,11 +17,12 @@ from precdoctor.numerics.fp8_scaling import (
     AmaxSeries,
     CurrentScaling,
     DelayedScaling,
-    replay,
+    headroom_binades,
     scale_series,
 )
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.numerics.prediction import TensorStatistics, predict
+from tests.support.references import statistics_of
 from tests.unit.numerics.distributions import NAMES, tensor
 
 DTYPES = {E4M3FN: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2}
@@ -106,31 +107,36 @@ def test_real_delayed_casts_lie_inside_the_replay(seed, name, recipe, fmt):
     base = tensor(name, seed)[0]
     run = [(base * 2.0 ** rng.normal(0, 2)).astype(np.float32).astype(np.float64) for _ in range(8)]
     run[3] = run[3] * 0.0
-    result = replay(
-        AmaxSeries.of([float(np.abs(x).max()) for x in run]), [ExponentHistogram.of_values(x) for x in run], fmt, recipe
-    )
-    stale = []
-    for step, (x, scale) in enumerate(zip(run, result.scales.scale, strict=True)):
-        product = np.abs(x[x != 0] * scale)
+    series = AmaxSeries.of([float(np.abs(x).max()) for x in run])
+    scale = scale_series(series, fmt, recipe).scale
+    counts = counted(run, series, fmt, scale)
+    for step, x in enumerate(run):
+        product = np.abs(x[x != 0] * scale[step])
         # ml_dtypes casts a double by way of float32, which rounds twice: what lies that near a limit is left out
         with np.errstate(over="ignore"):
             cast = product.astype(np.float32).astype(DTYPES[fmt]).astype(np.float64)
         flushed, beyond = int((cast == 0).sum()), int((~np.isfinite(cast)).sum())
-        counts = result.counts.row(step)
-        assert counts.total[0] == product.size
-        assert counts.flushed_low[0] - near(product, fmt.flush_limit) <= flushed
-        assert flushed <= counts.flushed_high[0] + near(product, fmt.flush_limit)
-        assert counts.saturated_low[0] - near(product, fmt.overflow_limit) <= beyond
-        assert beyond <= counts.saturated_high[0] + near(product, fmt.overflow_limit)
+        assert counts.total[step] == product.size
+        assert counts.flushed_low[step] - near(product, fmt.flush_limit) <= flushed
+        assert flushed <= counts.flushed_high[step] + near(product, fmt.flush_limit)
+        assert counts.saturated_low[step] - near(product, fmt.overflow_limit) <= beyond
+        assert beyond <= counts.saturated_high[step] + near(product, fmt.overflow_limit)
         for kind in ("flushed", "saturated"):
-            low, middle, high = (getattr(counts, f"{kind}{end}")[0] for end in ("_low", "", "_high"))
+            low, middle, high = (getattr(counts, f"{kind}{end}")[step] for end in ("_low", "", "_high"))
             assert low <= middle <= high
-        if product.size and product.max() > fmt.overflow_limit:
-            stale.append(step)
-    assert [s.step for s in result.stale if s.binades > 0.06] == [
-        s for s in stale if result.headroom[s] < -0.06
-    ]  # 464 lies 0.05 binades above 448
-    assert result.saturated.low <= result.saturated.estimate <= result.saturated.high
+    # 464 lies 0.05 binades above 448
+    headroom = headroom_binades(series.amax, scale, fmt)
+    assert (
+        np.flatnonzero((counts.saturated_high > 0.0) & (headroom < -0.06)).tolist()
+        == np.flatnonzero(headroom < -0.06).tolist()
+    )
+    share = counts.saturated_share()
+    assert share.low <= share.estimate <= share.high
+
+
+def counted(run, series, fmt, scale):
+    table = HistogramTable.of(Histograms.of([ExponentHistogram.of_values(x) for x in run]), series.amax)
+    return cast_counts(table, fmt, scale)
 
 
 def near(product, limit):
@@ -142,7 +148,7 @@ def near(product, limit):
 @settings(max_examples=150, deadline=None)
 def test_the_table_agrees_with_single_predictions(seed, name, power, odd, fmt):
     x = tensor(name, seed)[0]
-    statistics = TensorStatistics.of_values(x)
+    statistics = statistics_of(x)
     scale = (1.37 if odd else 1.0) * 2.0**power
     nothing = ExponentHistogram.of(None, None)
     table = HistogramTable.of(Histograms.of([nothing, statistics.histogram]), np.array([np.nan, statistics.amax]))
@@ -160,23 +166,19 @@ def test_the_table_agrees_with_single_predictions(seed, name, power, odd, fmt):
 
 def test_staleness_and_padding_have_a_measure():
     spike = [np.full(64, a) for a in (1.0, 1.0, 16.0, 1.0, 1.0)]
-    result = replay(
-        AmaxSeries.of([x.max() for x in spike]),
-        [ExponentHistogram.of_values(x) for x in spike],
-        E4M3FN,
-        DelayedScaling(2),
-    )
-    [event] = result.stale
-    assert (event.step, event.amax, event.binades) == (2, 16.0, pytest.approx(4.0))
-    assert event.saturated.exact and event.saturated.low == 1.0
-    assert result.headroom[3:].tolist() == pytest.approx([4.0, 4.0])  # over-padded while the spike is remembered
+    series = AmaxSeries.of([x.max() for x in spike])
+    scale = scale_series(series, E4M3FN, DelayedScaling(2)).scale
+    counts = counted(spike, series, E4M3FN, scale)
+    assert counts.saturated_low.tolist() == counts.saturated_high.tolist() == [0.0, 0.0, 64.0, 0.0, 0.0]
+    # over-padded while the spike is remembered
+    assert headroom_binades(series.amax, scale, E4M3FN)[2:].tolist() == pytest.approx([-4.0, 4.0, 4.0])
 
 
 def test_of_a_tensor_that_just_saturates_amax_is_sure_and_its_binade_open():
     run = [np.full(64, 1.0), np.r_[1.9, np.full(63, 1.01)]]
-    result = replay(AmaxSeries.of([1.0, 1.9]), [ExponentHistogram.of_values(x) for x in run], E4M3FN, DelayedScaling(1))
-    [event] = result.stale
-    assert (event.saturated.low, event.saturated.high) == (1 / 64, 1.0)
+    series = AmaxSeries.of([1.0, 1.9])
+    counts = counted(run, series, E4M3FN, scale_series(series, E4M3FN, DelayedScaling(1)).scale)
+    assert (counts.saturated_low[1], counts.saturated_high[1]) == (1.0, 64.0)
 
 
 def test_histories_without_a_step_and_series_out_of_order():
@@ -184,5 +186,6 @@ def test_histories_without_a_step_and_series_out_of_order():
         DelayedScaling(0)
     with pytest.raises(ValueError, match="increasing"):
         AmaxSeries.of([1.0, 2.0], [3, 3])
-    empty = replay(AmaxSeries.of([]), [], E4M3FN, DelayedScaling())
-    assert empty.flushed.high == empty.saturated.high == 0.0 and empty.stale == ()
+    empty = AmaxSeries.of([])
+    counts = counted([], empty, E4M3FN, scale_series(empty, E4M3FN, DelayedScaling()).scale)
+    assert counts.flushed_share().high == counts.saturated_share().high == 0.0

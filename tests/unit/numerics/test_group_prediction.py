@@ -7,7 +7,8 @@ import pytest
 
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E2M1, E4M3FN, E5M2, INT4, INT8
-from precdoctor.numerics.group_prediction import GroupHistogram, predict_groups, tally_groups
+from precdoctor.numerics.group_prediction import predict_groups, tally_groups
+from tests.support.references import groups_of
 
 FORMATS = (INT8, INT4, E4M3FN, E5M2, E2M1)
 
@@ -42,7 +43,7 @@ def test_the_truth_lies_inside_and_near_the_estimate(fmt):
         for groups in drawn(np.random.default_rng(seed)):
             if not groups.any():
                 continue
-            predicted = predict_groups(GroupHistogram.of_groups(groups), fmt, "token")
+            predicted = predict_groups(groups_of(groups), fmt)
             sqnr, flushed = measured(groups, fmt)
             assert predicted.flushed.low - 1e-9 <= flushed <= predicted.flushed.high + 1e-9
             if sqnr < 120.0:
@@ -55,9 +56,7 @@ def test_the_truth_lies_inside_and_near_the_estimate(fmt):
 def test_one_outlier_channel_costs_a_scale_for_the_tensor_and_not_one_per_channel():
     x = np.random.default_rng(0).standard_normal((256, 64))
     x[:, 7] *= 100.0
-    whole, token, channel = (
-        predict_groups(GroupHistogram.of_groups(groups), INT8, "channel") for groups in (x.reshape(1, -1), x, x.T)
-    )
+    whole, token, channel = (predict_groups(groups_of(groups), INT8) for groups in (x.reshape(1, -1), x, x.T))
     # All are held against the energy of the tensor, most of it the outlier's: what tells is what became zero.
     assert whole.flushed.estimate > token.flushed.estimate > 0.2 > 20 * channel.flushed.estimate
     assert [p.flushed.estimate for p in (whole, token, channel)] == pytest.approx(
@@ -66,15 +65,15 @@ def test_one_outlier_channel_costs_a_scale_for_the_tensor_and_not_one_per_channe
 
 
 def test_a_tensor_of_zeros_loses_nothing():
-    nothing = predict_groups(GroupHistogram.of_groups(np.zeros((3, 4))), INT4, "token")
+    nothing = predict_groups(groups_of(np.zeros((3, 4))), INT4)
     assert nothing.elements == 0
     assert nothing.sqnr_db.estimate == np.inf and nothing.flushed.high == 0.0
-    assert GroupHistogram.of_groups([[np.nan, np.inf, 0.0]]).elements == 0
+    assert groups_of([[np.nan, np.inf, 0.0]]).elements == 0
 
 
 def test_many_rows_are_tallied_as_one_by_one():
     rng = np.random.default_rng(1)
-    tensors = [GroupHistogram.of_groups(groups) for groups in drawn(rng)]
+    tensors = [groups_of(groups) for groups in drawn(rng)]
     columns = [np.array(list(values)) for values in ([len(t.counts) for t in tensors], [t.elements for t in tensors])]
     counts, energy = (np.concatenate([getattr(t, name) for t in tensors]) for name in ("counts", "energy"))
     sums = np.array([t.sum_sq for t in tensors])
@@ -82,7 +81,7 @@ def test_many_rows_are_tallied_as_one_by_one():
         found, bins = tally_groups(columns[0], counts, energy, columns[1], sums, fmt)
         assert bins.counts.sum() == pytest.approx(columns[1].sum())
         for i, tensor in enumerate(tensors):
-            alone = predict_groups(tensor, fmt, "token")
+            alone = predict_groups(tensor, fmt)
             assert found.elements[i] == tensor.elements
             assert found.flushed[0][i] <= alone.flushed.high * tensor.elements + 1e-6
             assert found.flushed[1][i] >= alone.flushed.low * tensor.elements - 1e-6

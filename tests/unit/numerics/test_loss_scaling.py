@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -130,14 +131,14 @@ def test_the_limit_agrees_with_torch_s_fp16(amax):
 
 
 def test_what_an_observation_adds():
-    bound = OverflowLimit.at_most(1.0)  # something unseen may be larger
+    bound = OverflowLimit(0.0, 65520.0, 65520.0)  # something unseen may be larger than 1
     assert bound.overflows(2.0**16) is True and bound.overflows(1.0) is None
     clean = bound.observed(1024.0, overflow=False)
     assert (clean.overflows(1024.0), clean.overflows(1025.0), clean.overflows(2.0**16)) == (False, None, True)
     over = OverflowLimit.unknown().observed(2.0**16, overflow=True)
     assert (over.overflows(2.0**16), over.overflows(2.0**15)) == (True, None)
     assert over.estimate > 2.0**15  # the next step down is taken to be clean
-    smaller = OverflowLimit.at_most(1e3).observed(2.0**16, overflow=True)
+    smaller = OverflowLimit(0.0, 65.52, 65.52).observed(2.0**16, overflow=True)
     assert smaller.estimate == pytest.approx(65.52)  # a tensor in view explains the overflow
     contradicted = OverflowLimit.of_amax(1.0).observed(2.0**20, overflow=False)
     assert contradicted.overflows(2.0**20) is False
@@ -152,8 +153,8 @@ def test_a_scale_of_zero_shows_nothing():
 @given(scale=st.floats(2.0**-20, 2.0**40), amax=st.floats(1e-12, 1e12), overflow=st.booleans())
 @settings(deadline=None)
 def test_at_the_scale_of_the_run_nothing_is_open(scale, amax, overflow):
-    for limit in (OverflowLimit.unknown(), OverflowLimit.at_most(amax), OverflowLimit.of_amax(amax),
-                  OverflowLimit.between(amax / 7, amax * 7)):  # fmt: skip
+    exact = OverflowLimit.of_amax(amax)
+    for limit in (OverflowLimit.unknown(), replace(exact, clean_up_to=0.0), exact):
         seen = limit.observed(scale, overflow=overflow)
         assert seen.overflows(scale) is overflow
         assert (seen.estimate <= scale) is overflow
@@ -164,7 +165,7 @@ def test_the_ideal_scale_is_the_largest_power_of_two_that_is_clean():
     assert OverflowLimit.of_amax(1.0).ideal.exact
     assert OverflowLimit.of_amax(65519.0).ideal.estimate == 1.0
     assert OverflowLimit.of_amax(0.0).ideal.low == math.inf
-    between = OverflowLimit.between(0.5, 8.0).ideal
+    between = OverflowLimit(8189.0, 131040.0, 32760.0).ideal
     assert (between.low, between.estimate, between.high) == (2.0**12, 2.0**14, 2.0**16)
 
 
@@ -176,9 +177,8 @@ def fp16_step(step, x, scale, *, rounded=True):
     held = (x * scale).astype(np.float16).astype(np.float64) if rounded else x * scale
     amax = np.abs(held).max() / scale
     histogram = ExponentHistogram.of_values(held)
-    return StepGradients(
-        step, OverflowLimit.at_most(amax), histogram, int((held == 0).sum()), scale, rounded=rounded
-    )  # fmt: skip
+    limit = replace(OverflowLimit.of_amax(amax), clean_up_to=0.0)
+    return StepGradients(step, limit, histogram, int((held == 0).sum()), scale, rounded=rounded)
 
 
 @given(seed=st.integers(0, 2**32 - 1), at=st.integers(-4, 14), to=st.integers(-4, 14))

@@ -14,7 +14,8 @@ from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import BF16, E4M3FN, E5M2, FORMATS, FP16, FP32, FP64, INT8, Kind, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.prediction import TensorStatistics, amax_scale, predict
+from precdoctor.numerics.prediction import TensorStatistics, predict
+from tests.support.references import amax_scale, statistics_of
 from tests.unit.numerics.distributions import CONTINUOUS, NAMES, SAMPLES, tensor
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -27,13 +28,13 @@ def scale_for(scaling, statistics, fmt, seed):
     return amax_scale(statistics.amax, fmt, margin=seed % 7 - 3, power_of_two=scaling == "power of two")
 
 
-def measured(x, fmt, scale, *, flush_subnormals=False):
+def measured(x, fmt, scale):
     """Fractions and relative error of a real cast; saturated by its definition, sign by sign."""
     x = x[(x != 0) & np.isfinite(x)]
     with np.errstate(over="ignore", under="ignore"):
         y = x * scale
-        limits = Limits.of(fmt, flush_subnormals=flush_subnormals)
-        stored = cast_array(y, fmt, saturate=True, flush_subnormals=flush_subnormals)
+        limits = Limits.of(fmt)
+        stored = cast_array(y, fmt, saturate=True)
     beyond = y >= limits.saturate if limits.tie_overflows else y > limits.saturate
     beyond |= -y > limits.saturate_negative
     if limits.tie_overflows and fmt.kind is not Kind.INTEGER:
@@ -69,15 +70,14 @@ def check_bounds(prediction, truth):
 @settings(max_examples=25, deadline=None)
 def test_the_truth_lies_in_the_predicted_interval(name, seed, scaling, fmt, known):
     x, source = tensor(name, seed)
-    statistics = TensorStatistics.of_values(x, source if seed % 3 else None)
+    statistics = statistics_of(x, source if seed % 3 else None)
     scale = scale_for(scaling, statistics, fmt, seed)
     if not known:
         statistics = TensorStatistics(statistics.histogram)
-    flush = bool(seed % 2)
-    prediction = predict(statistics, fmt, scale=scale, flush_subnormals=flush, saturate=True)
-    truth = measured(x, fmt, scale, flush_subnormals=flush)
+    prediction = predict(statistics, fmt, scale=scale, saturate=True)
+    truth = measured(x, fmt, scale)
     check_bounds(prediction, truth)
-    if math.frexp(scale)[0] == 0.5 and not flush:
+    if math.frexp(scale)[0] == 0.5:
         assert prediction.flushed.exact
         assert prediction.flushed.low == pytest.approx(truth["flushed"], abs=1e-12)
     if known and statistics.amax * scale <= fmt.max:
@@ -92,7 +92,7 @@ def test_every_format_on_every_distribution(scaling):
     off = []
     for name in NAMES:
         x, source = tensor(name, 11)
-        statistics = TensorStatistics.of_values(x, source)
+        statistics = statistics_of(x, source)
         for fmt in FORMATS.values():
             scale = scale_for(scaling, statistics, fmt, 3)
             prediction = predict(statistics, fmt, scale=scale, saturate=True)
@@ -113,7 +113,7 @@ def test_the_sqnr_estimate_is_within_one_decibel(seed):
     cases = []
     for name in CONTINUOUS:
         x, source = tensor(name, seed)
-        statistics = TensorStatistics.of_values(x, source)
+        statistics = statistics_of(x, source)
         for fmt in (FP16, BF16, E4M3FN, E5M2, FORMATS["E2M1"], INT8):
             scale = amax_scale(statistics.amax, fmt, power_of_two=bool(seed % 2))
             error = measured(x, fmt, scale)["error"]
@@ -134,7 +134,7 @@ def test_recorded_gradients(run):
         source = format_of_dtype(row["dtype"])
         recorded = TensorStatistics.of_row(row, source)
         x = rebuilt(recorded, rng)
-        statistics = TensorStatistics.of_values(x, source)
+        statistics = statistics_of(x, source)
         assert statistics.histogram == recorded.histogram
         for fmt in (FP16, BF16, E4M3FN, E5M2):
             for scale in (1.0, 1024.0, amax_scale(recorded.amax, fmt)):
@@ -165,29 +165,29 @@ def test_ties_at_the_flush_limit_are_flushed():
     limit = E4M3FN.flush_limit
     x = np.array([limit, np.nextafter(limit, 1), np.nextafter(limit, 0), 1.0])
     assert (
-        predict(TensorStatistics.of_values(x), E4M3FN).flushed
+        predict(statistics_of(x), E4M3FN).flushed
         == predict(TensorStatistics(ExponentHistogram.of_values(x)), E4M3FN).flushed
     )
-    assert predict(TensorStatistics.of_values(x), E4M3FN).flushed.low == 0.5
+    assert predict(statistics_of(x), E4M3FN).flushed.low == 0.5
 
 
 def test_all_equal_is_known_to_the_last_bit():
-    p = predict(TensorStatistics.of_values(np.full(10, 460.0)), E4M3FN)
+    p = predict(statistics_of(np.full(10, 460.0)), E4M3FN)
     assert p.saturated.exact and p.saturated.high == 0.0
-    p = predict(TensorStatistics.of_values(np.full(10, 465.0)), E4M3FN)
+    p = predict(statistics_of(np.full(10, 465.0)), E4M3FN)
     assert p.saturated.exact and p.saturated.low == 1.0
 
 
 def test_a_wider_format_loses_nothing_and_says_so():
     x, source = tensor("bf16 gaussian", 1)
     for fmt in (FP32, FP64, FORMATS["TF32"], BF16):
-        p = predict(TensorStatistics.of_values(x, source), fmt)
+        p = predict(statistics_of(x, source), fmt)
         assert p.relative_error.high == 0.0 and p.sqnr_db.low == math.inf
-    assert predict(TensorStatistics.of_values(x), BF16).sqnr_db.low < math.inf  # source not known: no promise
+    assert predict(statistics_of(x), BF16).sqnr_db.low < math.inf  # source not known: no promise
 
 
 def test_one_infinity_and_the_error_is_infinite():
-    statistics = TensorStatistics.of_values([1.0, 2.0, 70000.0], FP32)
+    statistics = statistics_of([1.0, 2.0, 70000.0], FP32)
     p = predict(statistics, FP16)
     assert p.sqnr_db.high == -math.inf and p.relative_error.low == math.inf
     assert predict(statistics, FP16, saturate=True).sqnr_db.low > 0.0
@@ -201,12 +201,12 @@ def test_one_infinity_and_the_error_is_infinite():
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
 def test_scales_that_are_none(scale):
     with pytest.raises(ValueError, match="a scale is a finite positive number"):
-        predict(TensorStatistics.of_values([1.0]), E4M3FN, scale=scale)
+        predict(statistics_of([1.0]), E4M3FN, scale=scale)
 
 
 @pytest.mark.parametrize("values", [[], [0.0, -0.0], [math.nan, math.inf]])
 def test_nothing_finite_and_non_zero_is_cast_exactly(values):
-    statistics = TensorStatistics.of_values(values, FP32)
+    statistics = statistics_of(values, FP32)
     p = predict(statistics, E4M3FN)
     assert p.elements == 0 and p.flushed.high == p.saturated.high == p.subnormal.high == p.relative_error.high == 0.0
     assert p.sqnr_db.low == p.headroom_binades.low == math.inf
@@ -228,7 +228,7 @@ def test_rows_that_contradict_themselves():
 
 def test_the_end_bins_of_fp64_stay_open():
     x = np.array([1e-300, 1e-200, 1.0, 1e200, 1e300])
-    statistics = TensorStatistics.of_values(x, FP64)
+    statistics = statistics_of(x, FP64)
     for fmt in FORMATS.values():
         for scale in (1.0, 1e-30, 1e30):
             check_bounds(predict(statistics, fmt, scale=scale, saturate=True), measured(x, fmt, scale))
@@ -236,19 +236,3 @@ def test_the_end_bins_of_fp64_stay_open():
                 predict(TensorStatistics(statistics.histogram), fmt, scale=scale, saturate=True),
                 measured(x, fmt, scale),
             )
-
-
-# --- merging ---------------------------------------------------------------------------------------------------------
-
-
-@given(seed=SEEDS, name=st.sampled_from(NAMES), cut=st.integers(0, 64))
-@settings(max_examples=25, deadline=None)
-def test_statistics_of_parts_merge_to_those_of_the_whole(seed, name, cut):
-    x, source = tensor(name, seed)
-    a, b = TensorStatistics.of_values(x[:cut], source), TensorStatistics.of_values(x[cut:], source)
-    whole = TensorStatistics.of_values(x, source)
-    for merged in (a.merge(b), b.merge(a)):
-        assert merged.histogram == whole.histogram
-        assert (merged.amax, merged.amin_nonzero, merged.source) == (whole.amax, whole.amin_nonzero, source)
-        assert merged.sum_sq == pytest.approx(whole.sum_sq)
-    assert a.merge(TensorStatistics(whole.histogram)).amax is None if a.histogram.total else True

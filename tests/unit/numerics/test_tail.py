@@ -67,7 +67,8 @@ def test_flushed_share_is_near_the_truth_whatever_else_is_zero(draw: str, scale:
     again = int(((exact != 0) & ((exact * 16.0).astype(np.float16) == 0)).sum())
     assert tail.still_flushed(FP16, 16.0) == pytest.approx(again, rel=0.4, abs=0.01 * intended)
     lost = np.abs(exact[(stored == 0)]).sum()
-    assert tail.mass == pytest.approx(lost, rel=0.35, abs=1e-4 * np.abs(exact).sum())
+    mass = flushed_tails(Histograms.of([histogram_of(stored)]), np.array([(stored == 0).sum()]), FP16).mass
+    assert mass[0] == pytest.approx(lost, rel=0.35, abs=1e-4 * np.abs(exact).sum())
 
 
 @pytest.mark.parametrize("structural", [0.0, 0.5])
@@ -143,5 +144,4 @@ def test_the_tails_of_many_tensors_are_those_of_each(drawn):
     found = flushed_tails(Histograms.of(histograms), zeros, FP16)
     alone = [flushed_tail(h, zero, FP16) for h, zero in zip(histograms, zeros.tolist(), strict=True)]
     assert found.total.tolist() == pytest.approx([t.total for t in alone])
-    assert found.mass.tolist() == pytest.approx([t.mass for t in alone])
     assert magnitudes(Histograms.of(histograms)).tolist() == pytest.approx([magnitude(h) for h in histograms])

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.numerics.block_prediction import predict_blocks
-from precdoctor.numerics.blocks import BLOCK_FORMATS, BlockHistogram, ScaleRule, cast_blocks
+from precdoctor.numerics.blocks import BLOCK_FORMATS, ScaleRule
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.cells import Limits
 from precdoctor.numerics.formats import FORMATS
-from precdoctor.numerics.prediction import TensorStatistics, amax_scale, predict
+from precdoctor.numerics.prediction import predict
 from precdoctor.numerics.tally import Bins, tally
+from tests.support.references import amax_scale, blocks_of, cast_blocks, statistics_of
 from tests.unit.numerics.distributions import CONTINUOUS, NAMES, tensor
 
 ELEMENTS = [f for f in FORMATS.values() if f.name not in {"FP64", "TF32"}]
@@ -21,7 +22,7 @@ ROWS = [b for b in BLOCK_FORMATS.values() if b.block[0] == 1]
 
 
 def bins_of_tensors(tensors, scales):
-    stats = [TensorStatistics.of_values(t) for t in tensors]
+    stats = [statistics_of(t) for t in tensors]
 
     def floats(name):
         return np.array([math.nan if getattr(s, name) is None else getattr(s, name) for s in stats])
@@ -71,7 +72,7 @@ def test_what_a_cast_really_does_lies_between_the_ends(chosen, fmt, scaling):
 def test_its_interval_is_that_of_the_full_prediction(fmt):
     for name in NAMES:
         x, _ = tensor(name, 3)
-        statistics = TensorStatistics.of_values(x)
+        statistics = statistics_of(x)
         for scale in (amax_scale(statistics.amax, fmt), 1.0):
             found = tally(bins_of_tensors([x], [scale]), fmt)
             full = predict(statistics, fmt, scale=scale)
@@ -107,7 +108,7 @@ def test_blocks_lie_between_the_ends(fmt):
     for name in ("gaussian", "student", "per-channel", "relu"):
         x, _ = tensor(name, 5)
         rule = fmt.rule
-        counted = BlockHistogram.of_values(x, fmt.block[1])
+        counted = blocks_of(x, fmt.block[1])
         found = tally(bins_of_blocks(counted, fmt, rule), fmt.element)
         cast = cast_blocks(x, fmt, rule=rule)
         flushed = int(((cast.values == 0.0) & (x != 0.0)).sum())
@@ -121,7 +122,7 @@ def test_blocks_lie_between_the_ends(fmt):
 def test_scales_rounded_up_clip_nothing():
     x, _ = tensor("gaussian", 1)
     fmt = BLOCK_FORMATS["MXFP8_E4M3"]
-    counted = BlockHistogram.of_values(x, 32)
+    counted = blocks_of(x, 32)
     assert tally(bins_of_blocks(counted, fmt, ScaleRule.UP), fmt.element).saturated[1][0] == 0.0
     low, high, guess = (v[0] for v in tally(bins_of_blocks(counted, fmt, ScaleRule.FLOOR), fmt.element).saturated)
     measured = int((np.abs(cast_blocks(x, fmt).quotients) > 464.0).sum())

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from precdoctor.errors import UsageError
-from precdoctor.numerics.blocks import BlockFormat, ScaleRule, cast_blocks
+from precdoctor.numerics.blocks import BlockFormat, ScaleRule
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.narrow_cast import NarrowCast, casts_in_words, parse_casts
 from precdoctor.recording.applying.emulated_cast import cast
+from tests.support.references import cast_blocks
 
 ELEMENTS = ("BF16", "FP16", "E4M3FN", "E5M2", "E4M3FNUZ", "E3M2", "E2M3", "E2M1")
 

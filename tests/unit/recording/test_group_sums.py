@@ -7,11 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precdoctor.numerics.group_prediction import LIMIT, GroupHistogram  # noqa: E402
+from precdoctor.numerics.group_prediction import LIMIT  # noqa: E402
 from precdoctor.recording.output.group_columns import group_columns  # noqa: E402
 from precdoctor.recording.slots import group_sums as module  # noqa: E402
 from precdoctor.recording.slots.group_sums import group_sums, measure_groups  # noqa: E402
 from precdoctor.recording.slots.slot_table import Entry, Site  # noqa: E402
+from tests.support.references import groups_of  # noqa: E402
 
 PLACE = ("GPT#0", "attention", "Attention")
 
@@ -62,7 +63,7 @@ def found(kind, x):
 
 
 def expected(groups):
-    counted = GroupHistogram.of_groups(groups)
+    counted = groups_of(groups)
     return np.array(counted.counts), np.array(counted.energy)
 
 

@@ -328,7 +328,7 @@ def _predicted_blocks(row: Mapping[str, Any], recipe: Recipe) -> Prediction:
 
 def _predicted_groups(row: Mapping[str, Any], fmt: Format, grouping: str) -> Prediction:
     histogram = GroupHistogram.of_row(row, grouping) or GroupHistogram((), (), 0, 0.0)  # nothing but zeros
-    return predict_groups(histogram, fmt, grouping)
+    return predict_groups(histogram, fmt)
 
 
 def _search(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:

@@ -47,9 +47,9 @@ const Predict = (() => {
   };
   // Each says of a cell: surely all of it, possibly some of it.
   const statements = (f) => ({
-    flushed: (c) => below(c, f.flush, f.flushInclusive),
+    flushed: (c) => below(c, f.flush, true),
     subnormal: (c) => {
-      const kept = above(c, f.flush, !f.flushInclusive), small = below(c, f.normal, false);
+      const kept = above(c, f.flush, false), small = below(c, f.normal, false);
       return [kept[0] && small[0], kept[1] && small[1] && c.lo < f.normal];
     },
     saturated: (c) => {

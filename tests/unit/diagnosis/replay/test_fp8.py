@@ -12,10 +12,11 @@ from precdoctor.diagnosis.offline.replay.blocks import replay_blocks
 from precdoctor.diagnosis.offline.replay.fp8 import CANDIDATES, best_delayed, replay_recipes
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, UsageError
-from precdoctor.numerics.blocks import MXFP8_E4M3, NVFP4, TILE_128X128, BlockHistogram, cast_blocks
+from precdoctor.numerics.blocks import MXFP8_E4M3, NVFP4, TILE_128X128
 from precdoctor.numerics.formats import E4M3FN, E5M2
 from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, DelayedScaling, scale_series
 from precdoctor.runlog import open_run
+from tests.support.references import blocks_of, cast_blocks
 from tests.support.runs import write_run
 from tests.support.training import histogram
 
@@ -184,7 +185,7 @@ def test_a_history_of_zeros_only(tmp_path):
 def block_rows(run, size):
     rows = []
     for row, x in zip(rows_of(run), (x for values in run.values() for x in values), strict=True):
-        blocks = BlockHistogram.of_values(x, size)
+        blocks = blocks_of(x, size)
         amax = blocks.amax.trimmed()
         rows.append(
             row | {f"block{size}_hist": list(blocks.below), f"block{size}_amax_lo": amax.lo,

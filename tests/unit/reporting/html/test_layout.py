@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from precdoctor.comparison.op_compare import compare_ops
-from precdoctor.numerics.prediction import TensorStatistics
 from precdoctor.reporting.html import op_page
 from precdoctor.reporting.html.page import render
 from precdoctor.runlog import open_run
 from tests.support.browser import CHROMIUM, WITHOUT_BROWSER, dump
 from tests.support.op_lists import network
+from tests.support.references import statistics_of
 from tests.support.runs import write_run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WITHOUT_BROWSER)
@@ -86,7 +86,7 @@ def deep_run(path, layers, steps=3, ranks=1, **last):
         for order, module in enumerate(modules):
             for kind, power in (("output", 12), ("grad_output", -20), ("update", -12)):
                 x = (rng.standard_normal(16) * 2.0**power).astype(np.float16).astype(np.float64)
-                t = TensorStatistics.of_values(x)
+                t = statistics_of(x)
                 row = {"numel": x.size, "zero": int((x == 0).sum()), "amax": t.amax, "amin_nonzero": t.amin_nonzero,
                        "exp_lo": t.histogram.lo, "exp_hist": t.histogram.counts.tolist()}  # fmt: skip
                 row |= {"step": step, "module": module, "kind": kind, "dtype": "float16", "subnormal": 3}

@@ -16,12 +16,13 @@ import pytest
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.errors import NothingRecordedError
 from precdoctor.numerics.formats import E4M3FN, E5M2, FP16, FP32
-from precdoctor.numerics.prediction import TensorStatistics, amax_scale, predict
+from precdoctor.numerics.prediction import TensorStatistics, predict
 from precdoctor.reporting.html import page as pages
 from precdoctor.reporting.html.page import MARK, MOST_BYTES, prose, render, script_json
 from precdoctor.runlog import open_run
 from tests.support.browser import CHROMIUM, WITHOUT_BROWSER, dump
 from tests.support.hostile import NAMES
+from tests.support.references import amax_scale, statistics_of
 from tests.support.rows import awkward_rows
 from tests.support.runs import write_run
 
@@ -57,7 +58,7 @@ TAGS = {
 def tensor(values, **columns):
     """A row of the statistics of ``values``."""
     x = np.asarray(values, dtype=np.float64)
-    t = TensorStatistics.of_values(x)
+    t = statistics_of(x)
     return {
         "numel": x.size, "zero": int((x == 0).sum()), "amax": t.amax, "amin_nonzero": t.amin_nonzero,
         "exp_lo": t.histogram.lo, "exp_hist": t.histogram.counts.tolist(), **columns,

@@ -12,10 +12,11 @@ import pytest
 import precdoctor.reporting.html
 from precdoctor.numerics.formats import BF16, FP16, FP32
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
-from precdoctor.numerics.prediction import TensorStatistics, amax_scale, predict
+from precdoctor.numerics.prediction import TensorStatistics, predict
 from precdoctor.numerics.tail import flushed_tail
 from precdoctor.reporting.html.rangemap import FORMATS, _encoded, _tail, format_data
 from tests.support.browser import CHROMIUM, NODE, WITHOUT_ENGINE, evaluate
+from tests.support.references import amax_scale, statistics_of
 
 PREDICT_JS = Path(precdoctor.reporting.html.__file__).parent / "templates" / "predict.js"
 SCALES = (1.0, 2.0**-9, 2.0**16, 3.0, 0.37, 1e-30, 1e30, 448.0 / 3.3)
@@ -24,15 +25,13 @@ SCALES = (1.0, 2.0**-9, 2.0**16, 3.0, 0.37, 1e-30, 1e30, 448.0 / 3.3)
 def tensors():
     rng = np.random.default_rng(7)
     normal = rng.standard_normal(3000)
-    yield TensorStatistics.of_values(normal.astype(np.float32), FP32)
-    yield TensorStatistics.of_values((normal * 2.0**-20).astype(np.float16), FP16)
-    yield TensorStatistics.of_values(np.exp(4.0 * normal[:500]), BF16)
-    yield TensorStatistics.of_values(np.exp(normal) * 300.0)
-    yield TensorStatistics.of_values(
-        [2.0**-24, 2.0**-25, 448.0, 464.0, 480.0, 57344.0, 61440.0, 65504.0, 65520.0], FP32
-    )
-    yield TensorStatistics.of_values([1.0], FP32)
-    yield TensorStatistics.of_values([], FP32)
+    yield statistics_of(normal.astype(np.float32), FP32)
+    yield statistics_of((normal * 2.0**-20).astype(np.float16), FP16)
+    yield statistics_of(np.exp(4.0 * normal[:500]), BF16)
+    yield statistics_of(np.exp(normal) * 300.0)
+    yield statistics_of([2.0**-24, 2.0**-25, 448.0, 464.0, 480.0, 57344.0, 61440.0, 65504.0, 65520.0], FP32)
+    yield statistics_of([1.0], FP32)
+    yield statistics_of([], FP32)
     yield TensorStatistics(ExponentHistogram.of(EXP_MIN, [3, 4]), source=None)
     yield TensorStatistics(ExponentHistogram.of(EXP_MAX - 1, [3, 4]), source=None)
     for _ in range(8):  # histograms with gaps, ends known or not
@@ -82,7 +81,7 @@ def test_the_page_predicts_what_the_package_predicts():
 def test_what_was_rounded_to_zero_before_comes_back_with_the_scale():
     rng = np.random.default_rng(5)
     stored = (rng.standard_normal(20_000) * 2.0**-24).astype(np.float16)
-    t = TensorStatistics.of_values(stored, FP16)
+    t = statistics_of(stored, FP16)
     zeros = int((stored == 0).sum())
     tail = flushed_tail(t.histogram, zeros, FP16)
     lo, counts = _tail("float16", t.histogram, zeros, t.amin_nonzero)
@@ -102,6 +101,6 @@ def test_what_was_rounded_to_zero_before_comes_back_with_the_scale():
 
 
 def test_zeros_that_left_no_mark_have_no_tail():
-    t = TensorStatistics.of_values([1.0, 2.0])
+    t = statistics_of([1.0, 2.0])
     assert _tail("float16", t.histogram, 1000, t.amin_nonzero) == []
     assert _tail("int64", t.histogram, 1000, t.amin_nonzero) == []

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.prediction import TensorStatistics
 from precdoctor.reporting.html import survey as surveys
 from precdoctor.reporting.html.survey import Survey, column_spans, headroom
 from precdoctor.runlog import open_run
+from tests.support.references import statistics_of
 from tests.support.runs import write_run
 
 
@@ -24,7 +24,7 @@ def surveyed(path, rows, **options):
 
 
 def stats(values, **columns):
-    t = TensorStatistics.of_values(values)
+    t = statistics_of(values)
     known = {"amax": t.amax, "amin_nonzero": t.amin_nonzero, "exp_lo": t.histogram.lo}
     return {"numel": len(values), **known, "exp_hist": t.histogram.counts.tolist(), **columns}
 
