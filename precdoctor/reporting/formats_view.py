@@ -17,6 +17,7 @@ from precdoctor.numerics.casting import decode
 from precdoctor.numerics.formats import Format, Kind
 from precdoctor.reporting import tables
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.tables import Column, left, right
 
 #: From this width on, what becomes of a number and its surroundings share one table.
 _WIDE = 120
@@ -34,9 +35,8 @@ _OUTCOMES = {
 
 def print_formats(formats: Sequence[Format], blocks: Sequence[BlockFormat], console: Console) -> None:
     """The table of ``precdoctor formats``."""
-    table = _table(console)
-    for column in ("format", "bits", "fields", "max", "min normal", "smallest", "binades", "ulp at 1", "Inf", "NaN"):
-        table.add_column(column, justify="left" if column in {"format", "fields"} else "right", no_wrap=True)
+    ranges = right("max", "min normal", "smallest", "binades", "ulp at 1", "Inf", "NaN")
+    table = _table(console, *left("format"), *right("bits"), *left("fields"), *ranges)
     for f in formats:
         integer = f.kind is Kind.INTEGER
         table.add_row(
@@ -53,9 +53,8 @@ def print_formats(formats: Sequence[Format], blocks: Sequence[BlockFormat], cons
         )
     console.print(table)
     console.print(Text("\nBlock formats", "pd.strong"))
-    shared = _table(console)
-    for column in ("format", "elements", "scale", "block", "scale rule", "bits/element"):
-        shared.add_column(column, justify="right" if column == "bits/element" else "left", no_wrap=True)
+    words = left("format", "elements", "scale", "block", "scale rule")
+    shared = _table(console, *words, *right("bits/element"))
     for b in blocks:
         scale = b.scale.name + (f", {b.tensor_scale.name} per tensor" if b.tensor_scale else "")
         block = f"{b.block[0]}x{b.block[1]}"
@@ -108,9 +107,7 @@ def print_number(value: float, views: Sequence[BitView], console: Console) -> No
     console.print(Text.assemble((f"{value!r}", "pd.strong"), f"  {value.hex()}" if math.isfinite(value) else ""))
     legend = Text.assemble(("sign", _SIGN), " ", ("exponent", _EXPONENT), " ", ("mantissa", _MANTISSA))
     console.print(Text.assemble("\nBits: ", legend))
-    bits = _table(console, header=False)
-    bits.add_column(no_wrap=True, style="pd.strong")
-    bits.add_column(no_wrap=True)
+    bits = _table(console, *left("", style="pd.strong"), *left(""), header=False)
     for view in views:
         parts = [(view.sign, _SIGN), (view.exponent, _EXPONENT), (view.mantissa, _MANTISSA)]
         fields_ = [part for part in parts if part[0]]
@@ -130,10 +127,8 @@ _AROUND = ("next below", "next above", "update down", "update up")
 
 def _print_views(title: str, columns: Sequence[str], views: Sequence[BitView], console: Console) -> None:
     console.print(Text(f"\n{title}", "pd.strong"))
-    table = _table(console)
-    table.add_column("format", no_wrap=True, style="pd.strong")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "outcome" else "right", no_wrap=True)
+    shown = (column for title in columns for column in (left if title == "outcome" else right)(title))
+    table = _table(console, *left("format", style="pd.strong"), *shown)
     draws = can_draw(console)
     for view in views:
         digits = min(_digits(view), 17 if console.width >= _WIDE else 15)
@@ -189,8 +184,7 @@ def _print_facts(facts: Iterator[tuple[str, str]] | Sequence[tuple[str, str]], c
 
 def _print_by_exponent(fmt: Format, console: Console) -> None:
     """One row per exponent, one column per mantissa; the positive half."""
-    table = _table(console)
-    table.add_column("exponent", style=_EXPONENT, no_wrap=True)
+    table = _table(console, *left("exponent", style=_EXPONENT))
     columns = 1 << fmt.mantissa_bits
     for mantissa in range(columns):
         table.add_column(Text(f"{mantissa:0{fmt.mantissa_bits}b}", _MANTISSA), justify="right", no_wrap=True)
@@ -204,19 +198,15 @@ def _print_by_exponent(fmt: Format, console: Console) -> None:
 
 def _print_in_order(fmt: Format, console: Console) -> None:
     """Eight codes per row."""
-    table = _table(console)
-    table.add_column("code", style="pd.label", no_wrap=True)
-    for low in range(8):
-        table.add_column(f"+{low}", justify="right", no_wrap=True)
+    table = _table(console, *left("code", style="pd.label"), *right(*(f"+{low}" for low in range(8))))
     write = power if fmt.kind is Kind.SCALE else short
     for first in range(0, 1 << fmt.bits, 8):
         table.add_row(f"0x{first:02x}", *(write(decode(first + low, fmt)) for low in range(8)))
     console.print(table)
 
 
-def _table(console: Console, *, header: bool = True) -> Table:
-    gap = 1 if console.width < 100 else 2
-    return Table(box=None, padding=(0, gap, 0, 0), header_style="pd.label", pad_edge=False, show_header=header)
+def _table(console: Console, *columns: Column, header: bool = True) -> Table:
+    return tables.table(*columns, gap=1 if console.width < 100 else 2, header=header)
 
 
 def fields(fmt: Format) -> str:

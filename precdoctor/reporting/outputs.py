@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import IO, TYPE_CHECKING
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Status
@@ -110,43 +111,19 @@ def _json(report: Report, stream: IO[str]) -> None:
     stream.write(dumps(found))
 
 
-def _markdown(report: Report, stream: IO[str]) -> None:
-    from precdoctor.reporting.markdown import markdown
+def _text(name: str) -> Writer:
+    """The writer of ``precdoctor.reporting.<name>``, whose function of the same name makes a report one text."""
 
-    stream.write(markdown(report))
+    def write(report: Report, stream: IO[str]) -> None:
+        made = getattr(import_module(f"precdoctor.reporting.{name}"), name)
+        stream.write(made(report))
 
-
-def _junit(report: Report, stream: IO[str]) -> None:
-    from precdoctor.reporting.junit import junit
-
-    stream.write(junit(report))
-
-
-def _github(report: Report, stream: IO[str]) -> None:
-    from precdoctor.reporting.github import github
-
-    stream.write(github(report))
-
-
-def _gitlab(report: Report, stream: IO[str]) -> None:
-    from precdoctor.reporting.gitlab import gitlab
-
-    stream.write(gitlab(report))
-
-
-def _sarif(report: Report, stream: IO[str]) -> None:
-    from precdoctor.reporting.sarif import sarif
-
-    stream.write(sarif(report))
+    return write
 
 
 WRITERS: Mapping[str, Writer] = {
     "full": _terminal(concise=False),
     "concise": _terminal(concise=True),
     "json": _json,
-    "markdown": _markdown,
-    "junit": _junit,
-    "github": _github,
-    "gitlab": _gitlab,
-    "sarif": _sarif,
+    **{name: _text(name) for name in ("markdown", "junit", "github", "gitlab", "sarif")},
 }

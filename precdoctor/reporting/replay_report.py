@@ -75,16 +75,9 @@ def recipe_document(
 
 def accumulator_document(answer: AccumulatorReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
     """One entry per length of sum, the longest first."""
-    lengths = [
-        {
-            "length": entry.length,
-            "zero_mean": jsonable(entry.zero_mean),
-            "same_sign": jsonable(entry.same_sign),
-            "fp32_zero_mean": jsonable(entry.fp32_zero_mean),
-            "fp32_same_sign": jsonable(entry.fp32_same_sign),
-            "products": [jsonable(product) for product in entry.products],
-        }
-        for entry in answer.lengths
-    ]
-    body = {"accumulator": jsonable(answer.accumulator), "lengths": lengths, "notes": list(answer.notes)}
+    body = {
+        "accumulator": jsonable(answer.accumulator),
+        "lengths": jsonable(answer.lengths),
+        "notes": list(answer.notes),
+    }
     return answer_document("accumulator", asked, run, body)

@@ -18,10 +18,12 @@ from precdoctor.diagnosis.offline.replay.loss_scale import Culprit, LossScaleRep
 from precdoctor.diagnosis.offline.replay.specs import spell_policy
 from precdoctor.numerics.accumulation import Rounding
 from precdoctor.numerics.cells import Estimate
+from precdoctor.reporting import tables
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.formats_view import error
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.tables import grid, left, right
+from precdoctor.reporting.tables import folded, grid, left, right
 from precdoctor.reporting.text import clean, number, power, spans
 
 _SHOWN_STEPS = 4
@@ -30,11 +32,9 @@ _CAVEAT = "Recorded gradients are taken as they are: skipping other steps would 
 
 def _table(console: Console, *columns: str) -> Table:
     """Text in the first column, numbers in the others."""
-    gap = 2 if console.width >= 100 else 1
-    table = Table(box=None, padding=(0, gap, 0, 0), header_style="pd.label", pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, overflow="fold" if i == 0 else "ellipsis", justify="right" if i else "left")
-    return table
+    first, *others = columns
+    numbers = ({"header": title, "justify": "right"} for title in others)
+    return tables.table(*folded(first), *numbers, gap=2 if console.width >= 100 else 1)
 
 
 def _label(root: str, module: str, kind: str, name: str) -> str:
@@ -260,7 +260,7 @@ def print_accumulator(answer: AccumulatorReplay, run: Mapping[str, Any], console
     table = _table(console, "sum of", "zero-mean", "same-sign", "FP32", "products")
     for entry in answer.lengths[:worst]:
         fp32 = max(entry.fp32_zero_mean.relative, entry.fp32_same_sign.relative)
-        errors = (_error(entry.zero_mean.relative), _error(entry.same_sign.relative), _error(fp32))
+        errors = (error(entry.zero_mean.relative), error(entry.same_sign.relative), error(fp32))
         table.add_row(number(entry.length), *errors, _example(entry))
     table.columns[-1].justify = "left"
     console.print(Padding(table, (1, 0, 0, 0)))
@@ -270,10 +270,6 @@ def print_accumulator(answer: AccumulatorReplay, run: Mapping[str, Any], console
     _notes(
         [_EXTREMES, f"Products are aligned in groups of {a.group}; bits beyond are {beyond}.", *answer.notes], console
     )
-
-
-def _error(relative: float) -> str:
-    return percent(relative) if relative == 0.0 or relative >= 1e-4 else f"{relative:.1e}"
 
 
 def _example(entry: LengthErrors) -> str:

@@ -38,8 +38,7 @@ def print_rules(rules: Sequence[Rule], console: Console) -> None:
 
 def print_page(rule: Rule, console: Console) -> None:
     """The text of the rule's page, laid out for a terminal."""
-    severity = rule.severity.value
-    console.print(Text.assemble((rule.code, "pd.strong"), f"  {clean(rule.name)}  ", (severity, f"pd.{severity}")))
+    _print_head(rule, console)
     page = rule.page
     sections = (
         ("What it finds", page.finds),
@@ -73,7 +72,7 @@ def print_indicator(indicator: Indicator, console: Console) -> None:
     console.print(Text(f"\n{clean(indicator.doc)} Checked while a run goes on by record --reference."))
 
 
-def _print_head(entry: Regression | Indicator, console: Console) -> None:
+def _print_head(entry: Rule | Regression | Indicator, console: Console) -> None:
     severity = entry.severity.value
     head = ((entry.code, "pd.strong"), f"  {clean(entry.name)}  ", (severity, f"pd.{severity}"))
     console.print(Text.assemble(*head))

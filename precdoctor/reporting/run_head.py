@@ -27,13 +27,18 @@ def print_ending(run: Mapping[str, Any], console: Console) -> None:
         console.print(Text(f"{clean(said)}.", "pd.near"))
 
 
+def command_words(run: Mapping[str, Any], limit: int) -> str:
+    """``python train.py``: the command without the directory of its interpreter; empty where none is known."""
+    command = run.get("command")
+    if not isinstance(command, (list, tuple)) or not command:
+        return ""
+    return clean(" ".join([str(command[0]).rsplit("/", 1)[-1], *map(str, command[1:])]), limit)
+
+
 def run_facts(run: Mapping[str, Any]) -> str:
     """``python train.py; steps 0–37, 1 rank; not closed cleanly``, from what the run says about itself."""
-    out = []
-    command = run.get("command")
-    if isinstance(command, (list, tuple)) and command:
-        program = str(command[0]).rsplit("/", 1)[-1]  # which interpreter it was is no help here
-        out.append(clean(" ".join([program, *map(str, command[1:])]), 160))
+    command = command_words(run, 160)
+    out = [command] if command else []
     counts = []
     steps, sampled = run.get("steps"), run.get("sampled_steps")
     if isinstance(steps, int):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII = "_.:-=+*#"
@@ -34,14 +34,13 @@ def _buckets(values: Sequence[float | None], width: int) -> list[float | None]:
     if len(values) <= width:
         return list(values)
     edges = [i * len(values) // width for i in range(width + 1)]
-    return [_worst([v for v in values[a:b] if v is not None]) for a, b in itertools.pairwise(edges)]
+    return [worst(v for v in values[a:b] if v is not None) for a, b in itertools.pairwise(edges)]
 
 
-def _worst(bucket: list[float]) -> float | None:
-    if not bucket:
-        return None
-    bad = [v for v in bucket if not math.isfinite(v)]
-    return bad[0] if bad else max(bucket)
+def worst(bucket: Iterable[float]) -> float | None:
+    """The one to show of several: the first that is not finite, else the largest; None of none."""
+    values = list(bucket)
+    return next((v for v in values if not math.isfinite(v)), max(values, default=None))
 
 
 def _cell(value: float | None, low: float, high: float, levels: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from precdoctor.diagnosis.engine import describe, describe_recorder
 from precdoctor.diagnosis.ranking.ending import facts_of_end
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.reporting.sparkline import worst
 
 if TYPE_CHECKING:
     from precdoctor.runlog import Run
@@ -182,12 +182,6 @@ def _timeline(view: RunView) -> tuple[list[int], dict[str, list[float | None]], 
         for record in batch.select(["step", *_SERIES]).to_pylist():
             cells = by_step.setdefault(record["step"], dict.fromkeys(_SERIES))
             for name in _SERIES:
-                cells[name] = _worse(cells[name], record[name])
+                cells[name] = worst(float(v) for v in (cells[name], record[name]) if v is not None)
     steps = sorted(by_step)
     return steps, {name: [by_step[step][name] for step in steps] for name in _SERIES}, rows
-
-
-def _worse(a: float | None, b: float | bool | None) -> float | None:
-    """The one to show for a step: a non-finite one if any, else the larger."""
-    values = [float(v) for v in (a, b) if v is not None]
-    return next((v for v in values if not math.isfinite(v)), max(values, default=None))

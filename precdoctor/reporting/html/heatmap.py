@@ -190,9 +190,4 @@ def _axis(spans: Sequence[tuple[int, int]]) -> Markup:
     count = len(spans)
     every = math.ceil(count / 8)
     chosen = [*range(0, count - every // 2 - 1, every), count - 1]  # the last one is named: columns need not be even
-    labels = []
-    for at in chosen:
-        share = (at + 0.5) / count
-        anchor = "start" if share < 0.03 else "end" if share > 0.97 else "middle"
-        labels.append(svg.el("text", number(spans[at][0]), x=svg.percentage(share), y="14", text_anchor=anchor))
-    return svg.join(labels)
+    return svg.axis((((at + 0.5) / count, number(spans[at][0])) for at in chosen), "14")

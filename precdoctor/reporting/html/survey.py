@@ -30,7 +30,7 @@ COLUMNS = 120
 #: What is kept per tensor and column: the largest value of each.
 MEASURES = ("subnormal", "amax", "non_finite", "masked", "lost")
 _NAMES = ("root", "module", "kind", "name", "dtype")
-_COUNTS = ("numel", "zero", "subnormal", "at_max", "nan", "pos_inf", "neg_inf")
+_COUNTS = ("numel", "zero", "subnormal", "nan", "pos_inf", "neg_inf")
 #: Bins of exponent(intended dw) - exponent(w), as recorded.
 REL_MIN, REL_MAX = -64, 63
 _BINS = EXP_MAX - EXP_MIN + 1
@@ -68,7 +68,6 @@ class Total:
     numel: int
     zero: int
     subnormal: int
-    at_max: int
     non_finite: int
     histogram: ExponentHistogram
     amax: float | None
@@ -118,7 +117,7 @@ class Survey:
     def total(self, tensor: int) -> Total:
         """Everything that was seen of one tensor."""
         *counts, rows, left_out = self._sums[tensor]
-        numel, zero, subnormal, at_max, nan, pos_inf, neg_inf = (int(c) for c in counts)
+        numel, zero, subnormal, nan, pos_inf, neg_inf = (int(c) for c in counts)
         low, high = self._scales[tensor]
         histogram = ExponentHistogram(EXP_MIN, self._histograms[tensor]).trimmed()
         amax, amin = (None if math.isnan(v) else float(v) for v in self._extremes[tensor])
@@ -129,7 +128,6 @@ class Survey:
             numel=numel,
             zero=zero,
             subnormal=subnormal,
-            at_max=at_max,
             non_finite=nan + pos_inf + neg_inf,
             histogram=histogram,
             amax=amax if histogram.total else None,

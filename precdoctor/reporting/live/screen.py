@@ -16,6 +16,7 @@ from precdoctor.reporting.live.check import Check
 from precdoctor.reporting.live.picture import Picture, Tensor
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.reporting.rangebar import RangeBar
+from precdoctor.reporting.run_head import command_words
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.text import clean, factor, number, power
 
@@ -81,17 +82,9 @@ def name_of(path: Path) -> str:
     return clean(path.parent.name if path.name == "run" else path.name, 60)
 
 
-def command_of(info: Mapping[str, Any]) -> str:
-    """``python train.py``: the command without the directory of its interpreter."""
-    command = info.get("command")
-    if not isinstance(command, list) or not command:
-        return ""
-    return clean(" ".join([str(command[0]).rsplit("/", 1)[-1], *map(str, command[1:])]), 200)
-
-
 def _head(watcher: Watcher, size: Size) -> list[Text]:
     picture, phase = watcher.picture, watcher.phase
-    title = Text.assemble((name_of(watcher.path), "pd.strong"), "  ", (command_of(watcher.info), "pd.quiet"))
+    title = Text.assemble((name_of(watcher.path), "pd.strong"), "  ", (command_words(watcher.info, 200), "pd.quiet"))
     mark = Text(f"{'*' if size.ascii_only else '●'} {phase.value}", _STYLES.get(phase, "pd.error"))
     title.truncate(max(0, size.width - mark.cell_len - 2), overflow="ellipsis", pad=True)
     facts = []

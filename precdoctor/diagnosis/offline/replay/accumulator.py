@@ -50,17 +50,17 @@ class LengthErrors:
 
     Attributes:
         length: products per sum, K.
-        products: the ones there are.
         zero_mean, same_sign: the error of the accumulator at the two extremes of what operands can be.
         fp32_zero_mean, fp32_same_sign: that of FP32.
+        products: the ones there are.
     """
 
     length: int
-    products: tuple[Product, ...]
     zero_mean: AccumulationError
     same_sign: AccumulationError
     fp32_zero_mean: AccumulationError
     fp32_same_sign: AccumulationError
+    products: tuple[Product, ...]
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,11 @@ def _errors(length: int, products: Sequence[Product], accumulator: Accumulator) 
     zero, same = Operands.ZERO_MEAN, Operands.SAME_SIGN
     return LengthErrors(
         length,
-        tuple(products),
         accumulation_error(length, zero, accumulator),
         accumulation_error(length, same, accumulator),
         accumulation_error(length, zero, FP32_ACCUMULATOR),
         accumulation_error(length, same, FP32_ACCUMULATOR),
+        tuple(products),
     )
 
 
