@@ -13,7 +13,7 @@ from precdoctor.cli.outputs import deliver
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from precdoctor.runlog import Run
+    from precdoctor.comparison.op_compare import OpComparison
 
 EXAMPLES = """\b
 Examples:
@@ -52,38 +52,9 @@ def compare(
     """
     if ops and rename:
         raise UsageError("--rename cannot be combined with --ops: ops are matched by the names that modules have")
-    if ops:
-        return _by_ops(opened(a, engine), opened(b, engine), output_format, output, also, html, fail_on, force=force)
-    if html is not None:
+    if html is not None and not ops:
         raise UsageError("--html is for --ops; add it, or write a page with: precdoctor report RUN --against OTHER")
     from precdoctor.comparison.compare import compare as judge
-    from precdoctor.diagnosis.ranking.verdict import exit_code
-    from precdoctor.reporting.outputs import Report
-
-    settings = settings_in_force()
-    level = settings.get("compare", "fail-on", fail_on)
-    shape = settings.get("compare", "output-format", output_format) or "full"
-    regressions = {code: changes for code, changes in settings.rules.items() if code.upper().startswith("PD8")}
-    found = judge(
-        opened(a, engine), opened(b, engine), renames=[_renaming(text) for text in rename or ()], options=regressions
-    )
-    report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, comparison=found)
-    deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)
-    return report.exit_code
-
-
-def _by_ops(
-    a: Run,
-    b: Run,
-    output_format: str | None,
-    output: Path | None,
-    also: list[str] | None,
-    html: Path | None,
-    fail_on: str | None,
-    *,
-    force: bool,
-) -> int:
-    from precdoctor.cli.report import write
     from precdoctor.comparison.op_compare import compare_ops
     from precdoctor.diagnosis.ranking.verdict import exit_code
     from precdoctor.reporting.outputs import Report
@@ -91,14 +62,25 @@ def _by_ops(
     settings = settings_in_force()
     level = settings.get("compare", "fail-on", fail_on)
     shape = settings.get("compare", "output-format", output_format) or "full"
-    found = compare_ops(a, b)
-    if html is not None:
-        from precdoctor.reporting.html.op_page import render
-
-        write(render(found), html, force=force)
-    report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, ops=found)
+    runs = opened(a, engine), opened(b, engine)
+    if ops:
+        by_op = compare_ops(*runs)
+        if html is not None:
+            _write_page(by_op, html, force=force)
+        report = Report(by_op.diagnosis, exit_code(by_op.diagnosis, level), level, ops=by_op)
+    else:
+        regressions = {code: changes for code, changes in settings.rules.items() if code.upper().startswith("PD8")}
+        found = judge(*runs, renames=[_renaming(text) for text in rename or ()], options=regressions)
+        report = Report(found.diagnosis, exit_code(found.diagnosis, level), level, comparison=found)
     deliver(report, shape, output, settings.get("compare", "also", also) or (), force=force)
     return report.exit_code
+
+
+def _write_page(found: OpComparison, file: Path, *, force: bool) -> None:
+    from precdoctor.cli.report import write
+    from precdoctor.reporting.html.op_page import render
+
+    write(render(found), file, force=force)
 
 
 def _renaming(text: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -119,10 +119,7 @@ def whatif(
     if replayed.mode is not None:
         given = {"--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule, "--loss-scale": loss_scale}
         _refuse({**given, "--plan": plan, "--horizon": horizon}, f"{replayed.mode} is a question of its own")
-        recorded = opened(run)
-        with destination(output, force=force) as stream:
-            write_replay(recorded, replayed, shape, count, stream)
-        return 0
+        return _answered(run, output, partial(write_replay, asked=replayed, shape=shape, worst=count), force=force)
     from precdoctor.diagnosis.offline.whatif.forecast import Question
     from precdoctor.diagnosis.offline.whatif.recipe import SCALINGS, ask
     from precdoctor.diagnosis.offline.whatif.target import Target
@@ -135,23 +132,24 @@ def whatif(
         given = {"--format": number_format, "--loss-scale": loss_scale, "--horizon": horizon}
         _refuse(given, "--state NAME asks about the states of the optimizer alone")
         recipe = ask(state, scaling=scaling, scale=scales[0], rule=rule)
-        recorded = opened(run)
-        with destination(output, force=force) as stream:
-            _write_states(recorded, recipe, (module, span), shape, count, stream)
-        return 0
+        states = partial(_write_states, recipe=recipe, asked=(module, span), shape=shape, worst=count)
+        return _answered(run, output, states, force=force)
     if plan:
         given = {"--format": number_format, "--scaling": scaling, "--scale": scale, "--scale-rule": scale_rule}
         _refuse({**given, "--loss-scale": loss_scale, "--kind": kind}, "a plan chooses formats and scalings itself")
-        recorded = opened(run)
-        with destination(output, force=force) as stream:
-            _write_plan(recorded, target, (module, span, goal), shape, stream)
-        return 0
+        planned = partial(_write_plan, target=target, asked=(module, span, goal), shape=shape)
+        return _answered(run, output, planned, force=force)
     _refuse({"--horizon": horizon}, "only a plan extrapolates; add --plan")
     recipe = ask(number_format or "e4m3", scaling=scaling, scale=scales[0], loss_scale=scales[1], rule=rule)
     asked = Question(recipe, target, _kinds(kind), module, span)
+    return _answered(run, output, partial(_write, asked=asked, shape=shape, worst=count), force=force)
+
+
+def _answered(run: Path | None, output: Path | None, write: Callable[..., None], *, force: bool) -> int:
+    """Have ``write`` answer from a run, which is opened first, on a stream."""
     recorded = opened(run)
     with destination(output, force=force) as stream:
-        _write(recorded, asked, shape, count, stream)
+        write(recorded, stream=stream)
     return 0
 
 

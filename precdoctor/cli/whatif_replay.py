@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import IO, TYPE_CHECKING
+from functools import partial
+from typing import IO, TYPE_CHECKING, Any
 
 from precdoctor.errors import NothingRecordedError, UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
     from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
+
+#: The answer as JSON, and how it is shown; both are given what describes the run, the second a console as well.
+_Told = tuple[Callable[[Mapping[str, Any]], dict[str, Any]], Callable[[Mapping[str, Any], "Console"], None]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,10 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
         UsageError: a question that makes no sense, or another output format.
         RunUnreadableError: nothing was recorded that could answer it, or it cannot be true.
     """
+    from precdoctor.diagnosis.engine import describe
     from precdoctor.diagnosis.survey.view import RunView
+    from precdoctor.reporting.console import make_console
+    from precdoctor.reporting.json_report import dumps
 
     mode = asked.mode
     assert mode is not None
@@ -87,38 +97,35 @@ def write_replay(run: Run, asked: ReplayQuestion, shape: str, worst: int, stream
     if view.steps.empty:
         raise NothingRecordedError(f"{run.origin} holds no training step; nothing can be replayed")
     answer = {"--loss-scaler": _loss_scaler, "--recipe": _recipe, "--accumulator": _accumulator}[mode]
-    answer(view, asked, shape == "json", worst, stream)
+    document, show = answer(view, asked, worst)
+    facts = describe(view)
+    if shape == "json":
+        stream.write(dumps(document(facts)))
+    else:
+        show(facts, make_console(stream))
 
 
-def _loss_scaler(view: RunView, asked: ReplayQuestion, as_json: bool, _worst: int, stream: IO[str]) -> None:
-    from precdoctor.diagnosis.engine import describe
+def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Told:
     from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
     from precdoctor.diagnosis.offline.replay.specs import parse_policy
     from precdoctor.numerics.names import find_element_format
     from precdoctor.reporting import replay_report, replay_view
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.json_report import dumps
 
     assert asked.loss_scaler is not None
     spec = parse_policy(asked.loss_scaler)
     fmt = find_element_format(asked.number_format or "fp16")
     policy = None if spec == "best" else used_policy(view) if isinstance(spec, str) else spec
     answer = replay_loss_scale(view, policy, fmt=fmt)
-    if as_json:
-        stream.write(dumps(replay_report.loss_scale_document(answer, asked.loss_scaler, describe(view))))
-    else:
-        replay_view.print_loss_scale(answer, describe(view), make_console(stream))
+    document = partial(replay_report.loss_scale_document, answer, asked.loss_scaler)
+    return document, partial(replay_view.print_loss_scale, answer)
 
 
-def _recipe(view: RunView, asked: ReplayQuestion, as_json: bool, worst: int, stream: IO[str]) -> None:
-    from precdoctor.diagnosis.engine import describe
+def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
     from precdoctor.diagnosis.offline.replay.blocks import replay_blocks
     from precdoctor.diagnosis.offline.replay.fp8 import CANDIDATES, KINDS, best_delayed, replay_recipes
     from precdoctor.diagnosis.offline.replay.specs import parse_operand_format, parse_recipe
     from precdoctor.numerics.blocks import BlockFormat
     from precdoctor.reporting import replay_report, replay_view
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.json_report import dumps
 
     assert asked.recipe is not None
     recipe = parse_recipe(asked.recipe)
@@ -135,23 +142,16 @@ def _recipe(view: RunView, asked: ReplayQuestion, as_json: bool, worst: int, str
             view, tried, format_of=format_of, kinds=kinds, wanted=asked.wants, steps=asked.steps
         )  # fmt: skip
     best = best_delayed(replays) if recipe == "best" else None
-    if as_json:
-        stream.write(dumps(replay_report.recipe_document(replays, best, asked.recipe, describe(view))))
-    else:
-        replay_view.print_recipe(replays, best, describe(view), make_console(stream), worst=worst)
+    document = partial(replay_report.recipe_document, replays, best, asked.recipe)
+    return document, partial(replay_view.print_recipe, replays, best, worst=worst)
 
 
-def _accumulator(view: RunView, asked: ReplayQuestion, as_json: bool, worst: int, stream: IO[str]) -> None:
-    from precdoctor.diagnosis.engine import describe
+def _accumulator(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
     from precdoctor.diagnosis.offline.replay.accumulator import replay_accumulator
     from precdoctor.diagnosis.offline.replay.specs import parse_accumulator
     from precdoctor.reporting import replay_report, replay_view
-    from precdoctor.reporting.console import make_console
-    from precdoctor.reporting.json_report import dumps
 
     assert asked.accumulator is not None
     answer = replay_accumulator(view, parse_accumulator(asked.accumulator), wanted=asked.wants)
-    if as_json:
-        stream.write(dumps(replay_report.accumulator_document(answer, asked.accumulator, describe(view))))
-    else:
-        replay_view.print_accumulator(answer, describe(view), make_console(stream), worst=worst)
+    document = partial(replay_report.accumulator_document, answer, asked.accumulator)
+    return document, partial(replay_view.print_accumulator, answer, worst=worst)

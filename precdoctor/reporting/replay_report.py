@@ -75,9 +75,4 @@ def recipe_document(
 
 def accumulator_document(answer: AccumulatorReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
     """One entry per length of sum, the longest first."""
-    body = {
-        "accumulator": jsonable(answer.accumulator),
-        "lengths": jsonable(answer.lengths),
-        "notes": list(answer.notes),
-    }
-    return answer_document("accumulator", asked, run, body)
+    return answer_document("accumulator", asked, run, jsonable(answer))

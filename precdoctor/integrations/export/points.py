@@ -32,7 +32,7 @@ _TENSOR_COLUMNS = (
         "pos_inf",
         "neg_inf",
     ),
-    *("zero", "subnormal", "amax", "exp_lo", "exp_hist"),
+    *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "exp_lo", "exp_hist"),
 )
 #: Formats of so few bits are filled by their scale: no headroom is no news there.
 _SCALED_BITS = 8

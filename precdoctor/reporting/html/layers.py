@@ -39,17 +39,8 @@ KIND_TITLES = {
 #: In the order of the page: what people look at first, first.
 KIND_ORDER = (
     *("output", "grad_output", "weight_grad", "weight", "weight_grad_step", "update", "input", "batch", "loss"),
-    *(
-        "opt_state",
-        "master_weight",
-        "buffer",
-        "logits",
-        "kv_key",
-        "kv_value",
-        "fp8_operand",
-        "subbyte_operand",
-        "block_scale",
-    ),
+    *("opt_state", "master_weight", "buffer", "logits", "kv_key", "kv_value"),
+    *("fp8_operand", "subbyte_operand", "block_scale"),
 )
 #: Kinds whose values carry the loss scale.
 SCALED_KINDS = ("grad_output", "weight_grad", "loss")

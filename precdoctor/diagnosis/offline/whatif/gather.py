@@ -8,7 +8,7 @@ are kept, and the row furthest beyond the target is kept whole for the full pred
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,7 +80,6 @@ class Seen:
         place: rank, attempt, step and execution order of its first row; order None where not recorded.
         rows: finite ones.
         non_finite: rows left out because they hold a NaN or +Inf.
-        first_step, last_step: of the finite rows.
         numel: elements of the largest row.
         empty: no row has a finite element other than zero.
         worst: per recipe the row furthest beyond the target, by column; None where it was not recorded.
@@ -95,8 +94,6 @@ class Seen:
     place: tuple[int, int, int, int | None]
     rows: int
     non_finite: int
-    first_step: int
-    last_step: int
     numel: int
     empty: bool
     worst: tuple[dict[str, Any] | None, ...]
@@ -113,7 +110,6 @@ class Gathered:
     steps: list[int]
     rows: int
     trends: Trends
-    batches: int = field(default=0)
 
 
 def gather(
@@ -148,15 +144,14 @@ class _Collector:
         self._target = target
         self._columns = columns
         self._recipes = [_PerRecipe(recipe, draw=draw) for recipe in recipes]
-        self._counts = _Table(rows=0, non_finite=0, filled=0, first=np.iinfo(np.int64).max, last=-1, numel=0)
+        self._counts = _Table(rows=0, non_finite=0, filled=0, numel=0)
         self._first: list[dict[str, Any]] = []
         self._steps: set[int] = set()
         self._trends = Trends()
-        self._rows = self._batches = 0
+        self._rows = 0
 
     def take(self, batch: pa.RecordBatch) -> None:
         """Add the rows of one batch."""
-        self._batches += 1
         phase = batch.column("phase").cast(pa.string())
         batch = batch.filter(pc.fill_null(pc.not_equal(phase, "recompute"), True))
         ids = self._keys.of(batch)
@@ -170,8 +165,6 @@ class _Collector:
         step = _numbers(batch, "step").astype(np.int64)
         self._rows += ids.size
         np.add.at(self._counts["rows"], ids, 1)
-        np.minimum.at(self._counts["first"], ids, step)
-        np.maximum.at(self._counts["last"], ids, step)
         np.maximum.at(self._counts["numel"], ids, _numbers(batch, "numel").astype(np.int64))
         kinds = np.array([key.kind for key in self._keys.known])
         rows = _Rows(batch, self._columns, np.isin(kinds, LOSS_SCALED)[ids], (kinds == "fp8_operand")[ids])
@@ -210,8 +203,6 @@ class _Collector:
                     place=(first["rank"], first["attempt"], first["step"], first["order"]),
                     rows=int(self._counts["rows"][i]),
                     non_finite=int(self._counts["non_finite"][i]),
-                    first_step=int(self._counts["first"][i]),
-                    last_step=int(self._counts["last"][i]),
                     numel=int(self._counts["numel"][i]),
                     empty=not self._counts["filled"][i],
                     worst=tuple(rows.get(i) for rows in worst),
@@ -219,7 +210,7 @@ class _Collector:
                     drawn=tuple(recipe.drawn(i) for recipe in self._recipes),
                 )
             )
-        return Gathered(seen, sorted(self._steps), self._rows, self._trends, self._batches)
+        return Gathered(seen, sorted(self._steps), self._rows, self._trends)
 
 
 class _Rows:
