@@ -19,6 +19,7 @@ from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.ops.tensor_facts import dtype_name
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
 #: Formats that are rounded to, and those that are wide enough beside each of them.
@@ -251,7 +252,7 @@ class Differences:
         if noise >= _NOISE:
             wrong = off > _NOISE * exact.abs()
             largest = source.double().abs().amax().expand(exact.shape)
-            dtype = str(self._coarsest(call)).removeprefix("torch.")
+            dtype = dtype_name(self._coarsest(call))
             self._findings.add("cancellation", call, **_measured(call, exact, wrong, known, off, largest), dtype=dtype)
 
     def _choose(self, call: Call) -> None:
@@ -321,7 +322,7 @@ class Differences:
         if followed:
             self._follow(call, exact, wrong, known, off, largest, dtype)
             return False
-        measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": str(dtype).removeprefix("torch.")}
+        measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": dtype_name(dtype)}
         if expands:
             self._await(result, self._findings.event_of(call), measured)
             return False
@@ -332,7 +333,7 @@ class Differences:
                 dtype: torch.dtype, *, pairs: bool = False) -> None:  # fmt: skip
         """What the wrong elements of a difference do to the results they end in decides."""
         measured = _measured(call, exact, wrong, known, off, largest)
-        measured |= {"dtype": str(dtype).removeprefix("torch."), "of_data": False}
+        measured |= {"dtype": dtype_name(dtype), "of_data": False}
         if pairs and wrong.dim() > 1:  # of distances to many the near ones decide, few as they may be
             measured |= {"rows": wrong[..., 0].numel(), "rows_wrong": int(wrong.any(-1).sum())}
         right, weight = torch.where(wrong, exact, call.results[0].detach().double()), measured.pop("weight")

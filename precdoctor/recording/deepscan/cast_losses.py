@@ -18,6 +18,7 @@ from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
 #: Significant bits, the leading one included: integers up to 2 to this power are exact.
@@ -93,7 +94,7 @@ class Casts:
         if many < _WRAPPED * result.numel() or (key := storage_key(result)) is None:
             return
         at = int(torch.where(wrong, exact.double().abs().nan_to_num(), -1.0).flatten().argmax())
-        kinds = {"from": _spelled(source.dtype) if isinstance(source, Tensor) else "", "to": _spelled(result.dtype)}
+        kinds = {"from": dtype_name(source.dtype) if isinstance(source, Tensor) else "", "to": dtype_name(result.dtype)}
         data = {**kinds, "numel": result.numel(), "wrapped": many, "seen": float(result.flatten()[at]),
                 "exact": float(exact.flatten()[at])}  # fmt: skip
         self._wrapped[key] = StorageWeakRef(result.untyped_storage()), self._findings.event_of(call), data
@@ -149,8 +150,8 @@ class Casts:
         whole = torch.arange(least, largest + 1, device=result.device)
         exist = int(torch.unique(whole.to(source.dtype).double()).numel())
         data = {
-            "from": _spelled(source.dtype),
-            "to": _spelled(result.dtype),
+            "from": dtype_name(source.dtype),
+            "to": dtype_name(result.dtype),
             "numel": result.numel(),
             "distinct_before": int(whole.numel()),
             "distinct_after": exist,
@@ -257,11 +258,7 @@ def _bulk(x: Tensor) -> float:
 
 
 def _kinds(source: Tensor | None, result: Tensor) -> dict[str, Any]:
-    return {"from": "integers" if source is None else _spelled(source.dtype), "to": _spelled(result.dtype)}
-
-
-def _spelled(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    return {"from": "integers" if source is None else dtype_name(source.dtype), "to": dtype_name(result.dtype)}
 
 
 def _is_narrower(to: torch.dtype, source: torch.dtype) -> bool:

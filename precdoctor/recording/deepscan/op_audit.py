@@ -18,6 +18,7 @@ from precdoctor.recording.deepscan.scan_facts import Event, Findings, line_colum
 from precdoctor.recording.deepscan.scanned_op import Call, Where, names
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
@@ -345,19 +346,15 @@ def _stalled(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
         return None
     size = old[stayed].abs()
     if not many or (was.dtype == torch.float32 and not bool((size >= _FP32_COUNT).all())):
-        return {"dtype": _spelled(was.dtype), "moved": of, "stalled": 0}  # FP32: small steps of wide averages
+        return {"dtype": dtype_name(was.dtype), "moved": of, "stalled": 0}  # FP32: small steps of wide averages
     info = torch.finfo(was.dtype)
     ulp = torch.exp2(torch.floor(torch.log2(size.clamp_min(info.tiny)))) * info.eps
     missing = torch.log2(ulp / 2 / move[stayed])
     return {
-        "dtype": _spelled(was.dtype),
+        "dtype": dtype_name(was.dtype),
         "moved": of,
         "stalled": many,
         "bits_missing": float(missing.median()),
         "value": float(size.median()),
         "move": float(move[stayed].median()),
     }
-
-
-def _spelled(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

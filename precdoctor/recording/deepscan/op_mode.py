@@ -51,7 +51,6 @@ class _Region:
     index: int
     reads: list[Read]
     where: Where
-    sequence: int
 
 
 class OpMode(WindowMode):
@@ -136,7 +135,7 @@ class OpMode(WindowMode):
         if issubclass(type(owner), nn.Module):
             operands += [("parameter", x) for x in static.parameters(owner)]
         where = Where(*(place or (self.modules[-1] if self.modules else ("", ""))), innermost_user_line(past_own=True))
-        self._region = _Region(owner, *self.table.begin(operands), where, sequence_number())
+        self._region = _Region(owner, *self.table.begin(operands), where)
 
     def leave_region(self, owner: Any, result: Any) -> None:
         """It has returned; ``result`` is None where it raised, or is not known."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import Tensor
@@ -13,9 +12,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording.deepscan.scanned_op import Where
 from precdoctor.recording.deepscan.targets import Targets
-from precdoctor.recording.deepscan.tensor_prints import Print, print_of
+from precdoctor.recording.deepscan.tensor_prints import print_of
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.ops.op_facts import plain_setting
+from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.runlog.names import shortened
 
 #: Ops of one step, and tensors that they read and made: about 1 kB of memory each until the step ends.
@@ -30,17 +30,8 @@ _MAX_LIST: Final = 16
 Operand = tuple[str | None, Tensor]
 
 
-@dataclass(frozen=True)
-class Read:
-    """A tensor as an op has found it."""
-
-    argument: str | None
-    name: str | None
-    producer: int | None
-    dtype: str
-    shape: list[int]
-    numel: int
-    found: Print
+#: The columns of a tensor as an op has found it.
+Read = dict[str, Any]
 
 
 class OpTable:
@@ -115,31 +106,19 @@ class OpTable:
         producer = writer[1] if writer is not None else None
         target = self._targets.of(key) if key is not None and producer is None else {}
         name = target.get("name") if target.get("target") in ("weight", "average") else None
-        return Read(
-            argument,
-            shortened(name, _MAX_TEXT) if name is not None else None,
-            producer,
-            str(x.dtype).removeprefix("torch."),
-            list(x.shape),
-            x.numel(),
-            print_of(x),
-        )
+        return {
+            "argument": argument,
+            "name": shortened(name, _MAX_TEXT) if name is not None else None,
+            "producer": producer,
+            "dtype": dtype_name(x.dtype),
+            "shape": list(x.shape),
+            "numel": x.numel(),
+            **print_of(x)._asdict(),
+        }
 
     def _append(self, head: dict[str, Any], side: str, tensors: Iterable[Read]) -> None:
         for position, x in enumerate(tensors):
-            row = {
-                **head,
-                "side": side,
-                "position": position,
-                "argument": x.argument,
-                "name": x.name,
-                "producer": x.producer,
-                "dtype": x.dtype,
-                "shape": x.shape,
-                "numel": x.numel,
-                **x.found._asdict(),
-            }
-            for name, value in row.items():
+            for name, value in {**head, "side": side, "position": position, **x}.items():
                 self._columns.setdefault(name, []).append(value)
             self.rows += 1
 

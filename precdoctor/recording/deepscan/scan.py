@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
 
 from precdoctor.recording import kernels
@@ -41,7 +40,8 @@ class DeepScan:
     def mode(self, step: int) -> WindowMode | None:
         """A new scan, where the step is due."""
         if evidence := self._context.evidence:
-            self._arm(evidence)
+            while evidence:  # what the rows that the other thread has written give reason for
+                self.schedule.arm(evidence.popleft())
         elif self._asked == step:
             return None
         self._asked, elapsed = step, time.perf_counter_ns() - self._began
@@ -63,11 +63,6 @@ class DeepScan:
     def suspect(self) -> None:
         """Two steps in a row were discarded: the next one is worth a look."""
         self.schedule.arm(Evidence("discarded", self._context.step))
-
-    def _arm(self, evidence: deque[Evidence]) -> None:
-        """Look at what the rows that the other thread has written give reason for."""
-        while evidence:
-            self.schedule.arm(evidence.popleft())
 
     def ended(self, mode: WindowMode) -> None:
         """The step is over: log what was found in it."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.cancellation import Differences
 from precdoctor.recording.deepscan.cast_losses import Casts
 from precdoctor.recording.deepscan.effects import Effects
@@ -35,6 +34,7 @@ from precdoctor.recording.ops.dispatched_ops import (
     written_by,
 )
 from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.ops.tensor_facts import dtype_name
 
 #: Ops looked at per scan: rollouts and long recurrences make millions. Of code around the model, ops that go by.
 MAX_OPS, _MAX_ASIDE = 20_000, 50_000
@@ -136,11 +136,11 @@ class ScanMode(WindowMode):
         if self._micro_steps.watches and phase != "backward":
             self.guarded(lambda: self._micro_steps.read(op_name(func), args, kwargs))
         if phase not in _STAGES_ASIDE:
-            swapped = self._before(func, args, kwargs)
+            swapped = self.guarded(lambda: self._before(func, args, kwargs))
             sequence = sequence_number()
             result = func(*args, **kwargs)
             if swapped is not None:
-                self._after(func, args, kwargs, swapped, sequence, result)
+                self.guarded(lambda: self._look(func, args, kwargs, swapped, sequence, result))
             return result
         return self._beside(func, args, kwargs, phase)
 
@@ -233,34 +233,16 @@ class ScanMode(WindowMode):
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
         """Copies of what the op is about to write to, by ``id``; None when it is not to be examined."""
-        began = self.clock()
         self._old = []
-        try:
-            if func.namespace != "aten" or is_out_variant(func):
-                return None
-            name = op_name(func)
-            written = [] if name in OVERWRITING else written_by(func, args, kwargs)
-            if sum(x.numel() for x in written) > self._limit or any(map(_is_elsewhere, written)):
-                return None
-            with kernels.apart_from_user_modes():
-                if name.endswith("_"):
-                    self._old = self._audit.before(name, args, kwargs)
-                return {id(x): x.detach().clone() for x in written}
-        except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
-            self._fail(error)
+        if func.namespace != "aten" or is_out_variant(func):
             return None
-        finally:
-            self.spent_ns += self.clock() - began
-
-    def _after(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
-        began = self.clock()
-        try:
-            with kernels.apart_from_user_modes():
-                self._look(func, args, kwargs, swapped, sequence, result)
-        except Exception as error:  # noqa: BLE001 - the same
-            self._fail(error)
-        finally:
-            self.spent_ns += self.clock() - began
+        name = op_name(func)
+        written = [] if name in OVERWRITING else written_by(func, args, kwargs)
+        if sum(x.numel() for x in written) > self._limit or any(map(_is_elsewhere, written)):
+            return None
+        if name.endswith("_"):
+            self._old = self._audit.before(name, args, kwargs)
+        return {id(x): x.detach().clone() for x in written}
 
     def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
         name, phase, whole = op_name(func), self.phase(), list(tensors_in(result))
@@ -305,4 +287,4 @@ def _is_elsewhere(x: Tensor) -> bool:
 
 def _dtypes(tensors: list[Tensor]) -> str:
     """``float16,float32``: each once, in order of occurrence."""
-    return ",".join(dict.fromkeys(str(x.dtype).removeprefix("torch.") for x in tensors))
+    return ",".join(dict.fromkeys(dtype_name(x.dtype) for x in tensors))

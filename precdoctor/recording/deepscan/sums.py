@@ -19,6 +19,7 @@ from torch import Tensor
 from precdoctor.recording.deepscan.effects import Effects, Error
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
 from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.ops.tensor_facts import dtype_name
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
 _FLOATS = _HALF | {torch.float32}
@@ -149,7 +150,7 @@ class Sums:
             return
         off = float((result.detach().double() - _rounded(exact[0], result)).norm() / magnitudes[0].norm())
         terms = max((x.numel() for x in call.operands), default=0) / max(result.numel(), 1)
-        data = {"dtype": _spelled(result), "error": error, "error_of_magnitudes": off, "terms": terms}
+        data = {"dtype": dtype_name(result.dtype), "error": error, "error_of_magnitudes": off, "terms": terms}
         if call.phase in _FOLLOWED:
             self._effects.begin("reduction", self._findings.event_of(call), error, result, exact[0], **data)
         else:
@@ -214,7 +215,7 @@ class Sums:
         swamped = call.phase in _FOLLOWED and lost >= _SWAMPED
         if error is None or not (error >= _NOTED_ULPS * _half_ulp(result.dtype) or swamped):
             return
-        data = {"dtype": _spelled(result), "error": error, "terms": known.terms, "of_added": lost}
+        data = {"dtype": dtype_name(result.dtype), "error": error, "terms": known.terms, "of_added": lost}
         weight = max(error, lost) if swamped else error
         if call.phase not in _FOLLOWED:
             self._findings.add("total", call, error, **data)
@@ -317,7 +318,7 @@ class Sums:
             many / of,
             result,
             torch.where(wrong, value, seen),
-            dtype=_spelled(result),
+            dtype=dtype_name(result.dtype),
             bits_lost=float(lost.nanmedian()),
             wrong=many,
             of=of,
@@ -356,7 +357,3 @@ def _rounded(exact: Tensor, like: Tensor) -> Tensor:
 
 def _half_ulp(dtype: torch.dtype) -> float:
     return float(torch.finfo(dtype).eps) / 2
-
-
-def _spelled(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -44,21 +45,17 @@ class Targets:
 
     def zero_gradients(self) -> list[str]:
         """Names of trained weights whose gradient is there, and exactly zero."""
-        found = []
-        for root, _, name, parameter in self._parameters():
-            grad = parameter.grad if parameter.is_leaf else None
-            if root.trained and grad is not None and storage_key(grad) is not None and not bool(grad.any()):
-                found.append(name)
-        return found
+        return [name for _, _, name, _, grad in self._trained() if not bool(grad.any())]
 
     def gradients(self, most: int) -> list[tuple[str, str, Tensor, Tensor]]:
         """Root, module, weight and gradient of up to ``most`` trained weights that have one."""
-        found: list[tuple[str, str, Tensor, Tensor]] = []
-        for root, module, _, parameter in self._parameters():
+        return [(root, module, weight, grad) for root, module, _, weight, grad in islice(self._trained(), most)]
+
+    def _trained(self) -> Iterator[tuple[str, str, str, Tensor, Tensor]]:
+        for root, module, name, parameter in self._parameters():
             grad = parameter.grad if parameter.is_leaf else None
-            if root.trained and grad is not None and storage_key(grad) is not None and len(found) < most:
-                found.append((root.name, module, parameter, grad))
-        return found
+            if root.trained and grad is not None and storage_key(grad) is not None:
+                yield root.name, module, name, parameter, grad
 
     def _parameters(self) -> list[tuple[Any, str, str, Tensor]]:
         found: list[tuple[Any, str, str, Tensor]] = []

@@ -74,15 +74,11 @@ class WindowMode(Retiring):
                 with kernels.apart_from_user_modes():
                     return look()
         except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
-            self._fail(error)
+            attach.let_through(error)
+            self.failure = error
         finally:
             self.spent_ns += self.clock() - began
         return None
-
-    def _fail(self, error: Exception) -> None:
-        """The looking is over."""
-        attach.let_through(error)
-        self.failure = error
 
     @property
     def full(self) -> bool:

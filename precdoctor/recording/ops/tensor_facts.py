@@ -15,6 +15,11 @@ NAN, POS_INF, NEG_INF = 1, 2, 4
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """``bfloat16`` of ``torch.bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def badness(x: Tensor) -> int:
     """The kinds of non-finite values in ``x`` as a bit set of ``NAN``, ``POS_INF`` and ``NEG_INF``; 0: none."""
     real = readable(x)
@@ -42,7 +47,7 @@ def describe(x: Tensor) -> dict[str, Any]:
     Extremes are over finite elements; ``amin_nonzero`` is the smallest non-zero magnitude; ``first_bad`` is the index
     of the first non-finite element in logical order.
     """
-    facts: dict[str, Any] = {"dtype": str(x.dtype).removeprefix("torch."), "shape": list(x.shape), "numel": x.numel()}
+    facts: dict[str, Any] = {"dtype": dtype_name(x.dtype), "shape": list(x.shape), "numel": x.numel()}
     real = readable(x)
     if real is None:
         return facts
