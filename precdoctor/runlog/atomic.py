@@ -56,16 +56,17 @@ def sync_directory(path: Path) -> None:
 
 def dump_json(content: Mapping[str, Any]) -> bytes:
     """One line of UTF-8 JSON; non-finite numbers become the strings "NaN", "Infinity", "-Infinity"."""
-    return json.dumps(_plain(content), ensure_ascii=True, allow_nan=False, default=str).encode() + b"\n"
+    return json.dumps(plain(content), ensure_ascii=True, allow_nan=False, default=str).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """``value`` as JSON can hold it: it has no NaN and no infinities."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if hasattr(value, "tolist"):  # NumPy scalars and arrays
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     return value

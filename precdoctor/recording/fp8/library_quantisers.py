@@ -144,7 +144,7 @@ def _tensor(owner: Any, name: str) -> Tensor | None:
     return found.detach() if type(found) is Tensor else None
 
 
-def _by_blocks(x: Tensor, scales: Tensor, columns: int, rows: int = 1) -> Tensor:
+def _by_blocks(x: Tensor, scales: Tensor, columns: int, rows: int) -> Tensor:
     """One number per block of ``rows`` x ``columns`` elements of the last dimension, for every element of ``x``."""
     width = x.shape[-1]
     height = x.numel() // width
@@ -241,8 +241,10 @@ def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
         return _scalar(x, fmt, single.float().reciprocal())
     if scales is None or scales.dim() != 2:
         return None
-    if static.attribute(result, "_is_2D_scaled") is not None:
-        return _engine_tiles(x, fmt, scales, square=static.attribute(result, "_is_2D_scaled") is True)
+    if (square := static.attribute(result, "_is_2D_scaled")) is not None:
+        # Float8BlockQuantizer: one scale per 128 x 128 elements, or per 128 in a row, the latter kept transposed
+        divisors, rows = (scales, 128) if square is True else (scales.t(), 1)
+        return _blocks(x, fmt, divisors.reciprocal(), 128, rows)
     if static.attribute(result, "_with_gemm_swizzled_scales") is True:
         if scales.shape[0] % 128 or scales.shape[1] % 4:
             return None
@@ -250,11 +252,6 @@ def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     if fmt is E2M1:
         return _engine_nvfp4(x, scales, result)
     return _blocks(x, fmt, _powers(scales), 32)
-
-
-def _engine_tiles(x: Tensor, fmt: Format, scales: Tensor, *, square: bool) -> Quantisation | None:
-    """Float8BlockQuantizer: one scale per 128 x 128 elements, or per 128 in a row, the latter kept transposed."""
-    return _blocks(x, fmt, scales.reciprocal(), 128, 128) if square else _blocks(x, fmt, scales.reciprocal().t(), 128)
 
 
 def _engine_nvfp4(x: Tensor, scales: Tensor, result: Any) -> Quantisation | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -88,7 +87,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
             done = look(scene, names, values=values)
     except Exception as error:  # noqa: BLE001 - the user's own forward may refuse to run twice
         attach.let_through(error)
-        done = Examination("failed", why=_sentence(error))
+        done = Examination("failed", why=attach.sentence(error))
     finally:
         random.restore()
         changed = attributes.restore()
@@ -278,8 +277,3 @@ def _spot(first: Replay, found: Slice) -> Spot | None:
     """The first bad element of the first origin."""
     results = first.tracer.records[found.origins[0]].facts.get("results", ()) if found.origins else ()
     return next(((r["first_bad"], Size(r["shape"])) for r in results if "first_bad" in r), None)
-
-
-def _sentence(error: Exception) -> str:
-    where = traceback.extract_tb(error.__traceback__)
-    return f"{type(error).__name__}: {error}"[:500] + (f" ({where[-1].filename}:{where[-1].lineno})" if where else "")

@@ -16,7 +16,7 @@ from precdoctor.recording.microscope.event_rows import incident_event, op_events
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.slicing import slice_back
-from precdoctor.recording.microscope.tracer import External, OpRecord, Source, Tracer
+from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire
 from precdoctor.recording.ops.tensor_facts import badness
@@ -154,35 +154,20 @@ class LiveTrace:
         if kind is None:
             return False
         self.over = True
-        done = Replay(None, tracer, micro_step=self._micro_step)
-        done.bad_outputs = self._bad[kind]
-        found = slice_back(tracer.records, [source for _, _, source in self._bad[kind]])
+        context, found = self._context, slice_back(tracer.records, [source for _, _, source in self._bad[kind]])
+        traced = Replay(None, tracer, bad_outputs=self._bad[kind], micro_step=self._micro_step)
         outcome = "origin" if found is not None else "outside"
-        examination = Examination(outcome, _PHASES[kind], found=done, slice=found, live=True)
-        self._write(examination, found.origins[0] if found is not None and found.origins else None)
-        return True
-
-    def _write(self, done: Examination, origin: int | None) -> None:
-        assert done.found is not None, "made by the caller"
-        context, record = self._context, None
-        if origin is not None:
-            record = done.found.tracer.records[origin]
+        done = Examination(outcome, _PHASES[kind], found=traced, slice=found, live=True)
         number = f"live-{context.step}"
-        row = incident_event(done, number, {"policy": "trace", "live": True, "weight": self._weight(done)})
-        row["root"] = _root_of(record)
+        weight = self._bad[_WEIGHTS][0][0] if kind == _WEIGHTS else None  # the first that the optimizer spoilt
+        row = incident_event(done, number, {"policy": "trace", "live": True, "weight": weight})
+        row["root"] = (done.origin.root or "") if done.origin is not None else ""
         context.event("incident", **row)
         for op in op_events(done, number):
             context.event("op", **op)
-
-    def _weight(self, done: Examination) -> str | None:
-        """The first parameter the optimizer spoilt, as ``root/module/name``."""
-        return self._bad[_WEIGHTS][0][0] if done.phase == "optimizer" else None
+        return True
 
     @property
     def running(self) -> bool:
         """Whether the mode is open."""
         return self._tracer is not None
-
-
-def _root_of(record: OpRecord | None) -> str:
-    return (record.root or "") if record is not None else ""

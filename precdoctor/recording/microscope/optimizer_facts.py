@@ -84,34 +84,9 @@ def parameter_events(
     """
     rows = []
     for index, (parameter, group) in enumerate(bad[:_MAX_PARAMETERS]):
-        root, module, name = named(parameter)
-        after = describe(parameter.detach())
-        tensors: dict[str, Tensor] = {}
-        if (old := before.get(id(parameter))) is not None:
-            tensors["weight"] = old
-        if parameter.grad is not None:
-            tensors["grad"] = parameter.grad
-        tensors |= {k: v for k, v in state_of(optimizer, parameter).items() if issubclass(type(v), Tensor)}
-        operands = []
-        for argument, x in tensors.items():
-            plain = tensor_leaves.plain(x)
-            if plain is None:
-                continue
-            operands.append({"argument": argument, **describe(plain.detach())})
-            if values and "first_bad" in after:
-                operands[-1]["value"] = value_at(plain.detach(), after["first_bad"], parameter.shape)
-        data = {
-            "index": index,
-            "phase": "optimizer",
-            "suspect": True,
-            "bad_out": badness(parameter.detach()),
-            "bad_in": [0 for _ in operands],
-            "parameter": name,
-            "operands": operands,
-            "results": [after],
-            "settings": {k: _plain(group[k]) for k in _SETTINGS if k in group},
-        }
-        rows.append({"root": root, "module": module, "op": f"optim.{type(optimizer).__name__}.step", "data": data})
+        state = {k: v for k, v in state_of(optimizer, parameter).items() if issubclass(type(v), Tensor)}
+        tensors = {"weight": before.get(id(parameter)), "grad": parameter.grad, **state}
+        rows.append(_event(optimizer, index, parameter, group, parameter, tensors, named, values=values))
     return rows
 
 
@@ -127,34 +102,53 @@ def state_events(
     groups = {id(p): group for group in groups_of(optimizer) for p in parameters_in(group)}
     rows = []
     for index, found in enumerate(poisoned[:_MAX_PARAMETERS]):
-        parameter, after = found.parameter, describe(found.tensor.detach())
+        parameter = found.parameter
         if parameter is None:
             continue
         group = groups.get(id(parameter), {})
-        root, module, name = named(parameter)
         tensors = {"weight": parameter, "grad": parameter.grad, found.name: found.tensor}
-        operands = []
-        for argument, x in tensors.items():
-            plain = tensor_leaves.plain(x) if x is not None else None
-            if plain is None:
-                continue
-            operands.append({"argument": argument, **describe(plain.detach())})
-            if values and "first_bad" in after:
-                operands[-1]["value"] = value_at(plain.detach(), after["first_bad"], found.tensor.shape)
-        data = {
-            "index": index,
-            "phase": "optimizer",
-            "suspect": True,
-            "bad_out": badness(found.tensor.detach()),
-            "bad_in": [0 for _ in operands],
-            "parameter": name,
-            "state": found.name,
-            "operands": operands,
-            "results": [after],
-            "settings": {k: _plain(group[k]) for k in _SETTINGS if k in group},
-        }
-        rows.append({"root": root, "module": module, "op": f"optim.{type(optimizer).__name__}.step", "data": data})
+        rows.append(
+            _event(optimizer, index, parameter, group, found.tensor, tensors, named, values=values, state=found.name)
+        )
     return rows
+
+
+def _event(
+    optimizer: torch.optim.Optimizer,
+    index: int,
+    parameter: Tensor,
+    group: dict[str, Any],
+    bad: Tensor,
+    tensors: Mapping[str, Tensor | None],
+    named: Named,
+    *,
+    values: bool,
+    **more: str,
+) -> dict[str, Any]:
+    """The row of ``bad``, which is a parameter or some state of it; ``tensors`` are the operands of the step."""
+    root, module, name = named(parameter)
+    after = describe(bad.detach())
+    operands = []
+    for argument, x in tensors.items():
+        plain = tensor_leaves.plain(x) if x is not None else None
+        if plain is None:
+            continue
+        operands.append({"argument": argument, **describe(plain.detach())})
+        if values and "first_bad" in after:
+            operands[-1]["value"] = value_at(plain.detach(), after["first_bad"], bad.shape)
+    data = {
+        "index": index,
+        "phase": "optimizer",
+        "suspect": True,
+        "bad_out": badness(bad.detach()),
+        "bad_in": [0 for _ in operands],
+        "parameter": name,
+        **more,
+        "operands": operands,
+        "results": [after],
+        "settings": {k: _plain(group[k]) for k in _SETTINGS if k in group},
+    }
+    return {"root": root, "module": module, "op": f"optim.{type(optimizer).__name__}.step", "data": data}
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from precdoctor.recording.output.step_rows import Row
 from precdoctor.recording.slots.step_batch import StepBatch
+from precdoctor.runlog.atomic import plain
 from precdoctor.runlog.names import shortened
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 
@@ -34,7 +35,7 @@ class EventLog:
         out = []
         for event in events:
             row = {"time_ns": time.time_ns(), "id": f"{self._rank}-{self._count}", **event, "rank": self._rank}
-            row["data"] = json.dumps(_without_nonfinite(event.get("data", {})), default=str)
+            row["data"] = json.dumps(plain(event.get("data", {})), default=str)
             if len(row["data"]) > MAX_STRING_BYTES:
                 row["data"] = json.dumps({"cut": len(row["data"])})  # ASCII; a part of it would be no JSON
             if self._redact:
@@ -84,17 +85,6 @@ def _nonfinite_event(batch: StepBatch, bad: Sequence[tuple[str, str, str, str]],
     data = {"kinds": sorted(kinds) or ["weight_grad"], "tensors": named, "count": len(bad)}
     file, line = batch.facts.backward_file, batch.facts.backward_line
     return {**_event("nonfinite", batch.facts.step, data), "file": file, "line": line}
-
-
-def _without_nonfinite(value: Any) -> Any:
-    """JSON has no NaN and no infinities: they are the strings "NaN", "Infinity", "-Infinity"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {k: _without_nonfinite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nonfinite(v) for v in value]
-    return value
 
 
 def _event(kind: str, step: int | None, data: dict[str, Any]) -> dict[str, Any]:

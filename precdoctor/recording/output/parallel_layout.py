@@ -79,8 +79,10 @@ class Layout:
             self._dimensions[free] = len(ranks), ranks.index(self._rank), ranks
         return free
 
-    def _grid(self, mesh: Any) -> tuple[np.ndarray, tuple[int, ...], tuple[str, ...]] | None:
-        """The ranks of a device mesh, this rank's place in it, the names of its dimensions; null where it is none."""
+    def grid(self, mesh: Any) -> tuple[np.ndarray, tuple[int, ...], tuple[str, ...]] | None:
+        """The ranks of a device mesh, this rank's place in it, the names of its dimensions, which are added where they
+        have none yet; null where it is none.
+        """
         if id(mesh) not in self._grids:
             self._meshes.append(mesh)
             self._grids[id(mesh)] = self._read_grid(mesh)
@@ -99,10 +101,6 @@ class Layout:
         along = [np.moveaxis(ranks, n, -1)[place[:n] + place[n + 1 :]].tolist() for n in range(ranks.ndim)]
         return ranks, place, tuple(self._dimension(static.text(n), r) for n, r in zip(names, along, strict=True))
 
-    def mesh(self, mesh: Any) -> None:
-        """Add the dimensions of a device mesh, where they have no names yet."""
-        self._grid(mesh)
-
     def libraries(self) -> None:
         """Add those that Megatron and DeepSpeed know, where a mesh has not named them."""
         for library, getters in _GETTERS.items():
@@ -117,7 +115,7 @@ class Layout:
     def of_dtensor(self, parameter: Tensor) -> int | None:
         """Placement of a DTensor; null where a dimension of its mesh holds parts of sums."""
         spec = static.attribute(parameter, "_spec")
-        grid = self._grid(static.attribute(spec, "mesh"))
+        grid = self.grid(static.attribute(spec, "mesh"))
         kinds = [type(p).__name__ for p in static.elements(static.attribute(spec, "placements"))]
         if grid is None or len(kinds) != len(grid[1]) or not {*kinds} <= {*_SHARDED, _REPLICATED}:
             return None
@@ -232,7 +230,7 @@ class LayoutReader:
         parameters = {id(p): p for model in models for p in static.parameters(model) if type(p).__name__ == "DTensor"}
         sharded = {key: layout.of_dtensor(p) for key, p in parameters.items()}
         for mesh in self._meshes:
-            layout.mesh(mesh())
+            layout.grid(mesh())
         layout.libraries()
         placements: dict[int, int | None] = {}
         for model in models:

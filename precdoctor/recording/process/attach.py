@@ -83,6 +83,13 @@ def glob_allows(include: Sequence[str], exclude: Sequence[str], module: str) -> 
     return not any(fnmatch.fnmatchcase(module, glob) for glob in exclude)
 
 
+def sentence(error: BaseException) -> str:
+    """What has gone wrong, and where."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}"[:500] + where
+
+
 def innermost_own_frame(error: BaseException) -> str | None:
     """``file:line`` of the deepest frame of an exception inside this package, relative to it."""
     own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(_PACKAGE)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from precdoctor.recording.model import static
 from precdoctor.recording.ops.dispatch_modes import is_own_run
-from precdoctor.recording.ops.source_lines import Line, innermost_user_line
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 
@@ -36,8 +34,6 @@ class Taken:
     """One call of ``torch.autograd.grad``."""
 
     number: int
-    #: Where the user called it.
-    line: Line | None
     #: The code between the top-level modules and what was derived, if that was one tensor.
     graph: LossGraph | None
     #: What the gradients are of.
@@ -105,15 +101,11 @@ class TakenGradients:
         if scene.refused is not None or len(scene.taken) >= _MAX_TAKEN:
             return None
         graph = self._loss_code.graph_of(outputs, gradients)
-        taken = Taken(len(scene.taken), innermost_user_line(), graph, [weakref.ref(x) for x in _tensors(inputs)])
+        taken = Taken(len(scene.taken), graph, [weakref.ref(x) for x in static.tensors(inputs)])
         scene.taken.append(taken)
         scene.taking = taken.number
         return taken
 
     def _ended(self, taken: Taken, result: Any) -> None:
         self._scene.taking = None
-        taken.results = [weakref.ref(x) for x in _tensors(result)]
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    return static.tensors(value)
+        taken.results = [weakref.ref(x) for x in static.tensors(result)]

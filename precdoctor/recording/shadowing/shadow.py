@@ -6,13 +6,13 @@ is afterwards as it was; its time is charged neither to the step nor to the reco
 
 from __future__ import annotations
 
-import traceback
 from typing import Any
 
 import torch
 
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
+from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.state_restore import Attributes, RandomState
@@ -102,7 +102,7 @@ class Shadow:
             self._write(call, {"outcome": "refused", "why": str(refusal)})
         except Exception as error:  # noqa: BLE001 - the user's forward may refuse to run again, or memory may end
             attach.let_through(error)
-            self._write(call, {"outcome": "failed", "why": _sentence(error)})
+            self._write(call, {"outcome": "failed", "why": attach.sentence(error)})
         else:
             self._tell(call, done, left_out)
 
@@ -135,12 +135,6 @@ class Shadow:
         where: dict[str, Any] = {} if call is None else {"root": call.root, "micro_step": call.micro_step}
         if call is not None and call.line is not None:
             where |= {"file": call.line.shown, "line": call.line.number, "code": call.line.code}
-        reference = str(self._wide).removeprefix("torch.")
-        self._context.event("scan", id=number, **where, data={"what": "shadow", "reference": reference, **data})
+        about = {"what": "shadow", "reference": dtype_name(self._wide)}
+        self._context.event("scan", id=number, **where, data={**about, **data})
         return number
-
-
-def _sentence(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}"[:400] + where

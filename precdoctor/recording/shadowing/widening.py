@@ -6,7 +6,6 @@ forward, a ``torch.zeros(..., dtype=torch.bfloat16)`` to accumulate in, an autoc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.ops.dispatch_modes import left_to_others
-from precdoctor.recording.ops.dispatched_ops import written_by
+from precdoctor.recording.ops.dispatched_ops import op_name, tensors_in, written_by
 
 #: Bits of a float that any wide format here has more of.
 _BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
@@ -67,9 +66,9 @@ class Watching(_Mode):
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if not func.is_view:
-            self.dtypes.update(x.dtype for x in _tensors(result) if x.is_floating_point())
+            self.dtypes.update(x.dtype for x in tensors_in(result) if x.is_floating_point())
         if _draws(func):
-            self.draws.append((_name(func), tuple(x.detach().clone() for x in _tensors(result))))
+            self.draws.append((op_name(func), tuple(x.detach().clone() for x in tensors_in(result))))
         return result
 
 
@@ -109,8 +108,8 @@ class Widened(_Mode):
 
     def _as_drawn(self, func: Any, args: tuple[Any, ...], result: Any) -> Any:
         name, drawn = next(self._draws, ("", ()))
-        mine = tuple(_tensors(result))
-        if name != _name(func) or [x.shape for x in drawn] != [x.shape for x in mine]:
+        mine = tuple(tensors_in(result))
+        if name != op_name(func) or [x.shape for x in drawn] != [x.shape for x in mine]:
             self.same_draws = False
             return result
         if name == "native_dropout":
@@ -123,16 +122,4 @@ class Widened(_Mode):
 
 
 def _draws(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags and _name(func) in _DRAWS
-
-
-def _name(func: Any) -> str:
-    return str(func.overloadpacket.__name__)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
+    return torch.Tag.nondeterministic_seeded in func.tags and op_name(func) in _DRAWS
