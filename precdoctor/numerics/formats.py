@@ -55,9 +55,9 @@ class Format:
     bias: int
     #: Largest finite value.
     max: float
-    #: An overflowing cast gives Inf (true), or else NaN where there is one, or else the maximum.
-    has_infinity: bool
-    nan: NaN
+    #: An overflowing cast gives Inf (true, as in IEEE 754), or else NaN where there is one, or else the maximum.
+    has_infinity: bool = True
+    nan: NaN = NaN.IEEE
     #: Tensors can be stored in it; false for what exists inside a matrix unit only.
     stored: bool = True
     source: str
@@ -165,8 +165,6 @@ FP64 = Format(
     mantissa_bits=52,
     bias=1023,
     max=float.fromhex("0x1.fffffffffffffp+1023"),
-    has_infinity=True,
-    nan=NaN.IEEE,
     source="IEEE 754-2019 binary64",
 )
 FP32 = Format(
@@ -176,8 +174,6 @@ FP32 = Format(
     mantissa_bits=23,
     bias=127,
     max=float.fromhex("0x1.fffffep+127"),
-    has_infinity=True,
-    nan=NaN.IEEE,
     source="IEEE 754-2019 binary32",
 )
 TF32 = Format(
@@ -187,8 +183,6 @@ TF32 = Format(
     mantissa_bits=10,
     bias=127,
     max=float.fromhex("0x1.ffcp+127"),
-    has_infinity=True,
-    nan=NaN.IEEE,
     stored=False,
     source="NVIDIA A100 Tensor Core GPU Architecture (2020)",
 )
@@ -199,8 +193,6 @@ BF16 = Format(
     mantissa_bits=7,
     bias=127,
     max=float.fromhex("0x1.fep+127"),
-    has_infinity=True,
-    nan=NaN.IEEE,
     source="arXiv:1905.12322",
 )
 FP16 = Format(
@@ -210,8 +202,6 @@ FP16 = Format(
     mantissa_bits=10,
     bias=15,
     max=65504.0,
-    has_infinity=True,
-    nan=NaN.IEEE,
     source="IEEE 754-2019 binary16",
 )
 E5M2 = Format(
@@ -221,8 +211,6 @@ E5M2 = Format(
     mantissa_bits=2,
     bias=15,
     max=57344.0,
-    has_infinity=True,
-    nan=NaN.IEEE,
     source="OCP OFP8 1.0, table 2",
 )
 E5M2FNUZ = Format(
@@ -265,8 +253,6 @@ E4M3_IEEE = Format(
     mantissa_bits=3,
     bias=7,
     max=240.0,
-    has_infinity=True,
-    nan=NaN.IEEE,
     source="IEEE 754-2019 rules with 4 exponent bits",
 )
 E3M2 = Format(
