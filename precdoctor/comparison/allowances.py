@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -104,14 +104,8 @@ def accept_finding(finding: Finding, allowances: Sequence[Allowance], today: dt.
 
 def demoted(finding: Finding, key: str, reason: str) -> Finding:
     """The finding as information, with the reason among its evidence and at the end of its message."""
-    return Finding(
-        **{
-            **finding.__dict__,
-            "severity": Severity.INFO,
-            "message": f"{finding.message} {key.capitalize()}: {reason}.",
-            "evidence": {**finding.evidence, key: reason},
-        }
-    )
+    message = f"{finding.message} {key.capitalize()}: {reason}."
+    return replace(finding, severity=Severity.INFO, message=message, evidence={**finding.evidence, key: reason})
 
 
 def _first(

@@ -14,7 +14,7 @@ from precdoctor.comparison.fail_if import Limit
 from precdoctor.comparison.judge import Judged, accept, judge
 from precdoctor.comparison.lines import Line, findings_of, suspects, told
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
-from precdoctor.comparison.steps import sampled_by_all, step_mismatch, usable_steps
+from precdoctor.comparison.steps import UNSAMPLED, sampled_by_all, step_mismatch, usable_steps
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.claims.rule import Options, Rule
 from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
@@ -211,7 +211,7 @@ class _Yardstick:
             return self.learned
         sampled = sampled_by_all([ours, *map(usable_steps, self.views)])
         if not sampled:
-            return "no common step was sampled in both runs; record both with the same --every"
+            return UNSAMPLED
         name = self.name or ""
         view.keep(sampled)
         if len(self.views) == 1:

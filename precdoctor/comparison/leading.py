@@ -88,16 +88,12 @@ def leading_findings(reference: RunView, view: RunView) -> list[Finding]:
         view: the run at hand; its newest steps are looked at.
     """
     found = _loss(reference, view)
-    steps = _common(_sampled(reference), _sampled(view))
+    steps = sorted(_sampled(reference) & _sampled(view))[-WINDOW:]
     if len(steps) >= FEWEST:
         ours, theirs = _gradients(view, steps), _gradients(reference, steps)
         found += growing(ours, theirs)
         found += drifting(ours, theirs)
     return found
-
-
-def _common(a: set[int], b: set[int]) -> list[int]:
-    return sorted(a & b)[-WINDOW:]
 
 
 def _sampled(view: RunView) -> set[int]:

@@ -134,7 +134,6 @@ class _Side:
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.ops = ops
-        self.by_index = {op.index: op for op in ops}
         self.prints: set[int] = set()
         self._by_size: dict[int, dict[int, OpTensor]] = {}
         #: By op: of those that read its results, index and what they read.

@@ -55,10 +55,7 @@ def roundoff(tensors: Sequence[OpTensor]) -> float:
 
 @functools.cache
 def _unit(dtype: str) -> float:
-    try:
-        return unit_roundoff(dtype.replace("complex128", "float64").replace("complex64", "float32"))
-    except (KeyError, ValueError):
-        return _SINGLE
+    return unit_roundoff(dtype.replace("complex128", "float64").replace("complex64", "float32"))
 
 
 def limit(a: Op, b: Op, errors: Sequence[tuple[float, float]], size: float) -> float:

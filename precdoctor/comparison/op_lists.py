@@ -121,19 +121,8 @@ def _ops(rows: Iterable[dict[str, Any]]) -> Iterator[Op]:
         mine = sorted(by_op[index], key=lambda row: row["position"])
         first = mine[0]
         reads, makes = (tuple(_tensor(row) for row in mine if row["side"] == side) for side in ("in", "out"))
-        yield Op(
-            index,
-            first["op"],
-            first["phase"],
-            first["root"],
-            first["module"],
-            first["file"],
-            first["line"],
-            first["code"],
-            first["settings"],
-            reads,
-            makes,
-        )
+        place = {name: first[name] for name in ("phase", "root", "module", "file", "line", "code", "settings")}
+        yield Op(index, first["op"], **place, reads=reads, makes=makes)
 
 
 def _tensor(row: dict[str, Any]) -> OpTensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from precdoctor.comparison.baseline import Baseline, Expected, learn
 from precdoctor.comparison.renames import Module, overridden, renamed, translated
 from precdoctor.comparison.steps import (
+    UNSAMPLED,
     bad_losses,
     loss_window,
     mean_losses,
@@ -81,11 +82,8 @@ def pair(run: RunView, baseline: RunView, renames: Sequence[tuple[str, str]] = (
         return step_mismatch(ours, theirs) or f"neither has a complete step: {span(ours)}"
     sampled = sampled_by_all([ours, theirs])
     if not sampled:
-        return _UNSAMPLED
+        return UNSAMPLED
     return hold(run, learn([baseline], steps, sampled, baseline.run.origin), renames, against=baseline)
-
-
-_UNSAMPLED = "no common step was sampled in both runs; record both with the same --every"
 
 
 def hold(

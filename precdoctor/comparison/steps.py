@@ -14,6 +14,8 @@ from precdoctor.diagnosis.survey.view import RunView
 
 #: Steps whose tensors are compared, evenly spread. Bounds the work, not the meaning.
 MAX_STEPS = 64
+#: Why two runs cannot be compared that agree on no step.
+UNSAMPLED = "no common step was sampled in both runs; record both with the same --every"
 
 
 def usable_steps(view: RunView) -> dict[int, bool]:

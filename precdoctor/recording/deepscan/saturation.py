@@ -135,7 +135,7 @@ class Saturation:
         many, of = int(closed.sum()), int(possible.sum())
         if of < _LEAST or not many:
             return
-        lost, channels = _share(size, closed, possible), channels_hit(closed, possible)
+        lost, channels = float(size[closed].sum() / size[possible].sum()), channels_hit(closed, possible)
         if lost < _NOTED and channels < _CHANNELS:
             return
         name = step or ("clamp" if call.plain_name == "where" else call.plain_name.removesuffix("_backward"))
@@ -159,11 +159,6 @@ def _sqnr(seen: Tensor, exact: Tensor, kept: Tensor) -> float | None:
     size = exact[kept].abs()
     ratio = float(((seen.detach().double() - exact)[kept].abs() / size).median())
     return -20.0 * math.log10(ratio) if ratio > 0 else None
-
-
-def _share(size: Tensor, hit: Tensor, possible: Tensor) -> float:
-    """Of the sum of magnitudes."""
-    return float(size[hit].sum() / size[possible].sum())
 
 
 def _node_name() -> str:

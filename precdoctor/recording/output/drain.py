@@ -202,7 +202,8 @@ class Drain:
             while self._turn(writer):
                 pass
             with self._busy:
-                self._account_for_lost_items(writer)
+                if self._lost_items:  # rows that had to go without their step being known any more
+                    self._append(writer, "events", self._drops(None, "queue_full", self._lost_items))
                 writer.close({**(self._end or {}), "dropped": dict(self._dropped)})
         except DiskBudgetReached:
             self._fail(writer, "disk_budget", f"the log has reached --max-disk ({self._options.max_disk} bytes)")
@@ -315,11 +316,6 @@ class Drain:
     def _drops(self, step: int | None, reason: str, rows: int) -> list[dict[str, Any]]:
         self._dropped[reason] += rows
         return self._log.rows([{"event": "drop", "step": step, "data": {"reason": reason, "rows": rows}}])
-
-    def _account_for_lost_items(self, writer: RankWriter) -> None:
-        """Rows that had to go without their step being known any more."""
-        if self._lost_items:
-            self._append(writer, "events", self._drops(None, "queue_full", self._lost_items))
 
     # --- when something is wrong --------------------------------------------------------------------------------------
 

@@ -6,10 +6,10 @@ import sys
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import nn
 
 from precdoctor.recording.model import static
+from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
 #: Communication hooks of torch that send another format than the gradient's, by a part of their name.
@@ -33,10 +33,7 @@ def reduction(outer: nn.Module | None, inner: nn.Module) -> dict[str, Any] | Non
         dtype = next((d for part, d in _HOOKS.items() if hook is not None and part in hook), None)
         return {"wrapper": "DistributedDataParallel", "ranks": ranks, "hook": hook, "dtype": dtype}
     if outer is not None and type(outer).__name__ == "FullyShardedDataParallel":
-        return {
-            "wrapper": "FullyShardedDataParallel",
-            **_sharded(ranks, static.attribute(outer, "mixed_precision")),
-        }
+        return {"wrapper": "FullyShardedDataParallel", **_sharded(ranks, static.attribute(outer, "mixed_precision"))}
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not issubclass(type(inner), getattr(fsdp, "FSDPModule", ())):
         return None
@@ -45,8 +42,5 @@ def reduction(outer: nn.Module | None, inner: nn.Module) -> dict[str, Any] | Non
 
 
 def _sharded(ranks: int, policy: Any) -> dict[str, Any]:
-    return {"ranks": ranks, "hook": None, "dtype": _name(static.attribute(policy, "reduce_dtype"))}
-
-
-def _name(dtype: torch.dtype | None) -> str | None:
-    return None if dtype is None else str(dtype).removeprefix("torch.")
+    dtype = static.attribute(policy, "reduce_dtype")
+    return {"ranks": ranks, "hook": None, "dtype": None if dtype is None else dtype_name(dtype)}

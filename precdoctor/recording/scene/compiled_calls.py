@@ -150,7 +150,8 @@ class CompiledCalls:
         return both
 
     def _of_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
-        if self._inside() or not (self._scene.enabled and torch.is_grad_enabled()):
+        inside = getattr(self._context.local, "stack", None)  # a replay of that module will call the function again
+        if inside or not (self._scene.enabled and torch.is_grad_enabled()):
             return None
         was_open = self._loss_code.running
         call = self._began(function, args, kwargs)
@@ -168,10 +169,6 @@ class CompiledCalls:
             and is_own_run()
             and _compiles()
         )
-
-    def _inside(self) -> bool:
-        """Whether a module is running: a replay of that will call the function again."""
-        return bool(getattr(self._context.local, "stack", None))
 
     def _of_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
         if self._instrumented:

@@ -145,7 +145,8 @@ def _panel(title: str, found: Sequence[Series], across: _Across, incidents: Sequ
                 points.append((svg.WIDE * across.share(int(s.steps[i])), height(value)))
             else:
                 points.append(None)
-                marks.append(_cross(across.share(int(s.steps[i])), which))
+                at = svg.percentage(across.share(int(s.steps[i])))
+                marks.append(svg.el("text", "×", x=at, y="13", class_=f"cross run{which}"))
         drawn = [svg.el("path", d=svg.line_path(points), class_=f"line run{which}")]
         if alone := svg.dot_path(points):
             drawn.append(svg.el("path", d=alone, class_=f"line lone run{which}"))
@@ -161,10 +162,6 @@ def _row(name: str, s: Series, said: Callable[[float], str]) -> tuple[str, ...]:
     low, high = (said(float(v)) for v in (finite.min(), finite.max())) if finite.size else ("–", "–")
     at = number(int(s.steps[np.isfinite(s.values)][np.argmax(finite)])) if finite.size else "–"
     return (name, ends[0], low, high, at, ends[1], number(int(len(s.values) - finite.size)))
-
-
-def _cross(share: float, which: int) -> Markup:
-    return svg.el("text", "×", x=svg.percentage(share), y="13", class_=f"cross run{which}")
 
 
 def _incident_lines(across: _Across, incidents: Sequence[int]) -> Markup:
