@@ -234,23 +234,18 @@ def _path(view: RunView, finding: Finding) -> list[Node]:
     entries = _items(finding.evidence.get("path"))
     if not entries:
         return []
-    nodes = [_node(e, "origin" if e is entries[-1] else "") for e in entries]
-    if finding.location.source is not None:
-        source = finding.location.source
-        nodes[-1] = _node(
-            entries[-1], "origin", clean(f"{source.file}:{source.line} {(source.code or '').strip()}", 200)
-        )
-    after = [] if finding.location.kind not in (*FORWARD_KINDS, None) else _downstream(view, finding, entries[-1])
+    source = finding.location.source
+    line = "" if source is None else clean(f"{source.file}:{source.line} {(source.code or '').strip()}", 200)
+    nodes = [*(_node(e, "") for e in entries[:-1]), _node(entries[-1], "origin", line)]
+    rows = [] if finding.location.kind not in (*FORWARD_KINDS, None) else _downstream(view, finding, entries[-1])
+    after = [_node(path_evidence([row])[0], "after") for row in rows]
     if len(after) > _AFTER:
-        left_out = len(after) - _AFTER
-        after = [*after[: _AFTER - 2], None, *after[-2:]]
-        nodes += [Node(f"{number(left_out)} more tensors", "", "", "", "", None, "", "gap", "") if r is None else
-                  _node(path_evidence([r])[0], "after") for r in after]  # fmt: skip
-        return nodes
-    return nodes + [_node(path_evidence([r])[0], "after") for r in after if r is not None]
+        left_out = f"{number(len(after) - _AFTER)} more tensors"
+        after[_AFTER - 2 : -2] = [Node(left_out, "", "", "", "", None, "", "gap", "")]
+    return nodes + after
 
 
-def _downstream(view: RunView, finding: Finding, origin: Mapping[str, Any]) -> list[TensorRow | None]:
+def _downstream(view: RunView, finding: Finding, origin: Mapping[str, Any]) -> list[TensorRow]:
     """The non-finite tensors of the forward pass after the origin, the loss last."""
     order, step, rank = origin.get("order"), finding.location.step, finding.location.rank
     if not isinstance(order, int) or step is None:
