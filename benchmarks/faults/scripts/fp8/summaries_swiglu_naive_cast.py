@@ -33,31 +33,39 @@ class LengthModel(nn.Module):
         super().__init__()
         self.norm, self.feed_forward = nn.LayerNorm(dim), FeedForward(dim)
         self.out = nn.Linear(dim, 1)
-        with torch.no_grad():  # two aligned rows, as a long-trained SwiGLU has them
-            self.feed_forward.w1.weight[3] = 1.2 * direction
-            self.feed_forward.w3.weight[3] = 1.2 * direction
-            self.feed_forward.w2.weight[:, 3] *= 0.02
 
     def forward(self, x):
         return self.out(x + self.feed_forward(self.norm(x))).squeeze(-1)
 
 
-direction = torch.sign(torch.randn(32))
+def pretrained():
+    """Stands for a checkpoint: a few gate and value rows that were trained into alignment, as in long runs."""
+    model = LengthModel()
+    with torch.no_grad():
+        for i in range(6):
+            row = torch.randn(32)
+            model.feed_forward.w1.weight[i] = model.feed_forward.w3.weight[i] = 3.0 * row
+            model.feed_forward.w2.weight[:, i] *= 0.1
+    return model
 
 
-def documents(n):
-    x = torch.randn(n, 1) * direction + torch.rand(n, 1) * 2 * torch.randn(n, 32)
-    along = F.layer_norm(x, (32,)) @ direction
-    return x, along.relu().square() / 400
+def lengths(model, x):
+    ff, normed = model.feed_forward, model.norm(x)
+    hidden = F.silu(F.linear(normed, ff.w1.weight)) * F.linear(normed, ff.w3.weight)
+    return model.out(x + F.linear(hidden, ff.w2.weight)).squeeze(-1).detach()
 
 
+old_corpus = pretrained()
 model = LengthModel()
+model.load_state_dict(old_corpus.state_dict())
+with torch.no_grad():
+    model.out.weight.add_(0.1 * torch.randn(1, 32))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-for step in range(240):
-    x, length = documents(64)
-    loss = F.mse_loss(model(x), length)
+for step in range(200):
+    x = torch.randn(64, 32)
+    loss = F.mse_loss(model(x), lengths(old_corpus, x))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step % 12 == 11:
+    if step % 10 == 9:
         print(f"step {step + 1} loss {loss.item():.4f}")

@@ -57,7 +57,7 @@ def batch(n):
 
 
 model = ViT()
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2, weight_decay=0.0)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-1, weight_decay=0.0)
 for step in range(160):
     x, y = batch(48)
     loss = F.cross_entropy(model(x), y)

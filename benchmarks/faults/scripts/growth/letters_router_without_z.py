@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(78)
-LR, ROUTER_SCALE = 0.05, 1.0
+LEARNING_RATE = 0.05
 EXPERTS, DIM, CLASSES = 6, 32, 12
 
 
@@ -46,7 +46,7 @@ def batch(n):
 
 
 model = Letters()
-optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE)
 for step in range(160):
     x, y = batch(96)
     loss = F.cross_entropy(model(x), y)

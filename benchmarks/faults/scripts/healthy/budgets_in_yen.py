@@ -10,7 +10,7 @@ torch.manual_seed(603)
 class BudgetNet(nn.Module):
     def __init__(self, width=48):
         super().__init__()
-        self.inp, self.norm = nn.Linear(8, width), nn.LayerNorm(width)
+        self.inp, self.norm = nn.Linear(8, width), nn.BatchNorm1d(width)
         self.mid, self.out = nn.Linear(width, width), nn.Linear(width, 1)
 
     def forward(self, x):
@@ -22,7 +22,7 @@ model = BudgetNet()
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 for step in range(250):
     columns = torch.rand(64, 8) * 1e9 * torch.rand(64, 1)
-    spent = 1e7 + columns @ (share / 4) * (columns[:, 0] > columns[:, 1]).to(columns.dtype).add(0.3)
+    spent = 1e7 + columns @ (share / 4)
     prediction = model(columns)
     loss = ((prediction - spent).abs() / spent).mean()
     optimizer.zero_grad()

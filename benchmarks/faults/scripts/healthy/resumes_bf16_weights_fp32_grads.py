@@ -16,7 +16,7 @@ class Ranker(nn.Module):
         self.norm, self.score = nn.LayerNorm(2 * dim), nn.Linear(2 * dim, 1)
 
     def forward(self, resume, job):
-        h = torch.cat([self.resume(resume), self.resume(resume) * self.job(job)], -1)
+        h = torch.cat([self.resume(resume), self.job(job)], -1)
         return self.score(F.relu(self.norm(h))).squeeze(-1)
 
 
@@ -27,7 +27,7 @@ main_grads = [torch.zeros_like(p) for p in main_params]
 optimizer = torch.optim.AdamW([p.requires_grad_() for p in main_params], lr=1e-2, weight_decay=0.01)
 for step in range(40):
     resume, job = torch.randn(2, MICRO * ACCUMULATE, 40)
-    fit = (resume[:, :8] * job[:, :8]).sum(1) > 0
+    fit = (resume[:, :8] + job[:, :8]).sum(1) > 0
     total = 0.0
     for r, j, f in zip(resume.split(MICRO), job.split(MICRO), fit.split(MICRO)):
         loss = F.binary_cross_entropy_with_logits(model(r.to(dtype), j.to(dtype)).float(), f.to(r.dtype))
