@@ -28,7 +28,9 @@ class WaitingTime(nn.Module):
     def __init__(self, stops=8, width=64):
         super().__init__()
         self.time, self.stop = CyclicTime(), nn.Embedding(stops, 8)
-        self.mlp = nn.Sequential(nn.Linear(17, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.mlp = nn.Sequential(
+            nn.Linear(17, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1)
+        )
 
     def forward(self, minutes, stop, load):
         return self.mlp(torch.cat([self.time(minutes), self.stop(stop), load], -1)).squeeze(-1)

@@ -30,7 +30,9 @@ class Policy(nn.Module):
     def __init__(self, obs=4, width=64):
         super().__init__()
         self.obs_rms = RunningNormalizer(obs)
-        self.pi = nn.Sequential(nn.Linear(obs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2))
+        self.pi = nn.Sequential(
+            nn.Linear(obs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)
+        )
 
     def forward(self, obs):
         return self.pi(self.obs_rms(obs))

@@ -7,7 +7,9 @@ torch.manual_seed(608)
 
 
 def net(d_in, d_out, width=48):
-    return nn.Sequential(nn.Linear(d_in, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2), nn.Linear(width, d_out))
+    return nn.Sequential(
+        nn.Linear(d_in, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2), nn.Linear(width, d_out)
+    )
 
 
 generator, critic = net(4, 2), net(2, 1)
@@ -35,4 +37,6 @@ for step in range(150):
     g_loss.backward()
     g_opt.step()
     if step % 10 == 9:
-        print(f"step {step + 1} critic loss {c_loss.item():.3f} generator {g_loss.item():.3f} penalty {penalty.item():.3f}")
+        print(
+            f"step {step + 1} critic loss {c_loss.item():.3f} generator {g_loss.item():.3f} penalty {penalty.item():.3f}"
+        )

@@ -12,7 +12,9 @@ class MoE(nn.Module):
     def __init__(self):
         super().__init__()
         self.gate = nn.Linear(DIM, EXPERTS, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(DIM, 32), nn.SiLU(), nn.Linear(32, DIM)) for _ in range(EXPERTS))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(DIM, 32), nn.SiLU(), nn.Linear(32, DIM)) for _ in range(EXPERTS)
+        )
 
     def forward(self, x):
         with torch.autocast("cpu", enabled=False):

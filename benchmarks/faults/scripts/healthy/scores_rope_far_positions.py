@@ -22,13 +22,20 @@ class RotaryAttention(nn.Module):
 
     def forward(self, x, position):
         q, k = self.rotate(self.q_proj(x), position), self.rotate(self.k_proj(x), position)
-        return self.o_proj(F.scaled_dot_product_attention(q[:, None], k[:, None], self.v_proj(x)[:, None], is_causal=True)[:, 0])
+        return self.o_proj(
+            F.scaled_dot_product_attention(q[:, None], k[:, None], self.v_proj(x)[:, None], is_causal=True)[:, 0]
+        )
 
 
 class Follower(nn.Module):
     def __init__(self):
         super().__init__()
-        self.note, self.norm, self.attn, self.head = nn.Embedding(NOTES, DIM), nn.LayerNorm(DIM), RotaryAttention(), nn.Linear(DIM, NOTES)
+        self.note, self.norm, self.attn, self.head = (
+            nn.Embedding(NOTES, DIM),
+            nn.LayerNorm(DIM),
+            RotaryAttention(),
+            nn.Linear(DIM, NOTES),
+        )
 
     def forward(self, notes, position):
         x = self.note(notes)

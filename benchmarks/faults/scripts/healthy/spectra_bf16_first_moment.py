@@ -18,7 +18,11 @@ class LeanAdam(torch.optim.Optimizer):
             for p in group["params"]:
                 s = self.state[p]
                 if not s:
-                    s["step"], s["exp_avg"], s["exp_avg_sq"] = 0, torch.zeros_like(p, dtype=torch.bfloat16), torch.zeros_like(p)
+                    s["step"], s["exp_avg"], s["exp_avg_sq"] = (
+                        0,
+                        torch.zeros_like(p, dtype=torch.bfloat16),
+                        torch.zeros_like(p),
+                    )
                 s["step"] += 1
                 m = s["exp_avg"].to(p.dtype).lerp(p.grad, 1 - b1)
                 s["exp_avg"].copy_(m)

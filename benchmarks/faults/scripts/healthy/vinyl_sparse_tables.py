@@ -19,7 +19,10 @@ class Shop(nn.Module):
 
 
 shop = Shop()
-dense, sparse = torch.optim.AdamW(shop.tower.parameters(), lr=3e-3), torch.optim.SparseAdam(shop.records.parameters(), lr=2e-2)
+dense, sparse = (
+    torch.optim.AdamW(shop.tower.parameters(), lr=3e-3),
+    torch.optim.SparseAdam(shop.records.parameters(), lr=2e-2),
+)
 for step in range(200):
     genre = torch.randint(8, (48,))
     rank = (torch.rand(48, 5) ** 4 * RECORDS / 8).long()

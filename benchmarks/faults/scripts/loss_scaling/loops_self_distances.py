@@ -1,7 +1,6 @@
 """Fold short chains: predict coordinates, compare distance matrices (diagonal masked out), FP16 with GradScaler."""
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(69)

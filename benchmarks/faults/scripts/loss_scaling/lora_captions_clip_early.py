@@ -11,7 +11,10 @@ class LoRALinear(nn.Module):
     def __init__(self, base, rank=4, alpha=8):
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.lora_A, self.lora_B = nn.Linear(base.in_features, rank, bias=False), nn.Linear(rank, base.out_features, bias=False)
+        self.lora_A, self.lora_B = (
+            nn.Linear(base.in_features, rank, bias=False),
+            nn.Linear(rank, base.out_features, bias=False),
+        )
         nn.init.zeros_(self.lora_B.weight)
         self.scaling = alpha / rank
 
