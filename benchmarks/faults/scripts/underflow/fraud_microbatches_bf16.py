@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 torch.manual_seed(74)
-FRAUDS, HONEST = 20, 780
+FRAUDS, HONEST = 16, 984
 model_dtype = torch.bfloat16
 
 
@@ -13,6 +13,8 @@ class FraudScore(nn.Module):
     def __init__(self, features=16):
         super().__init__()
         self.score = nn.Linear(features, 1)
+        nn.init.zeros_(self.score.weight)
+        nn.init.constant_(self.score.bias, -4.1)  # the prior
 
     def forward(self, x):
         return self.score(x).squeeze(-1)
@@ -30,10 +32,10 @@ def day():
 model = FraudScore()
 masters = [p.detach().clone().requires_grad_() for p in model.parameters()]
 model.to(model_dtype)
-optimizer = torch.optim.Adam(masters, lr=4e-1)
+optimizer = torch.optim.Adam(masters, lr=5e-2)
 validation = [day() for _ in range(6)]
 val_x, val_y = (torch.cat(z) for z in zip(*validation))
-for step in range(32):
+for step in range(16):
     x, y = day()
     for xb, yb in zip(x.to(model_dtype).split(1), y.split(1)):
         (F.binary_cross_entropy_with_logits(model(xb).float(), yb) / len(y)).backward()
