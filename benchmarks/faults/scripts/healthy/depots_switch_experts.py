@@ -9,7 +9,9 @@ class SwitchFFN(nn.Module):
     def __init__(self, dim=32, experts=8):
         super().__init__()
         self.router = nn.Linear(dim, experts, bias=False)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(dim, 64), nn.GELU(), nn.Linear(64, dim)) for _ in range(experts))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, 64), nn.GELU(), nn.Linear(64, dim)) for _ in range(experts)
+        )
         nn.init.normal_(self.router.weight, std=0.02)
 
     def forward(self, x):

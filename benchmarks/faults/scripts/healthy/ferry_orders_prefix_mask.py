@@ -25,7 +25,9 @@ class PrefixLM(nn.Module):
         super().__init__()
         self.tok, self.pos = nn.Embedding(VOCAB, dim, padding_idx=PAD), nn.Embedding(T, dim)
         self.attn = nn.ModuleList(Attention(dim) for _ in range(layers))
-        self.mlp = nn.ModuleList(nn.Sequential(nn.Linear(dim, 96), nn.GELU(), nn.Linear(96, dim)) for _ in range(layers))
+        self.mlp = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, 96), nn.GELU(), nn.Linear(96, dim)) for _ in range(layers)
+        )
         self.ln1 = nn.ModuleList(nn.LayerNorm(dim) for _ in range(layers))
         self.ln2 = nn.ModuleList(nn.LayerNorm(dim) for _ in range(layers))
         self.head = nn.Linear(dim, VOCAB)

@@ -12,7 +12,9 @@ class Generator(nn.Module):
     def __init__(self, z=16, width=64):
         super().__init__()
         self.label = nn.Embedding(CLASSES, z)
-        self.net = nn.Sequential(nn.Linear(2 * z, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, PIXELS), nn.Tanh())
+        self.net = nn.Sequential(
+            nn.Linear(2 * z, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, PIXELS), nn.Tanh()
+        )
 
     def forward(self, z, y):
         return self.net(torch.cat([z, self.label(y)], 1))
@@ -22,7 +24,10 @@ class Discriminator(nn.Module):
     def __init__(self, width=64):
         super().__init__()
         self.body = nn.Sequential(
-            spectral_norm(nn.Linear(PIXELS, width)), nn.LeakyReLU(0.2), spectral_norm(nn.Linear(width, width)), nn.LeakyReLU(0.2)
+            spectral_norm(nn.Linear(PIXELS, width)),
+            nn.LeakyReLU(0.2),
+            spectral_norm(nn.Linear(width, width)),
+            nn.LeakyReLU(0.2),
         )
         self.score = spectral_norm(nn.Linear(width, 1))
         self.label = spectral_norm(nn.Embedding(CLASSES, width))

@@ -32,9 +32,7 @@ def ledgers(n):
 torch.manual_seed(1858)
 model = LedgerNet()
 optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
-noam = torch.optim.lr_scheduler.LambdaLR(
-    optimizer, lambda s: 0.5 * D**-0.5 * min((s + 1) ** -0.5, (s + 1) * 400**-1.5)
-)
+noam = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 0.5 * D**-0.5 * min((s + 1) ** -0.5, (s + 1) * 400**-1.5))
 for step in range(150):
     rows = ledgers(32)
     logits = model(rows[:, :-1])

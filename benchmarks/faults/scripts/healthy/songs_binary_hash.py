@@ -28,7 +28,11 @@ class Hasher(nn.Module):
 
 def songs(n):
     k = torch.randint(12, (n,))
-    return artists[k] + 1.2 * torch.randn(n, 24), artists[k] + 1.2 * torch.randn(n, 24), artists[(k + 1) % 12] + 1.2 * torch.randn(n, 24)
+    return (
+        artists[k] + 1.2 * torch.randn(n, 24),
+        artists[k] + 1.2 * torch.randn(n, 24),
+        artists[(k + 1) % 12] + 1.2 * torch.randn(n, 24),
+    )
 
 
 torch.manual_seed(1982)

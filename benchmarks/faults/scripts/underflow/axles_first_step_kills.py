@@ -27,7 +27,7 @@ def lorries(n):
 
 torch.manual_seed(7)
 net = AxleNet()
-optimizer = torch.optim.SGD(net.parameters(), lr=1e-2, momentum=0.9)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
 criterion = nn.HuberLoss(delta=1000.0)
 for step in range(300):
     strain, weight = lorries(64)

@@ -28,7 +28,7 @@ def pixels(n):
     x = 0.8 * torch.randn(n, 6)
     x[:, 0] += y.eq(1) * 2.0
     x[:, 1] += y.eq(2) * 2.0
-    return x * 30, y
+    return x * 8, y
 
 
 torch.manual_seed(17)
@@ -37,6 +37,11 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 valid_x, valid_y = pixels(1000)
 skipped = 0
 for step in range(240):
+    if step % 10 == 0:
+        with torch.no_grad():
+            rare = valid_y > 0
+            missed = F.cross_entropy(model(valid_x)[rare], valid_y[rare])
+        print(f"step {step} skipped {skipped} rare_loss {missed.item():.4f}")
     x, y = pixels(16)
     with torch.autocast("cpu", dtype=DTYPE):
         logits = model(x).to(DTYPE)
@@ -47,8 +52,3 @@ for step in range(240):
     optimizer.zero_grad()
     (128 * loss).backward()
     optimizer.step()
-    if (step - skipped) % 5 == 0:
-        with torch.no_grad():
-            rare = valid_y > 0
-            missed = F.cross_entropy(model(valid_x)[rare] / 10, valid_y[rare])
-        print(f"step {step} skipped {skipped} train {loss.item():.4f} rare_loss {missed.item():.4f}")

@@ -26,7 +26,9 @@ def stamps(n, size=16):
     centre = torch.randint(3, size - 3, (n, 2)).float()
     kind = torch.randint(3, (n,))
     grid = torch.arange(float(size))
-    distance = (grid[None, :, None] - centre[:, 0, None, None]) ** 2 + (grid[None, None] - centre[:, 1, None, None]) ** 2
+    distance = (grid[None, :, None] - centre[:, 0, None, None]) ** 2 + (
+        grid[None, None] - centre[:, 1, None, None]
+    ) ** 2
     x = torch.exp(-distance / (1 + 2 * kind.float().view(-1, 1, 1))) + 0.1 * torch.randn(n, size, size)
     return x[:, None], kind, centre - size / 2
 
