@@ -1,4 +1,4 @@
-"""FP8 linear layers with one scale per tensor, amax taken anew each step. One input is a range in metres, the rest are angles."""
+"""FP8 linear layers with one scale per tensor, amax taken anew each step. The bearing is in degrees, other inputs in rad/s."""
 
 import torch
 import torch.nn as nn
@@ -31,18 +31,18 @@ class ShipNet(nn.Module):
 
 
 def sightings(n):
-    x = 0.02 * torch.randn(n, 16)
+    x = 1e-3 * torch.randn(n, 16)
     y = (x[:, 1] > 0).long() + 2 * (x[:, 2] + x[:, 3] > 0).long()
-    x[:, 0] = 20_000 * torch.rand(n)
+    x[:, 0] = 360 * torch.rand(n)
     return x, y
 
 
 torch.manual_seed(1859)
 model = ShipNet()
-with torch.no_grad():
-    model.fc1.weight[:, 0] *= 1e-4
-    model.fc1.weight[:, 1:] *= 50
-optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+with torch.no_grad():  # bring the units to the same size
+    model.fc1.weight[:, 0] /= 360
+    model.fc1.weight[:, 1:] *= 1000
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for step in range(200):
     x, y = sightings(128)
     loss = F.cross_entropy(model(x), y)
