@@ -155,8 +155,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
 def _scanned_words(fact: Fact | None, options: Options) -> str:
     if fact is None:
         return ""
-    op, source = fact.where("fed")
-    there = f" at {source.file}:{source.line}" if source is not None else ""
+    op, there = fact.where("fed")
     share, effect = percent(fact.number("channels")), percent(fact.number("effect"))
     return (
         f"In the deep scan of step {fact.step} {share} of its channels keep less signal than error (limit "
