@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, Status, at_line
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.op_facts import real, source_of
@@ -277,7 +277,7 @@ def check_facts(
     if not groups:
         return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
-    return Checked([finding(g) for g in groups[:_MAX_PLACES]], f"{places} in {checked}", Status.FAILED)
+    return Checked([finding(g) for g in groups[:_MAX_PLACES]], f"{places} in {checked}")
 
 
 def _grouped(bad: Iterable[tuple[float, Fact]]) -> list[Group]:

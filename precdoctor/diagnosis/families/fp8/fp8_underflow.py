@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -87,8 +87,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{seen_words(found)}: at most {percent(worst)} flushed{weightless}")
     guilty.sort(key=lambda o: (-o.flushed_share, o.key))
     finding = _finding(view, guilty, options)
-    return Checked([finding], f"{plural(len(guilty), 'operand')} of {seen_words(found)} above the limits",
-                   Status.FAILED)  # fmt: skip
+    return Checked([finding], f"{plural(len(guilty), 'operand')} of {seen_words(found)} above the limits")
 
 
 def _is_harmful(view: RunView, operand: Operand, options: Options) -> bool:

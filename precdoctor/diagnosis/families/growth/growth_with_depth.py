@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
@@ -60,7 +60,7 @@ def check(view: RunView, options: Options) -> Checked:
         most = max(map(_growth, alive))
         return Checked((), f"{seen}: {max(0.0, most):.1f} binades of growth in the worst (limit {options['growth']:g})")
     worst = max(guilty, key=_growth)
-    return Checked([_finding(view, worst, options)], f"{_growth(worst):.0f} binades of growth in {seen}", Status.FAILED)
+    return Checked([_finding(view, worst, options)], f"{_growth(worst):.0f} binades of growth in {seen}")
 
 
 def _named(chain: Chain, link: Link) -> str:

@@ -113,7 +113,7 @@ def _along_depth(view: RunView, options: Options) -> Checked:
     if _decay(worst) < options["decay"] or consistent_share(_norms(worst), 1.0) < options["consistent_share"]:
         words = f"{_decay(worst):.1f} binades lost in the worst" if _decay(worst) > 0.05 else "none is lost"
         return Checked((), f"{seen}: {words} (limit {options['decay']:g})")
-    return Checked([_finding(view, worst, options)], f"{_decay(worst):.0f} binades lost in {seen}", Status.FAILED)
+    return Checked([_finding(view, worst, options)], f"{_decay(worst):.0f} binades lost in {seen}")
 
 
 def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
@@ -210,7 +210,7 @@ def _along_calls(view: RunView, options: Options) -> Checked:
     limits = options["call_decay"], options["learnt"]
     if found.lost < limits[0] or found.steadiness < options["consistent_share"] or fallen >= limits[1]:
         return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
-    return Checked([forgetting_finding(RULE, view, found, fallen, limits)], words, Status.FAILED)
+    return Checked([forgetting_finding(RULE, view, found, fallen, limits)], words)
 
 
 # -- through another model --------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _through_another(view: RunView, options: Options) -> Checked:
     starved = [p for p in players if p.rose and p.fallen >= options["starved"]]
     if starved:
         words = f"the gradient of {starved[0].root} fell {starved[0].fallen:.2g} times while its loss rose"
-        return Checked([_starved_finding(starved[0], options)], words, Status.FAILED)
+        return Checked([_starved_finding(starved[0], options)], words)
     most = players[0]
     return Checked(
         (), f"the gradient of {most.root}, which learns through {most.through}, fell {most.fallen:.2g} times"
