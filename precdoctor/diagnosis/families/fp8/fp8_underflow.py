@@ -25,7 +25,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     seen_words,
     smallest,
 )
-from precdoctor.diagnosis.survey.harm import bulk_loss, channel_zeros
+from precdoctor.diagnosis.survey.harm import channel_zeros, mean_bits
 from precdoctor.diagnosis.survey.scans import Fact, short_name
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -108,7 +108,7 @@ def _scanned(view: RunView, operand: Operand, options: Options) -> Fact | None:
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
     operand = guilty[0]
     cast, cost = operand.typical, operand.cost
-    lost, bulk = lost_channels(view, operand), bulk_loss(cast.statistics.histogram, operand.fmt)
+    lost, bits = lost_channels(view, operand), mean_bits(cast.statistics.histogram, operand.fmt)
     read_by = next(iter(readers(view, operand)), operand.key[:2]) if lost else operand.key[:2]
     zeros = channel_zeros(view).get(read_by)
     starving = zeros.steps if zeros is not None and lost else 0
@@ -127,8 +127,9 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         title=f"{percent(share)} of the {operand.label} is flushed to zero in {operand.fmt.name}",
         message=f"{percent(share)} of the non-zero elements of the {operand.label} become zero in the cast to "
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
-        f"{percent(options['flushed_share'])}). Its non-zero elements keep {bulk.bits:.1f} of "
-        f"{bulk.of_bits} significant bits on average. {proof}{_cost_words(cost, operand, options)} At step {cast.step} "
+        f"{percent(options['flushed_share'])}). Its non-zero elements keep {bits:.1f} of "
+        f"{operand.fmt.mantissa_bits + 1} significant bits on average. {proof}{_cost_words(cost, operand, options)} "
+        f"At step {cast.step} "
         f"{scale_words(cast)}; in the median {padding(operand):.1f} binades below {operand.fmt.max:g} are unused. "
         f"{plural(len(guilty), 'operand')} above the limits.",
         location=location(operand, cast),
@@ -139,7 +140,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "sqnr_db": cost.sqnr_db,
             "lost_db": cost.lost_db,
             "lost_channel_share": lost,
-            "mean_significant_bits": bulk.bits,
+            "mean_significant_bits": bits,
             "steps_without_weight_gradient": starving,
             "padding_binades": padding(operand),
             "steps_examined": len(operand.settled),

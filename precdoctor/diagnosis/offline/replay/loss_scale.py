@@ -84,10 +84,8 @@ class LossScaleReplay:
     notes: tuple[str, ...]
 
 
-def replay_loss_scale(
-    view: RunView, policy: ScalerPolicy | None = None, *, fmt: Format = FP16, process: Process | None = None
-) -> LossScaleReplay:
-    """Replays one process' log with another loss scaler.
+def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt: Format = FP16) -> LossScaleReplay:
+    """Replays one process' log with another loss scaler: the first one with a loss scale, else the first.
 
     The recorded gradients are taken as they are: a run that skips other steps trains on a little differently, and what
     that does to later gradients is not predicted.
@@ -96,12 +94,11 @@ def replay_loss_scale(
         view: the run.
         policy: the scaler; None: the best initial scale and growth interval are searched for.
         fmt: what the gradients are held in, where the run's own are not.
-        process: default: the first one with a loss scale, else the first.
 
     Raises:
         NothingRecordedError: no step of a training run is there.
     """
-    chosen = process or default_process(view)
+    chosen = default_process(view)
     run = run_gradients(view, chosen, fmt)
     if not run.updates:
         raise NothingRecordedError(f"{view.run.origin} holds no complete training step; nothing can be replayed")

@@ -19,7 +19,6 @@ from precdoctor.numerics.formats import (
     E4M3FN,
     E5M2,
     E8M0,
-    FORMATS,
     FP16,
     FP32,
     INT4,
@@ -289,6 +288,3 @@ def wider_than(asked: Recipe) -> Iterator[Recipe]:
         same = (recipe.name, recipe.scaling) == (asked.name, asked.scaling)
         if recipe.format.bits >= asked.format.bits and not same:
             yield replace(recipe, loss_scale=asked.loss_scale)
-
-
-KNOWN_FORMATS = (*FORMATS, *blocks.BLOCK_FORMATS)
