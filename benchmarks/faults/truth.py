@@ -31,6 +31,7 @@ QUIET_SETS = (
     "silent3",
     "silent4",
     "silent5",
+    "silent6",
 )
 SETS = NAN_SETS + QUIET_SETS
 

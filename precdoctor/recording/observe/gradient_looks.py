@@ -35,6 +35,8 @@ class GradientLooks:
         self._look: Look | None = None
         self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         self._clipped = Layout()
+        #: On sampled steps an optimizer's gradients have no rows as they arrive: masters do not.
+        self._has_no_rows = False
 
     def install(self) -> None:
         """Look before gradients are clipped."""
@@ -52,6 +54,8 @@ class GradientLooks:
     def before_step(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
         """The optimizer is about to use them; they are judged at once, before anybody can write to them."""
         facts = self._recorder.current
+        if self._recorder.live:
+            self._has_no_rows = facts.gradients_of is None
         if facts.grad_norm is not None or (facts.gradients_of is not None and self._look is not None):
             return
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
@@ -99,11 +103,18 @@ class GradientLooks:
         recorder = self._recorder
         if recorder.state != "armed":
             return
-        if self._in_closure() or not recorder.live or recorder.options.include or recorder.options.exclude:
+        if self._in_closure() or not recorder.live or self._has_no_rows or not self._have_rows(parameters):
             self._look_at(parameters, self._clipped)
         if (number := clipping.number(limit)) is not None:
             recorder.current.clip_norm = number
             recorder.current.clipped_before_unscale = self._scalers.still_scaled(parameters)
+
+    def _have_rows(self, parameters: list[Tensor]) -> bool:
+        """Whether a sampled step has rows of all these gradients as the backward pass brings them."""
+        options, names = self._recorder.options, self._recorder.names
+        if options.include or options.exclude:
+            return False
+        return all(names.parameter(p) is not None for p in parameters)
 
     def _covered(self, parameters: list[Tensor]) -> bool:
         return self._look is not None and self._look.covers(parameters)

@@ -9,6 +9,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import precdoctor
+from tests.support.processes import PYTHON, record, script
+
 FINFO = {"float32": np.finfo(np.float32), "float64": np.finfo(np.float64), "bfloat16": ml_dtypes.finfo("bfloat16")}
 #: Specimen, its model, and whether the script saw every kind by itself.
 WATCHED = [("gpt_accumulate", "GPT"), ("cnn", "CNN"), ("pure_bf16", "PureBF16")]
@@ -142,6 +145,33 @@ def test_the_gradient_norm_is_the_one_before_clipping(zoo):
     assert row["grad_norm"] == pytest.approx(local, rel=1e-6)
     assert row["clip_norm"] == 0.05
     assert given == pytest.approx(0.05, rel=1e-3) and local > 0.1
+
+
+MASTERS = """
+import torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).half()
+masters = [p.detach().float().requires_grad_() for p in net.parameters()]
+optimizer = torch.optim.SGD(masters, lr=0.01)
+for step in range(8):
+    ((net(torch.randn(16, 8).half()).float() - 1).square().mean() * 1024.0).backward()
+    for p, master in zip(net.parameters(), masters):
+        master.grad, p.grad = p.grad.float() / 1024.0, None
+    print(float(nn.utils.clip_grad_norm_(masters, 1e-3)))
+    optimizer.step()
+    with torch.no_grad():
+        for p, master in zip(net.parameters(), masters):
+            p.copy_(master)
+"""
+
+
+def test_the_gradient_norm_of_masters_is_the_one_before_clipping_on_every_step(tmp_path):
+    done = record(tmp_path, "--every", "4", "--", PYTHON, str(script(tmp_path, "masters.py", MASTERS)))
+    assert done.status == 0, done.err
+    steps = precdoctor.open_run(done.run).steps()
+    assert steps["sampled"].sum() == 2
+    assert steps["grad_norm"].tolist() == pytest.approx([float(x) for x in done.out.split()], rel=1e-5)
 
 
 def test_optimizer_state_is_that_of_the_parameters_and_comes_every_eighth_step(zoo):
