@@ -210,7 +210,7 @@ def named(runs: Iterable[Run]) -> bool:
 
 def line(stack: Stack, found: dict[str, bool]) -> str:
     """Its row of the table."""
-    noisy = [n for n, run in stack.healthy.items() if precdoctor.diagnose(run, preview=True).findings]
+    noisy = [n for n, run in stack.healthy.items() if precdoctor.diagnose(run).findings]
     first = next(iter(stack.healthy.values()))
     wrong = [n for n, equal in stack.equal.items() if not equal]
     return (
@@ -234,7 +234,7 @@ def line(stack: Stack, found: dict[str, bool]) -> str:
 
 def fault(stack: Stack, name: str, run: Run) -> tuple[str, bool]:
     """The line of a fault, and whether the first finding is about it."""
-    findings = precdoctor.diagnose(run, preview=True).findings
+    findings = precdoctor.diagnose(run).findings
     if not findings:
         return f"| {stack.title} | `{name}` | none | | | |\n", False
     first = findings[0]

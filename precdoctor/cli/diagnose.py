@@ -36,9 +36,6 @@ def diagnose(
     force: options.ReplaceFiles = False,
     select: options.Select = None,
     ignore: options.Ignore = None,
-    preview: Annotated[
-        bool, typer.Option("--preview", help="Run the rules in preview as well; explain lists which these are.")
-    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="List every rule with what it saw.")] = False,
     fail_on: options.ExitOn = None,
     engine: options.Engine = None,
@@ -57,9 +54,7 @@ def diagnose(
     level = settings.get("diagnose", "fail-on", fail_on)
     shape = settings.get("diagnose", "output-format", output_format) or "full"
     rules = select_rules(
-        settings.get("diagnose", "select", select) or (),
-        settings.get("diagnose", "ignore", ignore) or (),
-        preview=preview,
+        settings.get("diagnose", "select", select) or (), settings.get("diagnose", "ignore", ignore) or ()
     )
     thresholds = resolve_options(rule_options(settings))
     view = view_of(opened(run, engine))

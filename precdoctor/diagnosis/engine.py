@@ -37,7 +37,6 @@ def diagnose(
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
     options: RuleOptions | None = None,
-    preview: bool = False,
 ) -> Diagnosis:
     """Run the rules over ``run``.
 
@@ -46,14 +45,13 @@ def diagnose(
         select: rules to run (codes, names, or prefixes such as ``PD1``); none means all.
         ignore: rules to leave out.
         options: per rule the thresholds to change, e.g. ``{"PD201": {"flushed_share": 0.1}}``.
-        preview: whether to run rules in preview as well.
 
     Raises:
         UsageError: an unknown rule or option, or a value an option cannot take.
         RunNotFoundError, RunUnreadableError: as :func:`precdoctor.open_run`.
         NothingRecordedError: the run holds no training step.
     """
-    rules = select_rules(select, ignore, preview=preview)
+    rules = select_rules(select, ignore)
     # One settings file serves all commands; comparisons (PD8xx) read their own thresholds from it.
     own = {name: changes for name, changes in (options or {}).items() if not name.upper().startswith("PD8")}
     settings = resolve_options(own)

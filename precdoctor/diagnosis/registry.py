@@ -55,38 +55,24 @@ def _meant(wanted: str, known: Sequence[Named]) -> str:
     return did_you_mean(wanted, [r.name for r in known]) or "; `precdoctor explain` lists the rules"
 
 
-def select(
-    known: Sequence[NamedT], wanted: Iterable[str] = (), ignored: Iterable[str] = (), *, preview: bool = False
-) -> tuple[NamedT, ...]:
+def select(known: Sequence[NamedT], wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[NamedT, ...]:
     """Those ``wanted`` (all when empty) without those ``ignored``; codes, names or code prefixes (``PD1``).
-
-    Args:
-        preview: whether rules in preview are among them; without it, only those that are ``wanted`` by code or name.
 
     Raises:
         UsageError: an entry matches nothing.
     """
-    names = list(wanted)
-    chosen = _matching(names, known) or {r.code for r in known}
+    chosen = _matching(wanted, known) or {r.code for r in known}
     dropped = _matching(ignored, known)
-    if not preview:
-        asked = {name.strip().upper() for name in names}
-        dropped |= {r.code for r in known if is_preview(r) and not asked & {r.code, r.name.upper()}}
     return tuple(r for r in known if r.code in chosen and r.code not in dropped)
 
 
-def is_preview(rule: Named) -> bool:
-    """Whether a rule is off unless it is asked for."""
-    return bool(getattr(rule, "preview", ""))
-
-
-def select_rules(wanted: Iterable[str] = (), ignored: Iterable[str] = (), *, preview: bool = False) -> tuple[Rule, ...]:
+def select_rules(wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Rule, ...]:
     """:func:`select` among the rules of a diagnosis.
 
     Raises:
         UsageError: an entry matches no rule.
     """
-    return select(RULES, wanted, ignored, preview=preview)
+    return select(RULES, wanted, ignored)
 
 
 def _matching(names: Iterable[str], known: Sequence[NamedT]) -> set[str]:

@@ -13,7 +13,6 @@ Source: DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.5.2 (14 bits, 
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.numerics.casting_array import cast_array
-from precdoctor.numerics.formats import E4M3FN, FP32, Format
+from precdoctor.numerics.formats import E4M3FN, FP32
 
 Floats = npt.NDArray[np.float64]
 
@@ -175,72 +174,6 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
         bias=float(np.mean(error)) / size if size else 0.0,
         to_terms=float(np.mean(np.divide(np.abs(error), terms, out=np.zeros_like(terms), where=terms > 0.0))),
     )
-
-
-@dataclass(frozen=True)
-class Factor:
-    """One operand of a product, as far as it decides how its sums behave.
-
-    Attributes:
-        mean: of its elements, over their root mean square; between -1 and 1.
-        fmt: what it is cast to.
-
-    Raises:
-        ValueError: a mean that no elements have.
-    """
-
-    mean: float
-    fmt: Format = E4M3FN
-
-    def __post_init__(self) -> None:
-        if not -1.0 <= self.mean <= 1.0:
-            raise ValueError(f"a mean is at most the root mean square, not {self.mean!r} of it")
-
-
-@dataclass(frozen=True)
-class SumError:
-    """Where the error of the sums of a product in a narrow format comes from.
-
-    Attributes:
-        rounded: error left when both operands have been rounded and the sum is exact: root mean square over that of the
-            sums of the operands as they were.
-        accumulated: error that the accumulator adds to that, likewise.
-    """
-
-    rounded: float
-    accumulated: float
-
-    @property
-    def lost_bits(self) -> float:
-        """Significant bits by which the accumulator shortens the sums, beyond what rounding the operands does."""
-        return math.log2(math.hypot(self.rounded, self.accumulated) / self.rounded) if self.rounded else 0.0
-
-
-@lru_cache(maxsize=1024)
-def sum_error(length: int, factors: tuple[Factor, Factor], accumulator: Accumulator = Accumulator()) -> SumError:
-    """Measured as :func:`accumulation_error` is, on normal operands of these means, independent of each other.
-
-    Args:
-        length: products per sum.
-        factors: the operands; each is rounded at the scale of its amax.
-        accumulator: the unit; default: Hopper's, without promotion.
-
-    Raises:
-        ValueError: a sum without products.
-    """
-    if length < 1:
-        raise ValueError(f"a dot product has at least 1 term, not {length!r}")
-    rng = np.random.default_rng(0)
-    shape = _samples(min(length, LONGEST)), min(length, LONGEST)
-    exact, rounded = np.ones(shape), np.ones(shape)
-    for factor in factors:
-        x = factor.mean + math.sqrt(1.0 - factor.mean**2) * rng.standard_normal(shape)
-        scaled = x * (factor.fmt.max / np.abs(x).max())
-        exact, rounded = exact * scaled, rounded * cast_array(scaled, factor.fmt)
-    whole, sums = exact.sum(axis=1), rounded.sum(axis=1)
-    size = float(np.sqrt(np.mean(np.square(whole))))
-    apart = [sums - whole, accumulate(rounded, accumulator) - sums]
-    return SumError(*(float(np.sqrt(np.mean(np.square(error)))) / size for error in apart))
 
 
 def _samples(length: int) -> int:

@@ -21,8 +21,7 @@ def print_rules(rules: Sequence[Rule], console: Console) -> None:
     table = grid(*left("", style="pd.strong"), *left("", ""))
     for rule in rules:
         severity = rule.severity.value
-        mark = Text(" preview", "pd.quiet") if rule.preview else Text()
-        table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}") + mark)
+        table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}"))
     console.print(table)
     for words, listed in (
         ("With a baseline, gate also checks:", REGRESSIONS),
@@ -49,8 +48,6 @@ def print_page(rule: Rule, console: Console) -> None:
         ("Confidence", page.confidence),
         ("References", "\n".join(f"- {reference}" for reference in page.references)),
     )
-    if rule.preview:
-        _print_block(reflow(f"\n{rule.preview_note}"), console)
     for title, text in sections:
         if text.strip():
             console.print(Text(f"\n{title}", "pd.strong"))

@@ -25,7 +25,7 @@ RECORDED_HEALTHY = [pytest.param(code, p, id=f"{code}-{p.name}") for code, p in 
 
 @pytest.mark.parametrize(("code", "sample"), FIRING)
 def test_fires(code: str, sample: Sample, tmp_path: Path) -> None:
-    diagnosis = diagnose(sample.make().write(tmp_path / "run"), preview=True)
+    diagnosis = diagnose(sample.make().write(tmp_path / "run"))
 
     heavy = [f for f in diagnosis.findings if f.severity is not Severity.INFO or f.code == code]
     assert {f.code for f in heavy} == {code, *sample.also}
@@ -52,7 +52,7 @@ def test_fires(code: str, sample: Sample, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("code", "make"), HEALTHY)
 def test_stays_quiet(code: str, make: Callable[[], Training], tmp_path: Path) -> None:
-    diagnosis = diagnose(make().write(tmp_path / "run"), preview=True)
+    diagnosis = diagnose(make().write(tmp_path / "run"))
 
     assert [f for f in diagnosis.findings if f.severity is not Severity.INFO] == []
     assert diagnosis.verdict == "clean"
@@ -81,8 +81,7 @@ def test_recorded_run_fires(code: str, folder: Path) -> None:
 
 def _check_promise(prescribed: Prescribed) -> None:
     """Nothing is applied without a number from the run."""
-    flags_only = all(change.setting.startswith("flag.") for change in prescribed.changes)
-    assert not prescribed.apply or prescribed.effects or flags_only, "no promise without a number"
+    assert not prescribed.apply or prescribed.effects, "no promise without a number"
     assert not prescribed.apply or prescribed.changes
     assert prescribed.apply or prescribed.why_not
     for effect in prescribed.effects:
@@ -92,7 +91,7 @@ def _check_promise(prescribed: Prescribed) -> None:
 
 @pytest.mark.parametrize(("code", "folder"), RECORDED_HEALTHY)
 def test_recorded_run_stays_quiet(code: str, folder: Path) -> None:
-    diagnosis = diagnose(open_run(folder / "run"), preview=True)
+    diagnosis = diagnose(open_run(folder / "run"))
 
     assert [f for f in diagnosis.findings if f.severity is not Severity.INFO] == []
     assert diagnosis.verdict == "clean"

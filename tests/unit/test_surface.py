@@ -37,7 +37,7 @@ FLAGS = {
     "diagnose": {
         "--prescription",
         "--output-format", "-o", "--output", "--also", "--force", "--select", "--ignore", "--fail-on", "-h", "--help",
-        "--verbose", "--preview", "--engine",
+        "--verbose", "--engine",
     },
     "gate": {
         "--baseline", "--write-baseline", "--aggregate", "--fail-if", "--allow", "--output-format", "-o", "--output",

@@ -59,6 +59,11 @@ class Source:
         return cls(_PACKAGES.split(file)[-1] or file, line, code or None)
 
 
+def at_line(source: Source | None) -> str:
+    """`` at train.py:12``; empty if the line is unknown."""
+    return f" at {source.file}:{source.line}" if source is not None else ""
+
+
 @dataclass(frozen=True)
 class Location:
     """Where a finding happened. ``module`` is the FQN below ``root``; null when it is not about one module."""

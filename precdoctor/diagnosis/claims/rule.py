@@ -106,8 +106,6 @@ class Rule:
     step_columns: tuple[str, ...] = ()
     #: Codes whose findings one of this rule may account for, and the relation that has to hold; see :mod:`.relations`.
     explains: Mapping[str, Relation] = field(default_factory=dict)
-    #: Why the rule is off unless it is selected or ``--preview`` is given; empty for rules that are on.
-    preview: str = ""
 
     def finding(
         self,
@@ -141,11 +139,6 @@ class Rule:
             prescriptions=prescriptions,
         )
 
-    @property
-    def preview_note(self) -> str:
-        """How a rule in preview is turned on, and why it is off."""
-        return f"Preview: runs when it is selected by its code, or with `--preview`. {self.preview}"
-
     def markdown(self) -> str:
         """The whole page."""
         rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]
@@ -153,7 +146,6 @@ class Rule:
         parts = [
             f"# {self.name} ({self.code})",
             f"Severity: {self.severity.value}. Triage: {self.triage.name.lower().replace('_', ' ')}.",
-            *([self.preview_note] if self.preview else []),
             f"## What it finds\n\n{self.page.finds.strip()}",
             f"## Why it matters\n\n{self.page.matters.strip()}",
             "## Example\n\n" + self.page.example.strip("\n"),

@@ -5,16 +5,16 @@ from __future__ import annotations
 import keyword
 
 
-def module_expression(module: str, owner: str = "model") -> str:
+def module_expression(module: str) -> str:
     """Python that reaches a module by its FQN, numeric parts as indices: ``model.blocks[3].attn``."""
-    expression = owner
+    expression = "model"
     for part in module.split(".") if module else []:
         if part.isdigit():
             expression += f"[{part}]"
         elif part.isidentifier() and not keyword.iskeyword(part):
             expression += f".{part}"
         else:
-            return f"{owner}.get_submodule({module!r})"
+            return f"model.get_submodule({module!r})"
     return expression
 
 

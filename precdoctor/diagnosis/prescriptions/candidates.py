@@ -12,7 +12,7 @@ from precdoctor.diagnosis.survey.rows import number, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import BF16, FP16, FP32
-from precdoctor.runlog.changes import SETTINGS, Change, Value
+from precdoctor.runlog.changes import Change, Value
 
 _EDIT = "it takes an edit of the script"
 _NO_SCALER = "the script makes no GradScaler, and putting one in takes an edit"
@@ -54,9 +54,7 @@ def _translated(view: RunView, finding: Finding, change: Mapping[str, Any]) -> _
                 return (found, "") if isinstance(found, tuple) else ((), found)
             except UsageError:  # a value the setting cannot take: the log is odd, or the rule means something else
                 return (), _EDIT
-    flags = [name for name in change if f"flag.{name}" in SETTINGS]
-    made = tuple(_change(f"flag.{name}", *_ends(change[name])) for name in flags)
-    return (made, "") if made else ((), _EDIT)
+    return (), _EDIT
 
 
 def _ends(value: Any) -> tuple[Value | None, Value | None]:

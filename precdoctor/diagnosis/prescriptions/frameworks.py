@@ -25,8 +25,6 @@ def edits(changes: Sequence[Change], device: str) -> Edits:
         maker = _BY_SETTING.get(change.setting)
         if maker is not None:
             found |= maker(change, device)
-        elif change.setting.startswith("flag."):
-            found["torch"] = found.get("torch", "import torch\n\n") + _flag(change)
     return found
 
 
@@ -114,15 +112,6 @@ def _masters(_change: Change, device: str) -> Edits:
         ),
         **_in_bfloat16(),
     }
-
-
-def _flag(change: Change) -> str:
-    name = change.setting.removeprefix("flag.")
-    if name == "float32_matmul_precision":
-        return f"torch.set_float32_matmul_precision({change.to!r})\n"
-    if name == "cudnn_allow_tf32":
-        return f"torch.backends.cudnn.allow_tf32 = {change.to!r}\n"
-    return f"torch.backends.cuda.matmul.{name.removeprefix('matmul_')} = {change.to!r}\n"
 
 
 _BY_SETTING: Mapping[str, Callable[[Change, str], Edits]] = {

@@ -76,8 +76,7 @@ def _target(change: Change) -> tuple[str, str, str]:
 
 def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: Candidate) -> Prescribed:
     told = effects(view, finding, rule, candidate.changes) if candidate.changes else []
-    flags_only = all(c.setting.startswith("flag.") for c in candidate.changes)
-    usable = bool(candidate.changes) and (bool(told) or flags_only)
+    usable = bool(told)
     alternative = candidate.title != rule.title  # of the rule's own words nothing is about it
     return Prescribed(
         code=finding.code,

@@ -74,9 +74,9 @@ def slope(values: Sequence[float]) -> float:
     return float(np.polyfit(np.arange(len(values), dtype=np.float64), np.log2(values), 1)[0])
 
 
-def consistent_share(values: Sequence[float], sign: float) -> float:
-    """Share of the steps from layer to layer that go in the direction of ``sign``."""
-    moves = [sign * (math.log2(b) - math.log2(a)) > 0.0 for a, b in itertools.pairwise(values)]
+def rising_share(values: Sequence[float]) -> float:
+    """Share of the steps from layer to layer that go up."""
+    moves = [b > a for a, b in itertools.pairwise(values)]
     return sum(moves) / len(moves) if moves else 0.0
 
 

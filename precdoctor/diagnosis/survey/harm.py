@@ -39,38 +39,10 @@ _SLACK = 1.1
 _PLAIN = re.compile(r"(?:Lazy)?(?:Linear|Conv[123]d)$")
 
 
-@dataclass(frozen=True)
-class BulkLoss:
-    """The intended non-zero elements after rounding.
-
-    Attributes:
-        flushed: share that became zero.
-        subnormal: share that is subnormal and not zero.
-        bits: mean significant bits left; 0 for each flushed element.
-        of_bits: significant bits of the format.
-    """
-
-    flushed: float
-    subnormal: float
-    bits: float
-    of_bits: int
-
-
-def bulk_loss(histogram: ExponentHistogram, fmt: Format, flushed: float = 0.0, multiplier: float = 1.0) -> BulkLoss:
-    """The loss of a tensor stored in ``fmt``, after multiplication by ``multiplier``.
-
-    Args:
-        histogram: exponents of the non-zero elements.
-        fmt: the format.
-        flushed: number of elements that were rounded to zero; they are not in ``histogram``.
-        multiplier: power of two; elements that it lifts out of zero are not counted.
-    """
-    bins = histogram.lo + np.arange(histogram.counts.size) + round(math.log2(multiplier))
-    kept, full = kept_bits(bins, fmt), fmt.mantissa_bits + 1
-    total = (flushed + float(histogram.counts.sum())) or 1.0
-    zero = flushed + float(histogram.counts[kept == 0.0].sum())
-    subnormal = float(histogram.counts[(kept > 0.0) & (bins < round(math.log2(fmt.min_normal)))].sum())
-    return BulkLoss(zero / total, subnormal / total, float((histogram.counts * kept).sum()) / total, full)
+def mean_bits(histogram: ExponentHistogram, fmt: Format) -> float:
+    """Significant bits that ``fmt`` keeps on average of elements that are not zero; 0 without any."""
+    kept = kept_bits(histogram.lo + np.arange(histogram.counts.size), fmt)
+    return float((histogram.counts * kept).sum()) / (float(histogram.counts.sum()) or 1.0)
 
 
 def kept_bits(bins: Ints, fmt: Format) -> Floats:

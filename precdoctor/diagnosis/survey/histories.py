@@ -19,6 +19,8 @@ from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 #: Most steps of a history: of the newest, and spread over the rest. They bound the work.
 _NEWEST, _SPREAD = 128, 256
+#: Steps before one, which say what is usual there.
+_USUAL = 32
 _COLUMNS = ("module_class", "phase", "dtype", "numel", "order", "nan", "pos_inf", "at_max", "amax")
 
 
@@ -105,14 +107,15 @@ def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFac
     return found
 
 
-def after_an_ordinary_update(steps: Sequence[StepFacts], i: int, *, window: int = 32) -> bool:
+def after_an_ordinary_update(steps: Sequence[StepFacts], i: int) -> bool:
     """Whether the update before step ``i`` was of the usual size, at the usual rate.
 
     Such an update cannot have damaged the weights: a loss that jumps right after it comes from the batch, or from an
     objective that changed there (a term switched on, another stage). False if too few norms are known.
     """
-    norms = [s.grad_norm for s in steps[max(0, i - window) : i] if s.grad_norm is not None]
-    rates = [s.lr for s in steps[max(0, i - window) : i] if s.lr]
+    before = steps[max(0, i - _USUAL) : i]
+    norms = [s.grad_norm for s in before if s.grad_norm is not None]
+    rates = [s.lr for s in before if s.lr]
     if len(norms) < 4 or norms[-1] > 2.0 * median(norms):
         return False
     return not rates or rates[-1] <= 2.0 * median(rates)

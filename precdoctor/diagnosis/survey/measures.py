@@ -120,13 +120,6 @@ def _multiplier(frame: pd.DataFrame) -> Floats:
     return np.where((scale > 0.0) & np.isfinite(scale), scale, 1.0)
 
 
-def _coherence(frame: pd.DataFrame) -> Floats:
-    squares = column(frame, "sum_sq")
-    usable = np.where((squares > 0.0) & np.isfinite(squares), squares, np.nan)
-    with np.errstate(over="ignore"):
-        return np.minimum(1.0, np.abs(column(frame, "sum")) / np.sqrt(usable * column(frame, "numel")))
-
-
 _BAD = ("nan", "pos_inf", "neg_inf")
 #: By name.
 MEASURES = {
@@ -202,12 +195,5 @@ MEASURES = {
             lambda f: column(f, "numel") - _non_finite(f),
         ),
         Measure("multiplier", "factor", "the recorded scale; 1 where there is none of use", ("scale",), _multiplier),
-        Measure(
-            "coherence",
-            "fraction",
-            "|mean| over root mean square: 1 where all elements are equal",
-            ("sum", "sum_sq", "numel"),
-            _coherence,
-        ),
     )
 }

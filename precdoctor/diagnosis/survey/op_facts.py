@@ -258,7 +258,7 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         path=tuple(i for i in _integers(data.get("path")) if i in ops),
         externals=tuple((text(e.get("kind")), text(e.get("name")), integer(e.get("op")) or 0) for e in externals),
         ops=ops,
-        call=_source(event),
+        call=source_of(event),
         root=text(event.get("root")),
         batch=tuple(_operand(o) for o in _list(data.get("batch")) if isinstance(o, Mapping)),
         changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
@@ -303,7 +303,7 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         phase=text(data.get("phase")),
         root=text(event.get("root")),
         module=event["module"] if isinstance(event.get("module"), str) else None,
-        source=_source(event),
+        source=source_of(event),
         node=text(data.get("node")) or None,
         forward=integer(data.get("forward")),
         bad_in=_integers(data.get("bad_in")),
@@ -345,7 +345,8 @@ def _maker(value: Any) -> tuple[int, ...] | tuple[str, str]:
     return _integers(value)
 
 
-def _source(event: Mapping[str, Any]) -> Source | None:
+def source_of(event: Mapping[str, Any]) -> Source | None:
+    """The line of the user's code in an event, or in an op of its data."""
     line = integer(event.get("line"))
     file = text(event.get("file"))
     return Source.read(file, line, text(event.get("code"))) if file and line is not None else None

@@ -37,9 +37,8 @@ def wrong_results(options: Options) -> Callable[[Fact], float]:
 
 def effect_words(fact: Fact, limit: float) -> str:
     """The effect of an error, as a sentence; empty if it was not measured."""
-    op, source = fact.where("fed")
+    op, there = fact.where("fed")
     if not op:
         return ""
-    there = f" at {source.file}:{source.line}" if source is not None else ""
     share = percent(fact.number("effect"))
     return f" The error makes up {share} of the result of {short_name(op)}{there} (limit {percent(limit)})."

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.op_facts import real
+from precdoctor.diagnosis.survey.op_facts import real, source_of
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -106,7 +106,7 @@ class Fact:
     @property
     def line(self) -> str:
         """`` at train.py:42``; empty if the line is unknown."""
-        return f" at {self.source.file}:{self.source.line}" if self.source is not None else ""
+        return at_line(self.source)
 
     @property
     def owner(self) -> tuple[str, str]:
@@ -125,13 +125,10 @@ class Fact:
         """A whole number of ``data``; 0 if there is none."""
         return integer(self.data.get(name)) or 0
 
-    def where(self, name: str) -> tuple[str, Source | None]:
-        """Name and line of another op in ``data``: one that used the value."""
+    def where(self, name: str) -> tuple[str, str]:
+        """Another op in ``data``, one that used the value, and its line in words."""
         other = self.data.get(name)
-        if not isinstance(other, Mapping):
-            return "", None
-        line, file = integer(other.get("line")), text(other.get("file"))
-        return text(other.get("op")), Source.read(file, line, text(other.get("code"))) if line is not None else None
+        return (text(other.get("op")), at_line(source_of(other))) if isinstance(other, Mapping) else ("", "")
 
 
 def short_name(op: str) -> str:
@@ -201,10 +198,8 @@ def _facts(view: RunView) -> list[Fact]:
         kind = text(event["data"].get("kind"))
         if step is None or rank is None or (rank, step) in nonfinite or kind in ("step", "coverage"):
             continue
-        line, file = integer(event.get("line")), text(event.get("file"))
-        source = Source.read(file, line, text(event.get("code"))) if file and line is not None else None
         root, module, op = (text(event.get(name)) for name in ("root", "module", "op"))
-        found.append(Fact(kind, step, rank, root, module, op, source, event["data"]))
+        found.append(Fact(kind, step, rank, root, module, op, source_of(event), event["data"]))
     return found
 
 
@@ -282,7 +277,7 @@ def check_facts(
     if not groups:
         return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
-    return Checked([finding(g) for g in groups[:_MAX_PLACES]], f"{places} in {checked}", Status.FAILED)
+    return Checked([finding(g) for g in groups[:_MAX_PLACES]], f"{places} in {checked}")
 
 
 def _grouped(bad: Iterable[tuple[float, Fact]]) -> list[Group]:

@@ -60,7 +60,7 @@ def findings(directory: Path, kind: str) -> dict[str, list[Finding]]:
     found: dict[str, list[Finding]] = {name: [] for name in PROBES}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scans, "_MAX_PLACES", len(PROBES))
-        diagnosis = diagnose(run.write(directory / kind), preview=True)
+        diagnosis = diagnose(run.write(directory / kind))
     for finding in diagnosis.findings:
         if finding.severity is not Severity.INFO:
             found[finding.location.root or ""].append(finding)

@@ -133,7 +133,7 @@ def test_training_with_dtensors_is_what_it_is_without_recording(runs):
 
 
 def judged(run: Run) -> Diagnosis:
-    return precdoctor.diagnose(run, preview=True)
+    return precdoctor.diagnose(run)
 
 
 def hold_silent(run: Run) -> None:

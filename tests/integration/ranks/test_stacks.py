@@ -48,12 +48,12 @@ def test_no_bit_of_training_changes(trained, stack, name):
 
 @pytest.mark.parametrize(("stack", "name"), [(s, n) for s, n in RUNS if n in HEALTHY[s]])
 def test_a_healthy_run_has_no_findings(trained, stack, name):
-    assert [f.title for f in precdoctor.diagnose(trained[stack] / name, preview=True).findings] == []
+    assert [f.title for f in precdoctor.diagnose(trained[stack] / name).findings] == []
 
 
 @pytest.mark.parametrize(("stack", "name"), [(s, n) for s, n in RUNS if n in FAULTY[s]])
 def test_the_fault_is_the_one_finding(trained, stack, name):
-    (finding,) = precdoctor.diagnose(trained[stack] / name, preview=True).findings
+    (finding,) = precdoctor.diagnose(trained[stack] / name).findings
     at = finding.location
     assert (finding.code, at.rank_place, at.module, at.step) == FAULTY[stack][name]
 

@@ -65,7 +65,7 @@ def test_selection(select: list[str], ignore: list[str], codes: list[str], tmp_p
 def test_what_is_ignored_is_all_that_is_left_out(tmp_path: Path) -> None:
     run = Training(steps=2).write(tmp_path / "run")
     kept = [r.code for r in RULES if r.code[:3] not in ("PD1", "PD2")]
-    assert [r.code for r in diagnose(run, ignore=["PD1", "PD2"], preview=True).rules] == kept
+    assert [r.code for r in diagnose(run, ignore=["PD1", "PD2"]).rules] == kept
 
 
 @pytest.mark.parametrize(

@@ -39,18 +39,6 @@ def test_a_scale_of_no_use_is_one(scales):
     assert measured("multiplier", [{"scale": s} for s in scales]) == expected
 
 
-def coherence(total: float | None, squares: float | None, numel: int) -> float:
-    if total is None or math.isnan(total) or not squares or not math.isfinite(squares):
-        return math.nan
-    return min(1.0, abs(total) / math.sqrt(squares * numel))
-
-
-@given(st.lists(st.tuples(st.none() | st.floats(-1e150, 1e150), sizes, st.integers(1, 1 << 30)), min_size=1))
-def test_coherence(rows):
-    found = measured("coherence", [{"sum": t, "sum_sq": s, "numel": n} for t, s, n in rows])
-    assert found == pytest.approx([coherence(*row) for row in rows], nan_ok=True)
-
-
 grouped = st.lists(st.tuples(st.sampled_from("abc"), st.floats(-1e3, 1e3) | st.just(math.nan)), min_size=1)
 
 

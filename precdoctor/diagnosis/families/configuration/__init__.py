@@ -5,9 +5,8 @@ variances that *cancel*, that is, lose the bits in which two large moments agree
 tensor (PD706). An error counts only by its *effect*: its share of the result that it feeds. What these rules share is
 in ``survey.scans``.
 
-Rules on *settings* read facts of the run, and report only where recorded tensors show that the setting matters: TF32
-and reduced-precision accumulation (PD702), partial determinism (PD707), the format of a gradient reduction (PD708).
-PD703 finds *positions* and angles that their format cannot tell apart: tables by their buffers, sines by their scan.
+PD708 reads the format of a gradient reduction, and reports it only where recorded gradients show that it matters. PD703
+finds *positions* and angles that their format cannot tell apart: tables by their buffers, sines by their scan.
 
 PD710 holds the *replicas* of a weight against one another: copies that several ranks should hold alike, by the layout
 that the recorder wrote (``survey.replicas``).
@@ -20,23 +19,19 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families.configuration import (
     catastrophic_cancellation,
     half_precision_positions,
-    incomplete_determinism,
     lossy_cast,
     narrow_gradient_reduction,
     precision_error_above_expectation,
-    reduced_precision_flags,
     reduction_in_half,
     unequal_replicas,
 )
 
 RULES: tuple[Rule, ...] = (
     reduction_in_half.RULE,
-    reduced_precision_flags.RULE,
     half_precision_positions.RULE,
     precision_error_above_expectation.RULE,
     catastrophic_cancellation.RULE,
     lossy_cast.RULE,
-    incomplete_determinism.RULE,
     narrow_gradient_reduction.RULE,
     unequal_replicas.RULE,
 )

@@ -155,8 +155,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fmt = known_format(fact.dtype)
     bits = fmt.mantissa_bits + 1 if fmt is not None else 0
     lost, wrong, of = min(fact.number("bits_lost"), bits), fact.count("wrong"), fact.count("of")
-    op, source = fact.where("used_by")
-    there = f" at {source.file}:{source.line}" if source is not None else ""
+    op, there = fact.where("used_by")
     share = percent(wrong / max(of, 1))
     message = (
         f"{op_words(fact)} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits (median; "

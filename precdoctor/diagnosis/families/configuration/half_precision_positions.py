@@ -92,7 +92,7 @@ def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
     worst = max(angles, key=lambda a: a.error / limits[a])
     words = f"sines of angles up to {worst.amax:.4g} in {worst.dtype}, off by {worst.error:.2g} radians"
     if worst.error >= limits[worst]:
-        return Checked([angles_finding(RULE, view, worst, limits[worst])], words, Status.FAILED)
+        return Checked([angles_finding(RULE, view, worst, limits[worst])], words)
     reason = words if tables.status is Status.NOT_APPLICABLE else f"{tables.reason}; {words}"
     return Checked((), f"{reason} (limit {limits[worst]:g})")
 
@@ -109,8 +109,7 @@ def _check_tables(view: RunView, options: Options) -> Checked:
     if not guilty:
         return Checked((), f"{seen} at lengths up to {length:,}: harmless there")
     worst = max(guilty, key=lambda t: t.error / limits[t.what])
-    return Checked([_finding(worst, guilty, length, limits)], f"{len(guilty):,} of {seen} lose positions",
-                   Status.FAILED)  # fmt: skip
+    return Checked([_finding(worst, guilty, length, limits)], f"{len(guilty):,} of {seen} lose positions")
 
 
 def _named(view: RunView) -> list[TensorRow]:

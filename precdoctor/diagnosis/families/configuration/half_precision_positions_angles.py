@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.parameters import HALF
@@ -112,7 +112,7 @@ def _widens(entry: Mapping[str, Any]) -> bool:
 def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> Finding:
     """The finding about angles above ``limit`` radians."""
     where = f"`{angles.module or angles.root}`" if angles.root else "the training loop"
-    line = f" at {angles.source.file}:{angles.source.line}" if angles.source is not None else ""
+    line = at_line(angles.source)
     effect = f"angles up to {angles.amax:.4g} are {angles.spacing:g} radians apart"
     what = short_name(angles.op)
     how = (

@@ -107,8 +107,7 @@ def _collided(fact: Fact) -> float:
 def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     to, share = text(fact.data.get("to")), percent(fact.number("wrapped") / max(fact.count("numel"), 1))
-    op, source = fact.where("read_by")
-    there = f" at {source.file}:{source.line}" if source is not None else ""
+    op, there = fact.where("read_by")
     instance = f"{fact.number('seen'):.10g} where it should be {fact.number('exact'):.10g}"
     return place_finding(
         RULE,
@@ -143,8 +142,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         if _is_read_back(fact):
             among = f"{fact.count('distinct_before'):,} integers from {fact.number('least'):,.0f} to"
             effect = f"only {fact.count('distinct_after'):,} of the {among} {fact.number('largest'):,.0f} can occur"
-            op, source = fact.where("read_by")
-            there = f" at {source.file}:{source.line}" if source is not None else ""
+            op, there = fact.where("read_by")
             measured = f"{before} holds no others; they are used as indices by {short_name(op)}{there}"
         limit, limits = percent(options["collided"]), {"collided": options["collided"]}
     else:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import FLUSH_OPTIONS, MAX_STEPS, examined_steps
@@ -96,11 +96,11 @@ def check(view: RunView, options: Options) -> Checked:
     if guilty:
         key = max(guilty, key=lambda k: (bool(guilty[k].overflows), median(guilty[k].flushed)))
         finding = _finding(view, key, guilty, reductions[key[0]], options)
-        return Checked([finding], f"{len(guilty):,} of {seen} lose elements", Status.FAILED)
+        return Checked([finding], f"{len(guilty):,} of {seen} lose elements")
     key = next(iter(gradients))
     fmt, reduction = gradients[key].fmt, reductions[key[0]]
     if reduction.ranks >= 2 ** (fmt.mantissa_bits + 1):
-        return Checked([_many_ranks(fmt, reduction, key)], f"{seen}: a running sum stalls", Status.FAILED)
+        return Checked([_many_ranks(fmt, reduction, key)], f"{seen}: a running sum stalls")
     worst = max(median(g.flushed) for g in gradients.values())
     return Checked((), f"{seen}: at most {percent(worst)} flushed")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import code_in_float32, module_expression, run_in_float32
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -69,8 +69,7 @@ def check(view: RunView, options: Options) -> Checked:
         most = (worst[0].local or 0.0) / found.u if worst else 0.0
         return Checked((), f"{seen}: the worst is {most:.2g} u off (expected up to {limits.expected * found.slack:g}, "
                        f"limit {limits.limit * found.slack:g})")  # fmt: skip
-    return Checked([_finding(view, found, guilty, limits)], f"{len(guilty):,} above expectation in {seen}",
-                   Status.FAILED)  # fmt: skip
+    return Checked([_finding(view, found, guilty, limits)], f"{len(guilty):,} above expectation in {seen}")
 
 
 def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> Finding:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status, rank_place
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, rank_place
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -87,7 +87,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.indeterminate(f"{seen}, but ranks count their steps differently: {apart}")
     compared = [replicas.weights[n] for n in summary["weight"].to_pylist()]
     finding = _finding(view, lasting, compared, options)
-    return Checked([finding], f"{len(lasting):,} of {seen} differ", Status.FAILED)
+    return Checked([finding], f"{len(lasting):,} of {seen} differ")
 
 
 def _difference(record: Mapping[str, Any], replicas: Replicas) -> Difference:

@@ -12,15 +12,13 @@ loud channel can hide that everything else is lost.
 
 A *recipe* says how the scale follows from amax: current (of the step itself), delayed (from a history), per block.
 PD404 finds scales that are wrong whatever the tensor is like, and replays recipes; the other rules find tensors that
-no scale fits, or products whose sums are too long for their accumulator. Prescriptions begin with the smallest change,
-and the histogram predicts the effect of each (:mod:`.fp8_prescriptions`). For other formats and scalings of a whole
-model there is ``precdoctor whatif``.
+no scale fits. Prescriptions begin with the smallest change, and the histogram predicts the effect of each
+(:mod:`.fp8_prescriptions`). For other formats and scalings of a whole model there is ``precdoctor whatif``.
 """
 
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families.fp8 import (
     e4m3_gradients,
-    fp8_accumulation,
     fp8_amax_explosion,
     fp8_outlier_channels,
     fp8_saturation,
@@ -37,5 +35,4 @@ RULES: tuple[Rule, ...] = (
     fp8_amax_explosion.RULE,
     sensitive_layer_in_fp8.RULE,
     fp8_outlier_channels.RULE,
-    fp8_accumulation.RULE,
 )

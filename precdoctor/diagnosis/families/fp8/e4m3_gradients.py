@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.relations import same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -88,8 +88,7 @@ def check(view: RunView, options: Options) -> Checked:
         weightless = ", less than rounding takes, and no recorded weight gradient misses a channel" if wide else ""
         return Checked((), f"{plural(len(judged), 'gradient')} in E4M3: at most {percent(worst)} flushed{weightless}")
     guilty.sort(key=lambda o: (-_lost(o), o.key))
-    return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {plural(len(judged), 'gradient')} in E4M3",
-                   Status.FAILED)  # fmt: skip
+    return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {plural(len(judged), 'gradient')} in E4M3")
 
 
 def _lost(operand: Operand) -> float:

@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Casts, Floats, Operand, operands
@@ -93,7 +93,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not growing:
         return Checked((), f"{seen_words(found)}: amax of {len(trends):,} grows, and the bulk with it")
     growing.sort(key=lambda g: (g.left[1], -g.amax.climbed, g.operand.key))
-    return Checked([_finding(view, growing, options)], f"{len(growing)} of {seen_words(found)} grow", Status.FAILED)
+    return Checked([_finding(view, growing, options)], f"{len(growing)} of {seen_words(found)} grow")
 
 
 def reach(fmt: Format) -> float:

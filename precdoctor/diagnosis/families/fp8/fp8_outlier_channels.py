@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -104,7 +104,7 @@ def check(view: RunView, options: Options) -> Checked:
         unknown = "; their blocks were not recorded" if hurt and not _recorded(view, hurt) else ""
         return Checked((), f"{seen_words(found)}: outliers cost the rest {worst:.1f} dB at most{unknown}")
     guilty.sort(key=lambda g: (-g.bulk.lost_db, g.operand.key))
-    return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {seen_words(found)}", Status.FAILED)
+    return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {seen_words(found)}")
 
 
 def _hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool:

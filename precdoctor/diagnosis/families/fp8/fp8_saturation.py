@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -103,7 +103,7 @@ def check(view: RunView, options: Options) -> Checked:
     if clipped:
         clipped.sort(key=lambda o: (-o.saturated_share, o.key))
         reason = f"{plural(len(clipped), 'operand')} of {seen_words(casts)} above the limit"
-        return Checked([_clipped(view, clipped, options)], reason, Status.FAILED)
+        return Checked([_clipped(view, clipped, options)], reason)
     if not tensors:
         worst = max((o.saturated_share for o in casts.values()), default=0.0)
         return Checked((), f"{seen_words(casts)}: at most {percent(worst)} clipped")
@@ -115,7 +115,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{seen}: at most {percent(worst)} at the maximum")
     key, tensor = max(guilty.items(), key=lambda item: item[1].share)
     finding = _finding(view, key, tensor, limits[tensor.exact], options, len(guilty))
-    return Checked([finding], f"{plural(len(guilty), 'tensor')} of {seen} above the limit", Status.FAILED)
+    return Checked([finding], f"{plural(len(guilty), 'tensor')} of {seen} above the limit")
 
 
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:

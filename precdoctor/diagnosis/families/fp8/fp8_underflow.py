@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -25,7 +25,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     seen_words,
     smallest,
 )
-from precdoctor.diagnosis.survey.harm import bulk_loss, channel_zeros
+from precdoctor.diagnosis.survey.harm import channel_zeros, mean_bits
 from precdoctor.diagnosis.survey.scans import Fact, short_name
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -87,8 +87,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{seen_words(found)}: at most {percent(worst)} flushed{weightless}")
     guilty.sort(key=lambda o: (-o.flushed_share, o.key))
     finding = _finding(view, guilty, options)
-    return Checked([finding], f"{plural(len(guilty), 'operand')} of {seen_words(found)} above the limits",
-                   Status.FAILED)  # fmt: skip
+    return Checked([finding], f"{plural(len(guilty), 'operand')} of {seen_words(found)} above the limits")
 
 
 def _is_harmful(view: RunView, operand: Operand, options: Options) -> bool:
@@ -109,7 +108,7 @@ def _scanned(view: RunView, operand: Operand, options: Options) -> Fact | None:
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
     operand = guilty[0]
     cast, cost = operand.typical, operand.cost
-    lost, bulk = lost_channels(view, operand), bulk_loss(cast.statistics.histogram, operand.fmt)
+    lost, bits = lost_channels(view, operand), mean_bits(cast.statistics.histogram, operand.fmt)
     read_by = next(iter(readers(view, operand)), operand.key[:2]) if lost else operand.key[:2]
     zeros = channel_zeros(view).get(read_by)
     starving = zeros.steps if zeros is not None and lost else 0
@@ -128,8 +127,9 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         title=f"{percent(share)} of the {operand.label} is flushed to zero in {operand.fmt.name}",
         message=f"{percent(share)} of the non-zero elements of the {operand.label} become zero in the cast to "
         f"{operand.fmt.dtype}, in the median of {plural(len(operand.settled), 'step')} (limit "
-        f"{percent(options['flushed_share'])}). Its non-zero elements keep {bulk.bits:.1f} of "
-        f"{bulk.of_bits} significant bits on average. {proof}{_cost_words(cost, operand, options)} At step {cast.step} "
+        f"{percent(options['flushed_share'])}). Its non-zero elements keep {bits:.1f} of "
+        f"{operand.fmt.mantissa_bits + 1} significant bits on average. {proof}{_cost_words(cost, operand, options)} "
+        f"At step {cast.step} "
         f"{scale_words(cast)}; in the median {padding(operand):.1f} binades below {operand.fmt.max:g} are unused. "
         f"{plural(len(guilty), 'operand')} above the limits.",
         location=location(operand, cast),
@@ -140,7 +140,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             "sqnr_db": cost.sqnr_db,
             "lost_db": cost.lost_db,
             "lost_channel_share": lost,
-            "mean_significant_bits": bulk.bits,
+            "mean_significant_bits": bits,
             "steps_without_weight_gradient": starving,
             "padding_binades": padding(operand),
             "steps_examined": len(operand.settled),
@@ -155,8 +155,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
 def _scanned_words(fact: Fact | None, options: Options) -> str:
     if fact is None:
         return ""
-    op, source = fact.where("fed")
-    there = f" at {source.file}:{source.line}" if source is not None else ""
+    op, there = fact.where("fed")
     share, effect = percent(fact.number("channels")), percent(fact.number("effect"))
     return (
         f"In the deep scan of step {fact.step} {share} of its channels keep less signal than error (limit "

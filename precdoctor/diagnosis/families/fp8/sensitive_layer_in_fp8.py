@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
@@ -105,7 +105,7 @@ def check(view: RunView, options: Options) -> Checked:
     )
     damaged = sum(s.damaged for s in judged)
     reason = f"{plural(len(judged), 'operand')} of layers kept wide elsewhere, {damaged:,} with damage"
-    return Checked([_finding(view, judged, options)], reason, Status.FAILED)
+    return Checked([_finding(view, judged, options)], reason)
 
 
 def _ancestors(module: str) -> Iterator[str]:

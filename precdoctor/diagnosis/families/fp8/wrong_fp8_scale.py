@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from precdoctor.diagnosis.claims.finding import Finding, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Severity
 from precdoctor.diagnosis.claims.relations import same_tensors, when, while_it_lasts, worst_tensor
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.families.fp8.fp8_casts import operands
@@ -94,7 +94,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not findings:
         return Checked((), f"{seen_words(found)}: {'; '.join(c.reason for c in checked)}")
     reason = "; ".join(c.reason for c in checked if c.findings)
-    return Checked(_folded(findings), f"{reason} of {seen_words(found)}", Status.FAILED)
+    return Checked(_folded(findings), f"{reason} of {seen_words(found)}")
 
 
 def _folded(findings: Sequence[Finding]) -> Sequence[Finding]:

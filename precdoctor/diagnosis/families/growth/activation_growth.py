@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -106,12 +106,12 @@ def check(view: RunView, options: Options) -> Checked:
     coarse = {} if growing else _coarse_logits(view, options)
     if coarse:
         reason = f"{plural(len(coarse), 'output')} of {seen}: logits too large for their format"
-        return Checked([_coarse_finding(coarse, options)], reason, Status.FAILED)
+        return Checked([_coarse_finding(coarse, options)], reason)
     if not growing:
         return Checked((), f"{seen}: none grows within {options['max_headroom']:g} binades of its limit")
     key = min(growing, key=lambda k: growing[k].steps_to(_limit(histories[k]))[1])
     finding = _finding(view, key, histories[key], growing, options)
-    return Checked([finding], f"{len(growing):,} of {seen} grow into their limit", Status.FAILED)
+    return Checked([finding], f"{len(growing):,} of {seen} grow into their limit")
 
 
 def _steps(view: RunView) -> int:

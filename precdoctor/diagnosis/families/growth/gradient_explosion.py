@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -83,7 +83,7 @@ def check(view: RunView, options: Options) -> Checked:
         return checked
     exploded = next(iter(checked.findings), None)
     finding = missing_zero_grad.finding(RULE, view, unzeroed, options["kept_steps"], exploded)
-    return Checked([finding], f"gradients of {plural(unzeroed.steps, 'step')} in a row were not zeroed", Status.FAILED)
+    return Checked([finding], f"gradients of {plural(unzeroed.steps, 'step')} in a row were not zeroed")
 
 
 def _explosions(view: RunView, options: Options) -> Checked:
@@ -99,7 +99,7 @@ def _explosions(view: RunView, options: Options) -> Checked:
         return Checked((), f"{plural(count, 'gradient norm')}, largest {largest:.3g}")
     worst = max(found, key=lambda e: e.peak / e.baseline)
     reason = f"{plural(len(found), 'explosion')} in {plural(count, 'step')}"
-    return Checked([_finding(view, worst, options)], reason, Status.FAILED)
+    return Checked([_finding(view, worst, options)], reason)
 
 
 def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, Link, call_chains, chains, consistent_share, slope
+from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, Link, call_chains, chains, rising_share, slope
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.rows import known_format, location, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
@@ -60,7 +60,7 @@ def check(view: RunView, options: Options) -> Checked:
         most = max(map(_growth, alive))
         return Checked((), f"{seen}: {max(0.0, most):.1f} binades of growth in the worst (limit {options['growth']:g})")
     worst = max(guilty, key=_growth)
-    return Checked([_finding(view, worst, options)], f"{_growth(worst):.0f} binades of growth in {seen}", Status.FAILED)
+    return Checked([_finding(view, worst, options)], f"{_growth(worst):.0f} binades of growth in {seen}")
 
 
 def _named(chain: Chain, link: Link) -> str:
@@ -93,7 +93,7 @@ def _headroom(chain: Chain) -> float:
 
 
 def _grows(chain: Chain, options: Options) -> bool:
-    if consistent_share(_sizes(chain), 1.0) < options["consistent_share"]:
+    if rising_share(_sizes(chain)) < options["consistent_share"]:
         return False
     near = _headroom(chain) <= options["headroom"]
     return _growth(chain) >= (0.5 if near else 1.0) * options["growth"]
@@ -121,7 +121,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         "headroom_binades": room,
         "layers": chain.as_evidence()[:64],
         "steps_examined": chain.steps,
-        "confidence_reason": f"it grows in {consistent_share(_sizes(chain), 1.0):.0%} of the steps along them",
+        "confidence_reason": f"it grows in {rising_share(_sizes(chain)):.0%} of the steps along them",
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}

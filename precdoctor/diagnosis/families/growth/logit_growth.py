@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
@@ -139,7 +139,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{seen}: the largest logit is {largest:.3g}")
     key = min(cases, key=lambda k: (_ROLES.index(cases[k].history.role), -cases[k].history.last / cases[k].limit))
     finding = _finding(key, cases, loss)
-    return Checked([finding], f"{len(cases):,} of {seen}: logits too large", Status.FAILED)
+    return Checked([finding], f"{len(cases):,} of {seen}: logits too large")
 
 
 def _limits(options: Options) -> dict[str, float]:

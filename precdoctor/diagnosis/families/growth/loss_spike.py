@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import course_left
@@ -122,7 +122,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{plural(count, 'loss')}, none out of range")
     worst = max(spikes, key=lambda s: (s.stays, (s.peak - s.level) / max(s.deviation, 1e-12)))
     reason = f"{plural(len(spikes), 'spike')} in {plural(count, 'loss')}"
-    return Checked([_finding(view, worst, options)], reason, Status.FAILED)
+    return Checked([_finding(view, worst, options)], reason)
 
 
 def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _Spike | None:

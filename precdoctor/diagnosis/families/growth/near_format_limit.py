@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
@@ -66,14 +66,14 @@ def check(view: RunView, options: Options) -> Checked:
     clamp = _worst_clamp(view, constant)
     if clamp is not None and clamp.share >= options["clamped_share"]:
         words = f"{clamp.row.label} is clamped: {percent(clamp.share)} of it is larger"
-        return Checked([_clamp_finding(view, clamp, options)], words, Status.FAILED)
+        return Checked([_clamp_finding(view, clamp, options)], words)
     if not near:
         least = min((h.headroom(max(h.amax.values())) for h in histories.values() if not h.at_max), default=None)
         words = f"{seen}: least headroom {least:.1f} binades" if least is not None else seen
         return Checked((), f"{words} (limit {options['headroom']:g})")
     key, history = min(near.items(), key=lambda item: item[1].headroom(max(item[1].amax.values())))
     finding = _finding(view, key, history, near, options)
-    return Checked([finding], f"{len(near):,} of {seen} within {options['headroom']:g} binades", Status.FAILED)
+    return Checked([finding], f"{len(near):,} of {seen} within {options['headroom']:g} binades")
 
 
 def _close(history: History, options: Options) -> list[tuple[int, float]]:

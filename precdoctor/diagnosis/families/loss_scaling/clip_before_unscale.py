@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.step_facts import StepFacts
@@ -55,7 +55,7 @@ def check(view: RunView, options: Options) -> Checked:
     if share <= options["wrong_share"]:
         return Checked((), f"{plural(total, 'clipped step')}, gradients unscaled before each")
     finding = _finding(process, steps, share, options, len(view.optimizers))
-    return Checked([finding], f"{plural(len(steps), 'step')} of {total:,} clipped before unscaling", Status.FAILED)
+    return Checked([finding], f"{plural(len(steps), 'step')} of {total:,} clipped before unscaling")
 
 
 def _shrink(facts: StepFacts, scale: float) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -71,11 +71,11 @@ def check(view: RunView, options: Options) -> Checked:
     again = _most(_repeated_unscales(view), options["share"])
     if again is not None:
         reason = f"{again.steps:,} of {plural(again.of, 'step')} unscaled several times"
-        return Checked([_repeated_finding(view, again, options)], reason, Status.FAILED)
+        return Checked([_repeated_finding(view, again, options)], reason)
     unused = _most(_unscaled_losses(view), options["share"])
     if unused is not None:
         reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
-        return Checked([_unscaled_loss_finding(view, unused, options)], reason, Status.FAILED)
+        return Checked([_unscaled_loss_finding(view, unused, options)], reason)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
     if not steps:
         return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")
@@ -85,7 +85,7 @@ def check(view: RunView, options: Options) -> Checked:
         usual = median(s.factor for s in steps.values())
         return Checked((), f"the optimizer gets {usual:.3g} of the unscaled gradients on {plural(len(steps), 'step')}")
     finding = _finding(guilty, share, options)
-    return Checked([finding], f"{len(guilty):,} of {plural(len(steps), 'step')} unscaled twice", Status.FAILED)
+    return Checked([finding], f"{len(guilty):,} of {plural(len(steps), 'step')} unscaled twice")
 
 
 # -- both gradients on record -----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -48,14 +48,14 @@ def check(view: RunView, options: Options) -> Checked:
     for process, steps in scaled:
         if not is_dynamic(steps) and _always_overflows(steps, options):
             finding = _finding_by_hand(view, process, steps, options)
-            return Checked([finding], f"all of {plural(len(steps), 'step')} overflowed", Status.FAILED)
+            return Checked([finding], f"all of {plural(len(steps), 'step')} overflowed")
     courses = [(p, steps) for p, steps in scaled if is_dynamic(steps)]
     if not courses:
         return Checked.not_applicable("no dynamic loss scaler was seen")
     for process, steps in courses:
         if _stands_still(view, process, steps, options):
             finding = _finding(view, process, steps, options)
-            return Checked([finding], f"the scaler stood still for {plural(len(steps), 'step')}", Status.FAILED)
+            return Checked([finding], f"the scaler stood still for {plural(len(steps), 'step')}")
     longest = max(s.growth_tracker or 0 for _, steps in courses for s in steps)
     count = sum(len(steps) for _, steps in courses)
     if count < options["min_steps"] and not longest:

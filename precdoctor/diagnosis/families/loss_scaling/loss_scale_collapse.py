@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import (
     anywhere,
     mended_by_the_scale,
@@ -123,7 +123,7 @@ def check(view: RunView, options: Options) -> Checked:
         low = min(s.loss_scale or 0.0 for s in courses[0].steps)
         return Checked((), f"{seen}: lowest {low:g}, {plural(skipped, 'skipped step')}")
     course, collapse = max(collapses, key=lambda c: (c[1].severe, -c[1].end, -c[0].process.rank))
-    return Checked([_finding(view, course, collapse, options)], f"{collapse.measured} in {seen}", Status.FAILED)
+    return Checked([_finding(view, course, collapse, options)], f"{collapse.measured} in {seen}")
 
 
 def _course(process: Process, steps: Sequence[StepFacts]) -> _Course:

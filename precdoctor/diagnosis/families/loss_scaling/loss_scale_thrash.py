@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import culprits
@@ -80,7 +80,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"{plural(len(worst.probes), 'probe')} into overflow in {plural(len(worst.steps), 'scaled step')}"
     if len(worst.probes) < options["min_probes"] or worst.share < options["wasted_share"]:
         return Checked((), f"{seen} (limit {percent(options['wasted_share'])})")
-    return Checked([_finding(view, worst, options)], seen, Status.FAILED)
+    return Checked([_finding(view, worst, options)], seen)
 
 
 def replayed_skips(steps: int, level: float, ceiling: float, interval: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.larger_loss_scale import out_of_subnormals, subnormal_share
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Overflow
@@ -110,7 +110,7 @@ def check(view: RunView, options: Options) -> Checked:
         if not guilty:
             return Checked((), f"{seen}: some are subnormal, but only {room:.1f} binades are left for a larger scale")
     reason = f"{plural(len(guilty), 'gradient')} of {seen} among the subnormals"
-    return Checked([_finding(view, courses[0], guilty, room, options)], reason, Status.FAILED)
+    return Checked([_finding(view, courses[0], guilty, room, options)], reason)
 
 
 def _finding(

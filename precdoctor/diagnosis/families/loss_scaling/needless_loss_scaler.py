@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.loss_scales import is_dynamic, scaled_steps
@@ -93,7 +93,7 @@ def check(view: RunView, options: Options) -> Checked:
             ),
         ),
     )
-    return Checked([finding], f"a scaler over {plural(count, 'step')} without FP16", Status.FAILED)
+    return Checked([finding], f"a scaler over {plural(count, 'step')} without FP16")
 
 
 def _half_precision(view: RunView) -> str | None:

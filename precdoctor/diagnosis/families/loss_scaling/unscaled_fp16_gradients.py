@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from precdoctor.diagnosis.advice.larger_loss_scale import out_of_subnormals, subnormal_share
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import (
@@ -79,7 +79,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{plural(len(half), 'FP16 gradient')} without a loss scale: {words} in the worst")
     key, worst = min(guilty.items(), key=lambda item: item[1].mean_bits)
     seen = f"{plural(len(half), 'FP16 gradient')} without a loss scale: {worst.mean_bits:.1f} bits kept in the worst"
-    return Checked([_finding(view, found, key, guilty, options)], seen, Status.FAILED)
+    return Checked([_finding(view, found, key, guilty, options)], seen)
 
 
 def _finding(

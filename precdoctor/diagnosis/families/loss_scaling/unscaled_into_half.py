@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import (
@@ -100,7 +100,7 @@ def check(view: RunView, options: Options) -> Checked:
         worst = max(g.share for g in gradients.values())
         return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limit)})")
     finding = _finding(view, guilty, options)
-    return Checked([finding], f"{len(guilty):,} of {seen} above the limit", Status.FAILED)
+    return Checked([finding], f"{len(guilty):,} of {seen} above the limit")
 
 
 def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -78,12 +78,12 @@ def check(view: RunView, options: Options) -> Checked:
     tensors, _ = view.tensor_count(("batch",))
     harmful = check_incidents(view, RULE, options, _report, seen)
     if harmful.findings:
-        return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason, Status.FAILED)
+        return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason)
     if tensors == 0:
         return Checked.not_applicable("no root module was given a floating-point argument (token ids are integers)")
     findings = [*_extreme_findings(view, options), *_harmless(view, options)]
     if findings:
-        return Checked(findings, f"{plural(len(findings), 'suspicious batch')} among {seen}", Status.FAILED)
+        return Checked(findings, f"{plural(len(findings), 'suspicious batch')} among {seen}")
     return Checked((), f"{seen}, all finite, none {options['extreme_binades']:g} binades above those before")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source
+from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_read, delivered_tensor, field_words
@@ -90,7 +90,7 @@ class Culprit:
     @property
     def at_line(self) -> str:
         """`` at train.py:12``; empty if the line is unknown."""
-        return f" at {self.source.file}:{self.source.line}" if self.source is not None else ""
+        return at_line(self.source)
 
     @property
     def between_roots(self) -> bool:

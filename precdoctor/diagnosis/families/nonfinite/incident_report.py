@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.learning_rates import JUMP
@@ -82,7 +82,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, describe: Descr
     mine = [with_divergence(view, i) for i in incidents(view) if i.code == rule.code]
     if mine:
         findings = [_finding(view, rule, options, incident, describe) for incident in mine]
-        return Checked(findings, f"{plural(len(findings), 'origin')} in {seen}", Status.FAILED)
+        return Checked(findings, f"{plural(len(findings), 'origin')} in {seen}")
     if others := sorted({f"{i.code} at step {i.step}" for i in incidents(view)}):
         return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({', '.join(others)})")
     return Checked((), f"{seen}, all finite, masks aside")

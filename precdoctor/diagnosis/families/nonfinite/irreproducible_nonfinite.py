@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, Status, rank_place
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity, rank_place
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -65,7 +65,7 @@ def check(view: RunView, options: Options) -> Checked:
         room = _least_headroom(view, incident.process, incident.step)
         if _not_reproduced(replay) and room is not None and room >= options["headroom"]:
             finding = _finding(view, incident, replay, room, options)
-            return Checked([finding], f"one of {words} was finite", Status.FAILED)
+            return Checked([finding], f"one of {words} was finite")
     return Checked((), f"{words}, non-finite again or finite for a known reason")
 
 

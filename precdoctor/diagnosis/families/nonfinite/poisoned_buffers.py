@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
@@ -65,7 +65,7 @@ def check(view: RunView, options: Options) -> Checked:
     poisoned = _poisoned(rows, options["min_steps"])
     if not poisoned:
         return Checked((), f"{seen}, none that became non-finite and stayed so")
-    return Checked([_finding(view, poisoned, options)], f"{len(poisoned):,} of {seen} became non-finite", Status.FAILED)
+    return Checked([_finding(view, poisoned, options)], f"{len(poisoned):,} of {seen} became non-finite")
 
 
 def _poisoned(rows: pd.DataFrame, min_steps: float) -> dict[tuple[Process, Parameter], _Buffer]:

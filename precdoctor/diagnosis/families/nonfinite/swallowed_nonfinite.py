@@ -66,9 +66,8 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
     shown, _ = fact.where("shown_by")
-    hidden, source = fact.where("hidden_by")
+    hidden, there = fact.where("hidden_by")
     hiding = short_name(hidden or shown)
-    there = f" at {source.file}:{source.line}" if source is not None else ""
     seen, exact, share = fact.number("seen"), fact.number("exact"), percent(wrong_share(fact))
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} made {affected:,} non-finite elements "

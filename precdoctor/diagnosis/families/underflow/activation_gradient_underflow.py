@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from precdoctor.diagnosis.advice.larger_loss_scale import loss_scale_of, plan_scale, prescribe_scale
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -107,7 +107,7 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {k: t for k, t in found.tensors.items() if is_harmed(view, k, t, limits)}
     if guilty:
         reason = f"{plural(len(guilty), 'gradient')} of {seen} above {percent(options['flushed_share'])}"
-        return Checked([_finding(view, found, guilty, options)], reason, Status.FAILED)
+        return Checked([_finding(view, found, guilty, options)], reason)
     if flushes.findings:
         return flushes
     worst = max(t.share for t in found.tensors.values())

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
@@ -144,7 +144,7 @@ def check(view: RunView, options: Options) -> Checked:
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: each is non-zero on some step"
     words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in flat) if flat else ""
     words += f"; {len(death.layers)} died during the run" if death is not None else ""
-    return Checked(findings, words, Status.FAILED if findings else None)
+    return Checked(findings, words)
 
 
 def _training_steps(view: RunView) -> list[int]:

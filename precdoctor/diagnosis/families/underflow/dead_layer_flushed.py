@@ -17,7 +17,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import FINE_BITS, MARGIN_BINADES
-from precdoctor.diagnosis.survey.harm import bulk_loss
+from precdoctor.diagnosis.survey.harm import mean_bits
 from precdoctor.diagnosis.survey.rows import (
     Parameter,
     TensorRow,
@@ -74,7 +74,7 @@ def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozens
     if last is not None:
         limit = FP16.min_normal if last.dtype == FP16.dtype else FP16.flush_limit
         return FlushedZeros(first, last, None, rows) if (last.amax or 0.0) <= limit else None
-    if any(bulk_loss(r.histogram, FP16).bits >= FINE_BITS.default for r in alive):
+    if any(mean_bits(r.histogram, FP16) >= FINE_BITS.default for r in alive):
         return None
     return FlushedZeros(first, None, _element(gradients, rows, first.scale or 1.0), rows)
 

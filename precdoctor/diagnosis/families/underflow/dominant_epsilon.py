@@ -75,8 +75,7 @@ def check(view: RunView, options: Options) -> Checked:
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     constant, median = fact.number("constant"), fact.number("median")
-    op, source = fact.where("read_by")
-    there = f" at {source.file}:{source.line}" if source is not None else ""
+    op, there = fact.where("read_by")
     share, decided = percent(wrong_share(fact)), fact.count("decided") / max(fact.count("nonzero"), 1)
     instance = f", for instance {fact.number('seen'):.4g} instead of {fact.number('exact'):.4g}"
     message = (

@@ -64,8 +64,7 @@ def check(view: RunView, options: Options) -> Checked:
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     wrong, of, affected = fact.count("wrong"), fact.count("of"), fact.count("affected")
-    op, source = fact.where("shown_by")
-    there = f" at {source.file}:{source.line}" if source is not None else ""
+    op, there = fact.where("shown_by")
     share = percent(wrong_share(fact))
     message = (
         f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)} flushed {affected:,} elements to zero "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.frames import at, groups, keys, rows_of, step_values
@@ -78,7 +78,7 @@ def check(view: RunView, options: Options) -> Checked:
         stalls = min(s.stalls for s in sums.values())
         return Checked((), f"{seen}, a sum of like terms stalls at {stalls:,}")
     finding = _finding(view, guilty, options)
-    return Checked([finding], f"{len(guilty):,} of {seen} reach its limit", Status.FAILED)
+    return Checked([finding], f"{len(guilty):,} of {seen} reach its limit")
 
 
 def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> dict[Key, _Sum]:

@@ -19,7 +19,7 @@ from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent impor
     forgetting_finding,
     learnt_share,
 )
-from precdoctor.diagnosis.survey.depth import Chain, chains, consistent_share, joined_chains, slope
+from precdoctor.diagnosis.survey.depth import Chain, chains, joined_chains, rising_share, slope
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
@@ -110,10 +110,10 @@ def _along_depth(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
     seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
     worst = _worst(view, alive)
-    if _decay(worst) < options["decay"] or consistent_share(_norms(worst), 1.0) < options["consistent_share"]:
+    if _decay(worst) < options["decay"] or rising_share(_norms(worst)) < options["consistent_share"]:
         words = f"{_decay(worst):.1f} binades lost in the worst" if _decay(worst) > 0.05 else "none is lost"
         return Checked((), f"{seen}: {words} (limit {options['decay']:g})")
-    return Checked([_finding(view, worst, options)], f"{_decay(worst):.0f} binades lost in {seen}", Status.FAILED)
+    return Checked([_finding(view, worst, options)], f"{_decay(worst):.0f} binades lost in {seen}")
 
 
 def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
@@ -155,7 +155,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         "binades_per_layer": each,
         "layers": chain.as_evidence()[:64],
         "steps_examined": chain.steps,
-        "confidence_reason": f"it falls in {consistent_share(_norms(chain), 1.0):.0%} of the steps from layer to layer",
+        "confidence_reason": f"it falls in {rising_share(_norms(chain)):.0%} of the steps from layer to layer",
     }
     if row is not None:
         evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
@@ -210,7 +210,7 @@ def _along_calls(view: RunView, options: Options) -> Checked:
     limits = options["call_decay"], options["learnt"]
     if found.lost < limits[0] or found.steadiness < options["consistent_share"] or fallen >= limits[1]:
         return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
-    return Checked([forgetting_finding(RULE, view, found, fallen, limits)], words, Status.FAILED)
+    return Checked([forgetting_finding(RULE, view, found, fallen, limits)], words)
 
 
 # -- through another model --------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _through_another(view: RunView, options: Options) -> Checked:
     starved = [p for p in players if p.rose and p.fallen >= options["starved"]]
     if starved:
         words = f"the gradient of {starved[0].root} fell {starved[0].fallen:.2g} times while its loss rose"
-        return Checked([_starved_finding(starved[0], options)], words, Status.FAILED)
+        return Checked([_starved_finding(starved[0], options)], words)
     most = players[0]
     return Checked(
         (), f"the gradient of {most.root}, which learns through {most.through}, fell {most.fallen:.2g} times"

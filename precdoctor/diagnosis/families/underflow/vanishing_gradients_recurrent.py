@@ -9,7 +9,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, call_chains, consistent_share, slope
+from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, call_chains, rising_share, slope
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
@@ -30,7 +30,7 @@ class Forgetting:
     @property
     def steadiness(self) -> float:
         """Share of the steps from call to call that go down."""
-        return consistent_share(self.norms, 1.0)
+        return rising_share(self.norms)
 
     @property
     def calls(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.advice.larger_loss_scale import loss_scale_of, plan_scale, prescribe_scale
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -86,7 +86,7 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {k: t for k, t in found.tensors.items() if t.share >= limits[0] and t.lost_share >= limits[1]}
     if guilty:
         finding = _finding(view, found, guilty, options)
-        return Checked([finding], f"{plural(len(guilty), 'gradient')} of {seen} above the limit", Status.FAILED)
+        return Checked([finding], f"{plural(len(guilty), 'gradient')} of {seen} above the limit")
     coarse = {
         k: g
         for k, g in _gridded(view, options["max_steps"]).items()
@@ -94,7 +94,7 @@ def check(view: RunView, options: Options) -> Checked:
     }
     if coarse:
         finding = _grid_finding(view, coarse, options)
-        return Checked([finding], f"{plural(len(coarse), 'FP32 gradient')} rounded to a coarse grid", Status.FAILED)
+        return Checked([finding], f"{plural(len(coarse), 'FP32 gradient')} rounded to a coarse grid")
     if not found.tensors:
         return Checked.not_applicable("no weight gradient is stored in FP16 or BF16, or was rounded to it")
     worst = max(t.share for t in found.tensors.values())

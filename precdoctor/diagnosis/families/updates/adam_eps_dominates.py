@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, rows_of
@@ -112,7 +112,7 @@ def check(view: RunView, options: Options) -> Checked:
         worst = max(g.share for g in gradients.values())
         return Checked((), f"{seen}: at most {percent(worst)} of the elements of any below it")
     finding = _finding(view, guilty, roots, eps, options, len(gradients))
-    return Checked([finding], f"{len(guilty):,} of {seen} are mostly below it", Status.FAILED)
+    return Checked([finding], f"{len(guilty):,} of {seen} are mostly below it")
 
 
 def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:

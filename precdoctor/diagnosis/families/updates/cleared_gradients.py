@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import (
@@ -70,12 +70,12 @@ def check(view: RunView, options: Options) -> Checked:
         if len(starved) < max(options["min_steps"], options["share"] * own.size) or not _same(rows, starved):
             continue
         finding = _finding(starved, own.size, options)
-        return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer", Status.FAILED)
+        return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
     if dropped := facts(view, "dropped"):
         checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped(view, g), seen="",
                               keep=lambda g: stands(view, g))  # fmt: skip
         if checked.findings:
-            return Checked(checked.findings, f"{plural(len(dropped), 'scan')} saw gradients dropped", Status.FAILED)
+            return Checked(checked.findings, f"{plural(len(dropped), 'scan')} saw gradients dropped")
     if steps.empty:
         return Checked.not_applicable("no sampled step made a weight gradient")
     return Checked((), f"the optimizer got gradients on {plural(len(steps), 'step')}, or the weights moved")

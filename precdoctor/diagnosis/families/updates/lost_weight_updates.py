@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
@@ -96,11 +96,11 @@ def check(view: RunView, options: Options) -> Checked:
         if still:
             finding = still_finding(RULE, view, still, options["stuck_share"])
             reason = f"{plural(len(still), 'FP32 weight')} take up no update"
-            return Checked([*(narrow.findings if narrow else ()), finding], reason, Status.FAILED)
+            return Checked([*(narrow.findings if narrow else ()), finding], reason)
         return narrow or _nothing(view, len(large), options)
     wide = large_finding(RULE, view, stuck, options["lost_share"])
     reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
-    return Checked([*(narrow.findings if narrow else ()), wide], reason, Status.FAILED)
+    return Checked([*(narrow.findings if narrow else ()), wide], reason)
 
 
 def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -> Checked | None:
@@ -121,7 +121,7 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
         reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
         return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")
     finding = _finding(view, narrow, share, stuck, options, moves)
-    return Checked([finding], f"{percent(share)} of {seen} lost", Status.FAILED)
+    return Checked([finding], f"{percent(share)} of {seen} lost")
 
 
 def _nothing(view: RunView, large: int, options: Options) -> Checked:

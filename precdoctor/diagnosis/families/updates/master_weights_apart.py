@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import Ints, courses, finite, pairs
@@ -81,10 +81,10 @@ def check(view: RunView, options: Options) -> Checked:
     apart = {p: pair for p, pair in pairs.items() if pair.steps.size >= steps and pair.least(steps) > options["ulps"]}
     seen = f"{plural(len(pairs), '16-bit weight')} and their master copies"
     if apart:
-        return Checked([_finding(apart, len(pairs), options)], f"{len(apart):,} of {seen} differ", Status.FAILED)
+        return Checked([_finding(apart, len(pairs), options)], f"{len(apart):,} of {seen} differ")
     undone = {p: pair for p, pair in pairs.items() if pair.undone(options["ulps"]).size >= options["min_undone"]}
     if undone:
-        return Checked([_undone(undone, options)], f"{len(undone):,} of {seen} differ now and then", Status.FAILED)
+        return Checked([_undone(undone, options)], f"{len(undone):,} of {seen} differ now and then")
     return Checked((), f"{seen}: equal up to rounding")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import lost_and_intended
@@ -78,7 +78,7 @@ def check(view: RunView, options: Options) -> Checked:
     if later < options["lost_later"]:
         return Checked((), f"{seen}: {percent(later)} would be lost at {options['decay']:g} of the rate")
     finding = _finding(view, dtype, weights[dtype], updates, (now, later), options)
-    return Checked([finding], f"{percent(later)} of {seen} lost at {options['decay']:g} of the rate", Status.FAILED)
+    return Checked([finding], f"{percent(later)} of {seen} lost at {options['decay']:g} of the rate")
 
 
 def _survey(view: RunView, dtype: str) -> _Updates:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -156,7 +156,7 @@ def check(view: RunView, options: Options) -> Checked:
     steps = max(w.ratios.size for w in weights.values())
     seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
     if (decayed := _decayed(view, options)) is not None:
-        return Checked([decayed], f"{seen}: weights decay to nothing", Status.FAILED)
+        return Checked([decayed], f"{seen}: weights decay to nothing")
     guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
     early = {} if guilty else _thrown_off(view, options)
     if not guilty and not early:
@@ -165,7 +165,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{seen}, too few for a median" if few else f"{seen}: at most {worst:.2g} of the weight")
     finding = _finding(view, guilty or early, len(weights), options, early=bool(early))
     limit = options["early_ratio" if early else "ratio"]
-    return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}", Status.FAILED)
+    return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}")
 
 
 def _decayed(view: RunView, options: Options) -> Finding | None:

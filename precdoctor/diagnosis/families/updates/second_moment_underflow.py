@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
@@ -105,11 +105,10 @@ def check(view: RunView, options: Options) -> Checked:
         long = leaps(view, options["beyond"])
         if orphans or long:
             found = rounded_finding(RULE, view, orphans, long, eps)
-            return Checked([found], f"{seen}: moments that no gradients can make", Status.FAILED)
+            return Checked([found], f"{seen}: moments that no gradients can make")
         worst = max((v.share for v in lost.values() if v.shares.size), default=0.0)
         return Checked((), f"{seen}: at most {percent(worst)} of the elements with a gradient above eps are zero")
-    return Checked([_finding(view, moments, guilty, eps, options)], f"{len(guilty):,} of {seen} have zeros",
-                   Status.FAILED)  # fmt: skip
+    return Checked([_finding(view, moments, guilty, eps, options)], f"{len(guilty):,} of {seen} have zeros")
 
 
 def _limit(view: RunView, options: Options) -> float:

@@ -96,7 +96,7 @@ def check(view: RunView, options: Options) -> Checked:
         seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
         found.append((seen, _count_finding(counts, options)))
     if found:
-        return Checked([_together([f for _, f in found])], "; ".join(seen for seen, _ in found), Status.FAILED)
+        return Checked([_together([f for _, f in found])], "; ".join(seen for seen, _ in found))
     if statistics and averages.status is Status.NOT_APPLICABLE:
         return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, and all of them move")
     return averages
@@ -131,7 +131,7 @@ def _averages(view: RunView, options: Options) -> Checked:
     if not stalled:
         return Checked((), f"{seen} of weights, and all of them move")
     finding = _finding(stalled, averages, weights, options)
-    return Checked([finding], f"{len(stalled):,} of {seen} do not move", Status.FAILED)
+    return Checked([finding], f"{len(stalled):,} of {seen} do not move")
 
 
 def _survey(view: RunView) -> dict[Parameter, _Weight]:

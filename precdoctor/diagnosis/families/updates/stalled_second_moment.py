@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.advice.wide_weights import widened_bytes
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.histories import by_optimizer
@@ -84,8 +84,7 @@ def check(view: RunView, options: Options) -> Checked:
     if steps < options["min_steps"]:
         return Checked((), f"{plural(steps, 'step')}: nothing had to decay yet")
     finding = _finding(view, narrow, beta2, limit, options)
-    return Checked([finding], f"the second moments of {plural(len(narrow.weights), 'weight')} cannot decay",
-                   Status.FAILED)  # fmt: skip
+    return Checked([finding], f"the second moments of {plural(len(narrow.weights), 'weight')} cannot decay")
 
 
 def _groups(view: RunView) -> list[Mapping[str, Any]]:

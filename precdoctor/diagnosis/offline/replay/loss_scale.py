@@ -85,7 +85,7 @@ class LossScaleReplay:
 
 
 def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt: Format = FP16) -> LossScaleReplay:
-    """Replays the log of :func:`default_process` with another loss scaler.
+    """Replays one process' log with another loss scaler: the first one with a loss scale, else the first.
 
     The recorded gradients are taken as they are: a run that skips other steps trains on a little differently, and what
     that does to later gradients is not predicted.

@@ -73,7 +73,6 @@ def finding(**location) -> Finding:
             {"kind": "output"},
             Change("module.dtype", "float32", "float16", "GPT#0"),
         ),
-        ({"matmul_allow_tf32": {"from": True, "to": False}}, {}, Change("flag.matmul_allow_tf32", False, True)),
         (
             {"weight_dtype": {"from": "bfloat16", "to": "float32"}},
             {},
