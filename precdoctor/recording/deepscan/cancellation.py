@@ -50,8 +50,8 @@ _MAX_PENDING = 64
 #: Ops between a difference and the choice.
 _KEEPS = names("neg abs sqrt clamp clamp_min")
 _FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
-#: Ops of loss code that round their result to half: log-probabilities and their total over a sequence, products.
-_REDUCES = names("sum mean _log_softmax mm bmm")
+#: Ops of loss code that round their result to half: probabilities, their logarithms and totals of them, products.
+_REDUCES = names("sum mean _log_softmax _softmax log exp sigmoid log_sigmoid_forward mm bmm")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
 _NOISE, _COLUMN = 0.5, 0.25
 #: Of data, in L2: no number format of eight bits is as coarse.

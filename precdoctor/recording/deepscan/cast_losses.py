@@ -47,6 +47,8 @@ _SHIFTS = names("add sub rsub mul bitwise_xor clamp clamp_min clamp_max minimum 
                 "remainder fmod")  # fmt: skip
 #: Share of a channel's energy from which on its error takes it: what is left of it is below the noise.
 _GONE = 0.5
+#: Share of a tensor's elements that an FP8 cast has to flush for what they feed to be followed, little as they weigh.
+_MANY = 0.25
 #: Least number of elements of a channel, and channels.
 _PER_CHANNEL, _CHANNELS = 8, 4
 
@@ -205,10 +207,11 @@ class Casts:
         whole = x[kept].abs().sum()
         share = float(lost / whole) if float(whole) > 0 else 0.0
         channels = _channels_gone(x, y) if narrow else 0.0
-        if share < _NOTED and not channels:
+        nonzero = before.numel - before.zero
+        if share < _NOTED and not channels and not (narrow and flushed >= _MANY * nonzero):
             return
-        counted = {"nonzero": before.numel - before.zero, "flushed": flushed, "clipped": clipped, "lost": share}
-        if share < _NOTED:  # one loud channel holds the magnitude: only what became of the others counts
+        counted = {"nonzero": nonzero, "flushed": flushed, "clipped": clipped, "lost": share}
+        if share < _NOTED:  # few loud elements hold the magnitude: only what became of the others counts
             kept &= (y == 0) & (x != 0)
         if narrow:
             counted["channels"] = channels

@@ -23,7 +23,8 @@ from precdoctor.recording.deepscan.shadows import Room, Shadows
 _MAX_ERRORS, _MAX_HOPS, _MAX_SHADOWS = 64, 64, 64
 #: An error is diluted where its share of a result is below this part of its share of the tensor it began in.
 _DILUTED = 0.5
-#: Effects below this are no fact: an eighth of a unit in the last place of BF16, which every op is good to at most.
+#: Effects below this are no fact, and elements this close are right: an eighth of a unit in the last place of BF16,
+#: which every op is good to at most.
 _NOTED = 2.0**-12
 #: Least number of elements of a row, and of rows, for rows to be looked at one by one.
 _PER_ROW, _ROWS = 8, 8
@@ -170,9 +171,15 @@ class Effects:
             return False
         if any(at is not None and x is not call.args[at] for x, _, _ in given):
             return False
-        size = torch.linalg.vector_norm(result.detach(), 1, dim=-1 if result.dim() else None, dtype=torch.float32)
-        off = ((right - call.before(x).detach().double()).abs().broadcast_to(result.shape) for x, right, _ in given)
-        effects = [_share(_rows(o), size, result.shape) for o in off]
+        size = result.detach().double().abs()
+        off = [(right - call.before(x).detach().double()).abs().broadcast_to(result.shape) for x, right, _ in given]
+        wrong = (o > _NOTED * size for o in off)
+        effects = [
+            _share(_rows(torch.where(w, o, 0.0)), _rows(torch.where(w, size, 0.0)), size.shape)
+            if bool(w.any())
+            else 0.0
+            for o, w in zip(off, wrong, strict=True)
+        ]
         if not max(effects) < _NOTED:
             return False
         self._shadows.drop(result)
@@ -218,7 +225,7 @@ def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, flo
     """
     size = right.abs()
     off = torch.where(torch.isfinite(seen), (right - seen).abs(), size)
-    differ = torch.isfinite(right) & (off > 0)
+    differ = torch.isfinite(right) & (off > _NOTED * size)
     size = torch.where(differ, size, 0.0)
     if not float(size.sum()):
         return (1.0, 0.0) if bool(differ.any()) else (0.0, 0.0)

@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Checked:
             return wrapped if wrapped >= options["wrapped"] else 0.0
         if "distinct_before" in fact.data:
             collided = _collided(fact)
-            return collided if collided >= options["collided"] else 0.0
+            return collided if collided >= options[_limit_of(fact)] else 0.0
         lost = fact.number("lost")
         return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
 
@@ -98,6 +98,11 @@ def _flushes(fact: Fact) -> bool:
 def _is_read_back(fact: Fact) -> bool:
     """Whether half-precision numbers are turned into indices; what they were before their cast is not known."""
     return "read_by" in fact.data
+
+
+def _limit_of(fact: Fact) -> str:
+    """The option for a fact about integers."""
+    return "missing" if _is_read_back(fact) else "collided"
 
 
 def _collided(fact: Fact) -> float:
@@ -144,7 +149,8 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             effect = f"only {fact.count('distinct_after'):,} of the {among} {fact.number('largest'):,.0f} can occur"
             op, there = fact.where("read_by")
             measured = f"{before} holds no others; they are used as indices by {short_name(op)}{there}"
-        limit, limits = percent(options["collided"]), {"collided": options["collided"]}
+        name = _limit_of(fact)
+        limit, limits = percent(options[name]), {name: options[name]}
     else:
         effect = f"{percent(fact.number('lost'))} of its magnitude is lost"
         measured = (
@@ -240,6 +246,9 @@ RULE = Rule(
         EFFECT,
         RuleOption("collided", 0.25, "fraction", "Least share of distinct integers that become equal to another one.",
                    "Chosen empirically: 64 random integers below 1000 stay below it; 512 positions in BF16 reach it.",
+                   maximum=1.0),
+        RuleOption("missing", 0.1, "fraction", "Least share of a range of indices that their format cannot hold.",
+                   "BF16 lacks a tenth of the positions up to 320, FP16 of those up to 2560.",
                    maximum=1.0),
         RuleOption("wrapped", 0.05, "fraction", "Least share of integers beyond the range of their type.",
                    "Chosen empirically: images that are subtracted as bytes wrap in half of their pixels.",

@@ -108,7 +108,7 @@ def lost_channels(view: RunView, operand: Operand) -> float:
 
 
 def scanned_loss(view: RunView, operand: Operand) -> Fact | None:
-    """The deep-scan fact with the largest effect about this cast's lost channels; None without one on two steps.
+    """The deep-scan fact with the largest effect of this cast's flushed elements; None without one on two steps.
 
     A scan compares each channel before and after the cast, and follows the flushed elements to the result they feed.
     """
@@ -119,7 +119,6 @@ def scanned_loss(view: RunView, operand: Operand) -> Fact | None:
         if (f.root, f.module) in (operand.key[:2], ("", ""))
         and f.data.get("to") == operand.fmt.dtype
         and f.count("numel") in sizes
-        and f.number("channels") > 0.0
         and f.number("effect") > 0.0
     ]
     return max(found, key=lambda f: f.number("effect")) if len({f.step for f in found}) > 1 else None

@@ -42,7 +42,7 @@ harmless only if the gradient of the layer's weight agrees: rows and columns of 
 on every step, while scattered small elements leave no zeros. `flushed_share` of it lost that way is a finding, unless
 the input or the output gradient had those zeros before the cast. A deep scan also compares each channel before and
 after the cast, and follows the flushed elements to the result that they feed: `channels` with less signal than error
-there and `effect` of that result are a finding as well. The first recorded step, whose history may be empty, does not
+there, or as many elements flushed, and `effect` of that result are a finding as well. The first recorded step, whose history may be empty, does not
 count.
 """,
     matters="""
@@ -97,12 +97,16 @@ def _is_harmful(view: RunView, operand: Operand, options: Options) -> bool:
 
 
 def _scanned(view: RunView, operand: Operand, options: Options) -> Fact | None:
-    """The deep-scan fact that proves lost channels; None if it is below the limits."""
+    """The deep-scan fact that proves what the flushed elements cost; None if it is below the limits."""
     fact = scanned_loss(view, operand)
-    proves = fact is not None and (
-        fact.number("channels") >= options["channels"] and fact.number("effect") >= options["effect"]
-    )
-    return fact if proves else None
+    if fact is None or fact.number("effect") < options["effect"]:
+        return None
+    return fact if max(fact.number("channels"), _flushed(fact)) >= options["channels"] else None
+
+
+def _flushed(fact: Fact) -> float:
+    """Share of the non-zero elements."""
+    return fact.count("flushed") / max(fact.count("nonzero"), 1)
 
 
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
@@ -156,9 +160,14 @@ def _scanned_words(fact: Fact | None, options: Options) -> str:
     if fact is None:
         return ""
     op, there = fact.where("fed")
-    share, effect = percent(fact.number("channels")), percent(fact.number("effect"))
+    channels, effect = fact.number("channels"), percent(fact.number("effect"))
+    lost = (
+        f"{percent(channels)} of its channels keep less signal than error"
+        if channels >= options["channels"]
+        else f"{percent(_flushed(fact))} of its elements are flushed"
+    )
     return (
-        f"In the deep scan of step {fact.step} {share} of its channels keep less signal than error (limit "
+        f"In the deep scan of step {fact.step} {lost} (limit "
         f"{percent(options['channels'])}); the flushed elements make up {effect} of the result of "
         f"{short_name(op)}{there} (limit {percent(options['effect'])}). "
     )
@@ -184,8 +193,8 @@ RULE = Rule(
         LOST_DB,
         RuleOption("error_share", 0.5, "fraction", "Flushed share from which the finding is an error.",
                    "Chosen empirically: half of a tensor is no tail.", maximum=1.0),
-        RuleOption("channels", 0.25, "fraction", "Share of channels, in a deep scan, that keep less signal than error.",
-                   "Chosen empirically: a quarter of the features is no tail.", maximum=1.0),
+        RuleOption("channels", 0.25, "fraction", "Share of channels, in a deep scan, that keep less signal than error; "
+                   "or of elements that are flushed.", "Chosen empirically: a quarter of the features is no tail.", maximum=1.0),
         RuleOption("effect", 0.1, "fraction", "Share of the next result that the flushed elements must make up then.",
                    "Four times the mean rounding error of E4M3, 2.3 %.", maximum=1.0),
         MIN_ELEMENTS,

@@ -244,8 +244,9 @@ def _survey(view: RunView, first: int | None = None) -> Mapping[Parameter, _Weig
         sized = own[before[own] > 0.0]
         chosen = sized[counted[sized]] if first is None else own[counted[own] & (before[own].cumsum() > 0.0)]
         if chosen.size:
-            initial, final = float(before[sized[0]]), float(before[sized[-1]])
-            ratios = update[chosen] / (before[chosen] if first is None else initial)
+            # Of a weight that begins at zero there is no size that its first updates could be too large for.
+            initial, final = float(before[(sized if first is None else own)[0]]), float(before[sized[-1]])
+            ratios = update[chosen] / (before[chosen] if first is None else initial or math.inf)
             found[place] = _Weight(text(module_class), fan_in, initial, final, ratios, at[chosen])
     return found
 
