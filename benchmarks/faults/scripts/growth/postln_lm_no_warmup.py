@@ -38,7 +38,7 @@ def sentences(n, table):
 torch.manual_seed(2142)
 table = torch.randint(VOCAB, (VOCAB, 2))
 model = PostLNModel()
-optimizer = torch.optim.Adam(model.parameters(), lr=4e-3, betas=(0.9, 0.98))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.9, 0.98))
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / max(WARMUP, 1)))
 for step in range(100):
     ids, labels = sentences(16, table)

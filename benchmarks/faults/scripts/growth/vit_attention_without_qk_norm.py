@@ -5,7 +5,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 QK_NORM = False
-LEARNING_RATE = 2e-2
+LEARNING_RATE = 4e-2
 
 
 class Attention(nn.Module):
