@@ -32,6 +32,7 @@ QUIET_SETS = (
     "silent4",
     "silent5",
     "silent6",
+    "silent7",
 )
 SETS = NAN_SETS + QUIET_SETS
 

@@ -42,8 +42,8 @@ harmless only if the gradient of the layer's weight agrees: rows and columns of 
 on every step, while scattered small elements leave no zeros. `flushed_share` of it lost that way is a finding, unless
 the input or the output gradient had those zeros before the cast. A deep scan also compares each channel before and
 after the cast, and follows the flushed elements to the result that they feed: `channels` with less signal than error
-there, or as many elements flushed, and `effect` of that result are a finding as well. The first recorded step, whose history may be empty, does not
-count.
+there, or as many elements flushed, and `effect` of that result are a finding as well. The first recorded step, whose
+history may be empty, does not count.
 """,
     matters="""
 A scale that is too small pushes the tensor into the subnormals of the format, where numbers have two, one and no
@@ -194,7 +194,8 @@ RULE = Rule(
         RuleOption("error_share", 0.5, "fraction", "Flushed share from which the finding is an error.",
                    "Chosen empirically: half of a tensor is no tail.", maximum=1.0),
         RuleOption("channels", 0.25, "fraction", "Share of channels, in a deep scan, that keep less signal than error; "
-                   "or of elements that are flushed.", "Chosen empirically: a quarter of the features is no tail.", maximum=1.0),
+                   "or of elements that are flushed.", "Chosen empirically: a quarter of the features is no tail.",
+                   maximum=1.0),
         RuleOption("effect", 0.1, "fraction", "Share of the next result that the flushed elements must make up then.",
                    "Four times the mean rounding error of E4M3, 2.3 %.", maximum=1.0),
         MIN_ELEMENTS,
