@@ -58,6 +58,8 @@ _NOISE, _COLUMN = 0.5, 0.25
 _DATA = 0.125
 #: Differences below this share of their operands are rounding of FP32: two copies of a model give the same.
 _RESOLVED = 2.0**-20
+#: From here on FP32 has no odd integers.
+_WHOLE = 2.0**24
 #: Rows from which on the columns of a matrix are judged one by one: features of different kinds.
 _ROWS = 16
 
@@ -208,7 +210,7 @@ class Differences:
         if not call.results:
             return
         if call.plain_name in _SUBTRACTS:
-            if self._subtract(call, lived):
+            if self._subtract(call, lived) or self._coarse(call):
                 self.written(call.results[0])  # what is made of noise inherits it: told once, where it arises
                 return
             self._complement(call)
@@ -219,6 +221,29 @@ class Differences:
         self.remember(call)
         if call.phase in ("forward", "loss") and call.name in _NEXT_TO:
             self._last.append((call, [_version(x) for x in call.operands]))
+
+    def _coarse(self, call: Call) -> bool:
+        """Data beyond the integers of FP32 that was rounded before any scan (Unix times): differences of one ulp or none.
+
+        Each number may be off by half an ulp, so such a difference says nothing. Whether it does is noted and returned.
+        """
+        data = [x for x in call.operands if x.numel() > 1]
+        result = call.results[0]
+        if call.name not in ("sub", "rsub") or len(data) < 2 or result.numel() > _MAX_MADE:
+            return False
+        if any(x.dtype != torch.float32 or x.requires_grad or self._source(x) is not None for x in data):
+            return False
+        seen, largest = result.detach().abs(), torch.maximum(data[0].detach().abs(), data[1].detach().abs())
+        known = torch.isfinite(largest) & (largest >= _WHOLE)
+        ulp = torch.exp2(torch.floor(torch.log2(largest))) * torch.finfo(torch.float32).eps
+        wrong, of = known & (seen <= ulp), int(known.sum())
+        many, zeros = int(wrong.sum()), int((wrong & (seen == 0)).sum())
+        if 2 * of < seen.numel() or 2 * many < of or zeros == seen.numel():  # the last: a tensor minus itself
+            return False
+        told = {"wrong": many, "of": of, "zeros": zeros, "ulp": float(ulp[known].median())}
+        self._findings.add("cancellation", call, many / of, **told, largest=float(largest[known].max()),
+                           dtype="float32", rounded_before=True)  # fmt: skip
+        return True
 
     def _complement(self, call: Call) -> None:
         """A constant and what an op has just made: where both are next to each other, its rounding is what is left."""

@@ -102,15 +102,19 @@ def no_channel_lost_in_front() -> Training:
     return cast_in_front(0.0)
 
 
-def scanned_channels(effect: float) -> Training:
+def scanned_channels(effect: float, channels: float = 0.9, flushed: int = 0) -> Training:
     """No channel is lost whole; a deep scan has compared them one by one, and followed what was flushed."""
     run = cast_in_front(0.0)
     found = fact(
-        "cast", "_to_copy.default", module="blocks.0.mlp", to="float8_e4m3fn", numel=32 * 256, channels=0.9,
-        effect=effect, fed=used("addmm.default"),
+        "cast", "_to_copy.default", module="blocks.0.mlp", to="float8_e4m3fn", numel=32 * 256,
+        channels=channels, flushed=flushed, nonzero=32 * 256, effect=effect, fed=used("addmm.default"),
     )  # fmt: skip
     run.events = scanned(found).events
     return run
+
+
+def flushed_that_add_nothing() -> Training:
+    return scanned_channels(0.01, channels=0.0, flushed=4096)
 
 
 def channels_that_add_nothing() -> Training:
@@ -121,6 +125,10 @@ FIRING = {
     "scanned_channels": Sample(
         lambda: scanned_channels(0.3), module="blocks.0.mlp", kind="fp8_operand", severity="error",
         says=("90 % of its channels keep less signal than error", "30 % of the result of addmm"),
+    ),
+    "scanned_elements": Sample(
+        lambda: scanned_channels(0.3, channels=0.1, flushed=4096), module="blocks.0.mlp", severity="error",
+        says=("50 % of its elements are flushed", "30 % of the result of addmm"),
     ),
     "channels_lost_in_front": Sample(
         channels_lost_in_front, module="blocks.0.mlp", kind="fp8_operand", severity="error",
@@ -139,6 +147,6 @@ HEALTHY = {
     f.__name__: f
     for f in (
         current_scaling, unscaled_of_order_one, relu, softmax_probabilities, wide_gradient, fresh_history,
-        zero_gradients, once, no_channel_lost_in_front, channels_that_add_nothing,
+        zero_gradients, once, no_channel_lost_in_front, channels_that_add_nothing, flushed_that_add_nothing,
     )
 }  # fmt: skip

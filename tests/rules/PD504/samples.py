@@ -87,6 +87,13 @@ def without_warm_up() -> Training:
     return run
 
 
+def from_nothing() -> Training:
+    """A head that begins at exactly zero: its size at the second step is that of its first update."""
+    run = thrown_off(first=0.4)
+    run.change(lambda r: r.update(normal(0.0)), kind="weight", module="head", step=0)
+    return run
+
+
 def from_zero() -> Training:
     """As good as zero to begin with: any update is many times its size."""
     run = thrown_off(first=0.01)
@@ -198,6 +205,7 @@ HEALTHY = {
         a_bias,
         large_at_first_without_harm,
         from_zero,
+        from_nothing,
         still_what_it_was,
         a_plateau_of_weights_that_keep_their_size,
         a_short_plateau,

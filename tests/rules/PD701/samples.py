@@ -37,12 +37,15 @@ def swamped(effect: float) -> Training:
 
 
 def swamped_beside_others() -> Training:
-    return swamped(0.02)
+    return swamped(0.01)
 
 
 FIRING = {
     "swamped": Sample(
         lambda: swamped(0.9), 0, severity="warning", says=("loses 100 % of what is added", "limit 50 %"),
+    ),
+    "swamped, and little was added": Sample(
+        lambda: swamped(0.03), 0, severity="warning", says=("loses 100 % of what is added", "3 % of the result of sub"),
     ),
     "total": Sample(
         lambda: scanned(total()), 0, "blocks.0.attn", severity="warning", says=("50 % off", "1,024 terms"),

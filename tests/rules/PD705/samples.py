@@ -39,6 +39,17 @@ def interval(**changes: Any) -> dict[str, Any]:
     return log_ratio(**{**measured, **changes})
 
 
+def gaps(**changes: Any) -> dict[str, Any]:
+    """Unix times that the script made FP32 before any scan: the gaps between them are 128 seconds or none."""
+    measured = {"dtype": "float32", "wrong": 440, "of": 448, "zeros": 412, "ulp": 128.0, "largest": 1.71e9,
+                "rounded_before": True}  # fmt: skip
+    return fact("cancellation", "sub.Tensor", **{**measured, **changes})
+
+
+def long_gaps() -> Training:
+    return scanned(gaps(wrong=200))
+
+
 def near_pairs(**changes: Any) -> dict[str, Any]:
     """Expanded distances of places far from zero: each row has a near one, and that one is wrong."""
     measured = {"dtype": "float32", "of_data": False, "wrong": 6, "of": 128, "zeros": 6, "bits_lost": 23.0, "rows": 8,
@@ -74,6 +85,10 @@ FIRING = {
         lambda: scanned(interval()), 0, severity="warning",
         says=("is bfloat16 25 % noise", "error of all is 25 % of them (L2, limit 12 %)"),
     ),
+    "gaps": Sample(
+        lambda: scanned(gaps()), 0, "blocks.0.attn", severity="warning",
+        says=("numbers near 1.71e+09 are 128 apart", "440 of 448 differences (98 %, limit 50 %)", "412 of them zero"),
+    ),
     "near_pairs": Sample(
         lambda: scanned(near_pairs()), 0, severity="warning",
         says=("6 of 128", "in 75 % of the rows, limit 50 %", "30 % of the result of mm"),
@@ -105,5 +120,6 @@ HEALTHY = {
         few_and_weak,
         a_near_pair,
         near_pairs_do_nothing,
+        long_gaps,
     )
 }

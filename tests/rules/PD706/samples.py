@@ -51,6 +51,10 @@ def few_collide() -> Training:
 
 
 FIRING = {
+    "positions": Sample(
+        lambda: scanned(indices(distinct_before=401, distinct_after=329, least=0.0, largest=400.0)), 0,
+        severity="warning", says=("only 329 of the 401 integers from 0 to 400 can occur", "limit 10 %"),
+    ),
     "indices": Sample(
         lambda: scanned(indices()), 0, "blocks.0.attn", severity="warning",
         says=("only 188 of the 1,497 integers from 10,000 to 11,496 can occur", "used as indices by embedding"),

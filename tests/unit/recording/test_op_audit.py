@@ -183,6 +183,30 @@ def test_a_difference_of_rounded_numbers_is_their_rounding():
     assert "cancellation" not in facts(lambda: (t := times.bfloat16()) - t.detach(), stage="loss")
 
 
+def test_a_difference_of_probabilities_in_half_is_held_against_what_they_are_made_of():
+    teacher = torch.randn(16, 50)
+    logits = (teacher + 0.01 * torch.randn(16, 50)).requires_grad_()
+
+    def divergence(dtype):
+        q, p = (torch.softmax(x.to(dtype) / 20, -1) for x in (logits, teacher))
+        return (p * (p.log() - q.log())).sum(-1).mean()
+
+    found = facts(divergence, torch.bfloat16, stage="loss")["cancellation"]
+    assert found["dtype"] == "bfloat16" and found["wrong"] > found["of"] / 2
+    assert "cancellation" not in facts(divergence, torch.float32, stage="loss")
+
+
+def test_gaps_between_large_numbers_that_were_always_fp32_are_an_ulp_or_nothing():
+    seconds = torch.arange(64.0, dtype=torch.float64).square()
+    stamps = (1.7e9 + seconds).float()
+    found = facts(lambda t: t[1:] - t[:-1], stamps, stage="forward")["cancellation"]
+    assert (found["of"], found["ulp"], found["largest"]) == (63, 128.0, float(stamps.max()))
+    assert found["wrong"] >= 32 and found["zeros"] < 63
+    for healthy in (lambda t: t - t.clone(), lambda t: t[32:] - t[:32], lambda t: t - t.mean()):
+        assert "cancellation" not in facts(healthy, stamps, stage="forward")
+    assert "cancellation" not in facts(lambda t: t[1:] - t[:-1], seconds.float(), stage="forward")
+
+
 def test_an_expanded_square_of_data_cancels_in_fp32():
     x = 5e4 + torch.arange(24.0).reshape(8, 3)
 
@@ -491,6 +515,18 @@ def test_channels_that_a_narrow_cast_loses_count_by_what_they_add_to_the_result(
     assert found["channels"] >= 0.9
     assert found["effect"] > 0.5
     assert found["lost"] < 0.1
+
+
+def test_what_a_straight_through_cast_flushes_is_followed_past_the_loud_channel_it_is_added_to():
+    x, weight = 1e-3 * torch.randn(128, 16), 1e3 * torch.randn(32, 16)
+    x[:, 0], weight[:, 0] = 360 * torch.rand(128), 1 / 360
+
+    def forward():
+        scale = 448.0 / x.abs().amax()
+        return torch.nn.functional.linear(x + ((x * scale).to(torch.float8_e4m3fn).float() / scale - x), weight)
+
+    found = facts(forward, stage="forward")["cast"]
+    assert found["lost"] < 0.1 < found["effect"]
 
 
 def test_samples_beside_one_with_an_outlier_count_as_much_as_that_one():

@@ -36,7 +36,8 @@ than half against the numbers before the cast, on two scanned steps or more and 
 what an op has just made (`1 - sigmoid(x)`, `exp(x) - 1`), against the same op in FP64. In a module it counts if both
 tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
 with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
-that were cast to FP32); there `noise` of the difference in all (L2) is enough.
+that were cast to FP32); there `noise` of the difference in all (L2) is enough. Of FP32 data above 2^24 that no scan saw
+in a wider format (Unix times), differences of one ulp or none count, if `wrong_share` of all are such.
 Of expanded squares of data (`x^2 - 2 x y + y^2` on coordinates far from zero) only the near pairs are wrong. They count
 if `wrong_share` of the rows have one, and `strong_effect` of what it feeds is their error.
 """,
@@ -72,6 +73,9 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        if "ulp" in fact.data:
+            share = fact.number("wrong") / max(fact.count("of"), 1)
+            return share if share >= options["wrong_share"] else 0.0
         if fact.data.get("of_data") is True and fact.number("noise") >= options["noise"]:
             return fact.number("noise")
         fmt = known_format(_format(fact))
@@ -148,8 +152,40 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
+def _coarse(view: RunView, group: Group, options: Options) -> Finding:
+    """The finding about data that no scan saw in a wider format, and whose differences are an ulp or nothing."""
+    fact = group.worst
+    wrong, of, ulp, largest = (fact.number(name) for name in ("wrong", "of", "ulp", "largest"))
+    share, near = percent(wrong / max(of, 1.0)), f"{largest:.4g}"
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"a difference {place_words(fact)} is float32 rounding only: numbers near {near} are {ulp:g} apart"
+        f"{fact.line}",
+        message=(
+            f"{op_words(fact)} subtracts float32 numbers up to {near}, which are {ulp:g} apart there. {wrong:,.0f} of "
+            f"{of:,.0f} differences ({share}, limit {percent(options['wrong_share'])}) are {ulp:g} or zero, "
+            f"{fact.count('zeros'):,} of them zero. Each number was rounded by up to half of that when it became "
+            f"float32, so the differences say nothing.{elsewhere_words(group)}"
+        ),
+        certain=(0.8, "the differences were counted; what the numbers were before their cast is not known"),
+        limits={"wrong_share": options["wrong_share"]},
+        prescription=Prescription(
+            title=f"keep the numbers as integers or in FP64 until they are subtracted{fact.line}: numbers {ulp:g} "
+            "apart -> at most 1",
+            change={"compute_dtype": {"from": "float32", "to": "float64"}, "op": fact.op},
+            predicted={"spacing": {"from": ulp, "to": 1.0}},
+            snippet="stamps = torch.tensor(stamps, dtype=torch.float64)  # not float32\n"
+            "gaps = (stamps[:, 1:] - stamps[:, :-1]).float()\n",
+        ),
+    )
+
+
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
+    if "ulp" in fact.data:
+        return _coarse(view, group, options)
     if _rounded_before(fact):
         return _difference(view, group, options)
     fmt = known_format(fact.dtype)

@@ -76,8 +76,11 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _is_swamped(fact: Fact, options: Options) -> bool:
-    """Whether what was added to a total is lost for the most part, and the result that it feeds is off by that."""
-    return fact.number("of_added") >= options["swamped"] and fact.number("effect") >= options["error"]
+    """Whether what was added to a total is lost for the most part, and the result that it feeds is off by that.
+
+    Off by four times what training tolerates in every op: where little is added, losing it cannot make up more.
+    """
+    return fact.number("of_added") >= options["swamped"] and fact.number("effect") >= 4.0 * options["effect"]
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
