@@ -223,7 +223,7 @@ class Differences:
             self._last.append((call, [_version(x) for x in call.operands]))
 
     def _coarse(self, call: Call) -> bool:
-        """Data beyond the integers of FP32 that was rounded before any scan (Unix times): differences of one ulp or none.
+        """Data above 2^24 that was rounded to FP32 before any scan (Unix times): differences of one ulp or none.
 
         Each number may be off by half an ulp, so such a difference says nothing. Whether it does is noted and returned.
         """
