@@ -31,6 +31,7 @@ _PER_ROW, _ROWS = 8, 8
 #: Ops that add, and which of their arguments is only added: what they dilute is bounded without running them again.
 _ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
 _ADDITIONS = names("add sub")
+_COMPARISONS = names("lt le gt ge eq ne")
 #: Ops that read the shape of a tensor alone: ``backward`` makes its ones like the loss.
 _SHAPES = names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
 
@@ -127,7 +128,10 @@ class Effects:
     def after(self, call: Call) -> None:
         """An op of a forward pass has run."""
         given = [(x, *found) for x in call.operands if (found := self._shadows.get(x)) is not None]
-        if not given or not call.results or call.plain_name.startswith("new_") or call.plain_name in _SHAPES:
+        if not given or call.plain_name.startswith("new_") or call.plain_name in _SHAPES:
+            return
+        if not call.results:
+            self._compare(call, given)
             return
         for _, _, held in given:
             held.unread = False
@@ -151,6 +155,16 @@ class Effects:
             if max(share for share, _ in effects.values()) < _DILUTED * joint[0]:
                 effects = dict.fromkeys(errors, joint)  # factors of one product: each by itself changes nothing
             self._follow(call, result, right[number], effects)
+
+    def _compare(self, call: Call, given: list[tuple[Tensor, Tensor, _Held]]) -> None:
+        """Where a comparison of the right values comes to the same (a check of arguments), the error had no effect."""
+        right = call.decided({id(x): value for x, value, _ in given}) if call.plain_name in _COMPARISONS else None
+        if right is None or not call.whole or not torch.equal(right, call.whole[0]):
+            return
+        for _, _, held in given:
+            held.unread = False
+            for error in held.effects:
+                error.settle(0.0, said(call))
 
     def _follow(self, call: Call, result: Tensor, right: Tensor, effects: dict[Error, tuple[float, float]]) -> None:
         held = _Held(fed=said(call), view=call.func.is_view)

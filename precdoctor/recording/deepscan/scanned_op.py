@@ -135,10 +135,17 @@ class Call:
 
     def again(self, replaced: Mapping[int, Tensor]) -> list[Tensor] | None:
         """Its results in FP64 with some operands replaced, by ``id`` of the operand."""
-        given = {**self.swapped, **replaced}
-        result = in_fp64(self.func, self.args, self.kwargs, given, limit=self.limit)
+        result = self._in_fp64(replaced)
         found = [x for x in tensors_in(result) if x.is_floating_point()] if result is not None else []
         same = len(found) == len(self.results) and all(
             a.dtype == torch.float64 and a.shape == b.shape for a, b in zip(found, self.results, strict=True)
         )
         return found if same else None
+
+    def decided(self, replaced: Mapping[int, Tensor]) -> Tensor | None:
+        """The Boolean result of a comparison of operands in FP64, some of them replaced."""
+        result = self._in_fp64(replaced)
+        return result if isinstance(result, Tensor) and result.dtype == torch.bool else None
+
+    def _in_fp64(self, replaced: Mapping[int, Tensor]) -> Any:
+        return in_fp64(self.func, self.args, self.kwargs, {**self.swapped, **replaced}, limit=self.limit)

@@ -207,6 +207,16 @@ def test_gaps_between_large_numbers_that_were_always_fp32_are_an_ulp_or_nothing(
     assert "cancellation" not in facts(lambda t: t[1:] - t[:-1], seconds.float(), stage="forward")
 
 
+def test_what_a_comparison_alone_reads_has_no_effect_where_it_decides_the_same():
+    p = torch.randn(32, 9).softmax(-1)
+
+    def validated(tolerance):
+        return ((p.sum(-1) - 1).abs() < tolerance).all()
+
+    assert "cancellation" not in facts(validated, 1e-6, stage="loss")
+    assert "cancellation" in facts(validated, 1e-9, stage="loss")
+
+
 def test_an_expanded_square_of_data_cancels_in_fp32():
     x = 5e4 + torch.arange(24.0).reshape(8, 3)
 
