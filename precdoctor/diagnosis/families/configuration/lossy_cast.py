@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Checked:
             return wrapped if wrapped >= options["wrapped"] else 0.0
         if "distinct_before" in fact.data:
             collided = _collided(fact)
-            return collided if collided >= options[_limit_of(fact)] else 0.0
+            return collided if collided >= _limit(fact, options) else 0.0
         lost = fact.number("lost")
         return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
 
@@ -100,9 +100,9 @@ def _is_read_back(fact: Fact) -> bool:
     return "read_by" in fact.data
 
 
-def _limit_of(fact: Fact) -> str:
-    """The option for a fact about integers."""
-    return "missing" if _is_read_back(fact) else "collided"
+def _limit(fact: Fact, options: Options) -> float:
+    """Least share of integers that are lost."""
+    return options["missing"] if _is_read_back(fact) else options["collided"]
 
 
 def _collided(fact: Fact) -> float:
@@ -149,8 +149,8 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             effect = f"only {fact.count('distinct_after'):,} of the {among} {fact.number('largest'):,.0f} can occur"
             op, there = fact.where("read_by")
             measured = f"{before} holds no others; they are used as indices by {short_name(op)}{there}"
-        name = _limit_of(fact)
-        limit, limits = percent(options[name]), {name: options[name]}
+        least = _limit(fact, options)
+        limit, limits = percent(least), {"missing" if _is_read_back(fact) else "collided": least}
     else:
         effect = f"{percent(fact.number('lost'))} of its magnitude is lost"
         measured = (

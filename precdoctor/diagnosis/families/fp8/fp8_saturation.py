@@ -285,6 +285,6 @@ RULE = Rule(
         LOST_DB,
         RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
     ),
-    explains={**when(same_module, "PD203"), **when(same_tensors, "PD407")},
+    explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407")},
     check=check,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from precdoctor.diagnosis.claims.finding import Finding, Severity
-from precdoctor.diagnosis.claims.relations import same_tensors, when, while_it_lasts, worst_tensor
+from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when, while_it_lasts, worst_tensor
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.families.fp8.fp8_casts import operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, MIN_ELEMENTS, seen_words
@@ -158,6 +158,7 @@ RULE = Rule(
         **when(_clips, "PD401"),
         **when(_flushes, "PD402"),
         **when(same_tensors, "PD407"),
+        **when(same_module, "PD706"),
     },
     check=check,
 )  # fmt: skip
