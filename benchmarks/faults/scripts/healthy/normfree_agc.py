@@ -57,7 +57,7 @@ def adaptive_clip(parameters, clip=0.01, eps=1e-3):
 
 torch.manual_seed(5)
 model = NFNet()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, nesterov=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
 prototypes = F.interpolate(torch.randn(4, 1, 5, 5), size=20, mode="bilinear")
 for step in range(150):
     y = torch.randint(4, (32,))
