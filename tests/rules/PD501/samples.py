@@ -214,6 +214,7 @@ HEALTHY = {
 } | {
     "most_move_a_little": lambda: hardly_moving(3000),
     "hardly_moving_at_first": lambda: hardly_moving(4000, 6),
+    "a_gate_that_opens_at_last": lambda: hardly_moving(4000, 11),
     "coordinates_that_move": lambda: coordinates(400),
     "coordinates_that_arrived": arrived,
     "few_steps_at_coordinates": lambda: coordinates(3900, steps=6),

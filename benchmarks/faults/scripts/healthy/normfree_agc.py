@@ -57,9 +57,9 @@ def adaptive_clip(parameters, clip=0.01, eps=1e-3):
 
 torch.manual_seed(5)
 model = NFNet()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9, nesterov=True)
 prototypes = F.interpolate(torch.randn(4, 1, 5, 5), size=20, mode="bilinear")
-for step in range(150):
+for step in range(300):
     y = torch.randint(4, (32,))
     x = prototypes[y] + 0.5 * torch.randn(32, 1, 20, 20)
     loss = F.cross_entropy(model(x), y)

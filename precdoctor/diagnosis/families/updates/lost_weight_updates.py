@@ -44,7 +44,7 @@ FP32 weights are judged if half of a parameter's elements are larger than `large
 prices): numbers near 5e6 are 0.5 apart. Smaller weights lose only updates below 2^-25 of their size, which is no
 rounding, but a learning rate, a clipping norm or a factor that is off by orders of magnitude: a matrix that loses
 `stuck_share` of its updates is reported, lookup tables excepted. Either half of the run must lose as much, because what
-has converged has nothing left to lose.
+has converged has nothing left to lose, and so must the last recorded step: a gate that begins at zero may open late.
 """,
     matters="""
 A lost update is lost for good, it does not add up over the steps. Training slows down, then stops at a loss that FP32

@@ -64,7 +64,10 @@ def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float)
 
 
 def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float, least_steps: float) -> list[Large]:
-    """FP32 matrices that take up next to nothing in either half of the run, and in its first steps.
+    """FP32 matrices that take up next to nothing in either half of the run, in its first steps and at its last one.
+
+    What lies behind a gate that begins at zero (ReZero, SkipInit) is trained once that has opened, often after the
+    first steps, which are all recorded.
 
     Lookup tables are left out, because the rows that a batch does not use are to stand still, and so are optimizers
     whose intended update is not known.
@@ -78,7 +81,13 @@ def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float,
         for key, counts in survey(view, usable, ("float32",)).items()
         if key in matrices and "Embedding" not in counts.module_class
     ]
-    return [p for p in still if p.counts.relative.total and lose_updates(p, limit, least_steps)]
+    return [p for p in still if p.counts.relative.total and lose_updates(p, limit, least_steps) and _at_last(p, limit)]
+
+
+def _at_last(parameter: Large, limit: float) -> bool:
+    """Whether it loses as much on the last recorded step."""
+    lost, intended = parameter.counts.by_step[-1].tolist()
+    return bool(lost >= limit * intended)
 
 
 def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -> Finding:
