@@ -186,20 +186,13 @@ class Effects:
         if any(at is not None and x is not call.args[at] for x, _, _ in given):
             return False
         size = result.detach().double().abs()
-        off = [(right - call.before(x).detach().double()).abs().broadcast_to(result.shape) for x, right, _ in given]
-        wrong = (o > _NOTED * size for o in off)
-        effects = [
-            _share(_rows(torch.where(w, o, 0.0)), _rows(torch.where(w, size, 0.0)), size.shape)
-            if bool(w.any())
-            else 0.0
-            for o, w in zip(off, wrong, strict=True)
-        ]
-        if not max(effects) < _NOTED:
+        off = ((right - call.before(x).detach().double()).abs() for x, right, _ in given)
+        if any(bool((o > _NOTED * size).any()) for o in off):
             return False
         self._shadows.drop(result)
-        for effect, (_, _, held) in zip(effects, given, strict=True):
+        for _, _, held in given:
             for error in held.effects:
-                error.settle(effect, said(call))
+                error.settle(0.0, said(call))
         return True
 
     def _end(self, held: _Held) -> None:

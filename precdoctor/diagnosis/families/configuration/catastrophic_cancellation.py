@@ -36,8 +36,8 @@ than half against the numbers before the cast, on two scanned steps or more and 
 what an op has just made (`1 - sigmoid(x)`, `exp(x) - 1`), against the same op in FP64. In a module it counts if both
 tensors are data or constants (time stamps, years and their mean), also in one column of a matrix. Data is compared
 with what it was before its first rounding (a cast, a running sum of intervals, a 16-bit buffer of rewards, time stamps
-that were cast to FP32); there `noise` of the difference in all (L2) is enough. Of FP32 data above 2^24 that no scan saw
-in a wider format (Unix times), differences of one ulp or none count, if `wrong_share` of all are such.
+that were cast to FP32); there `noise` of the difference in all (L2) is enough. FP32 data above 2^24 that no
+scan saw in a wider format (Unix times) counts if `wrong_share` of its differences are one ulp or none.
 Of expanded squares of data (`x^2 - 2 x y + y^2` on coordinates far from zero) only the near pairs are wrong. They count
 if `wrong_share` of the rows have one, and `strong_effect` of what it feeds is their error.
 """,

@@ -29,7 +29,7 @@ counts, because most kernels accumulate in FP32 and round once: `sum`, `mean`, `
 and matrix products of BF16 pass. On a CPU, `index_put(accumulate=True)` and the gradient of an embedding do not.
 Cancellation inside a sum is no fault of its accumulation and does not count, nor does an error that ends as less than
 `effect` of a larger sum. A total that is large beside its terms (a position, a state that is integrated) counts by what
-is added to it: where `swamped` of that is lost and the result that it feeds is off by `error`.
+is added to it: where `swamped` of that is lost and the result that it feeds is off by four times `effect`.
 """,
     matters="""
 Once a running total is 2^8 times a term in BF16 (2^11 in FP16), adding the term changes nothing: a sum of ones stops

@@ -41,9 +41,9 @@ Both costs are small where one loud channel holds all the magnitude and the othe
 harmless only if the gradient of the layer's weight agrees: rows and columns of flushed channels are exactly zero there
 on every step, while scattered small elements leave no zeros. `flushed_share` of it lost that way is a finding, unless
 the input or the output gradient had those zeros before the cast. A deep scan also compares each channel before and
-after the cast, and follows the flushed elements to the result that they feed: `channels` with less signal than error
-there, or as many elements flushed, and `effect` of that result are a finding as well. The first recorded step, whose
-history may be empty, does not count.
+after the cast, and follows the flushed elements to the result that they feed. If `channels` keep less signal than error
+there, or as large a share of the elements is flushed, and that makes up `effect` of the result, it is a finding, too.
+The first recorded step, whose history may be empty, does not count.
 """,
     matters="""
 A scale that is too small pushes the tensor into the subnormals of the format, where numbers have two, one and no
