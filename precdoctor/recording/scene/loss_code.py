@@ -45,7 +45,7 @@ _MAX_BARE = 1 << 13
 _MAX_NOTES = 1 << 12
 _SAVED = "_saved_"
 _EXACT = frozenset(tensor_leaves.EXACT)
-_ACCUMULATES: type = torch._C._functions.AccumulateGrad
+_ACCUMULATES: Any = vars(torch._C._functions)["AccumulateGrad"]
 
 
 class LossCode:
