@@ -26,7 +26,7 @@ from benchmarks.faults.mutation_harm import measure, verdict
 from benchmarks.faults.score import Result, precdoctor, verdicts
 from benchmarks.faults.truth import HERE, SCRIPTS, Truth
 
-SETS = ("mutations", "mutations2")
+SETS = ("mutations", "mutations2", "mutations3")
 KINDS = ("cast", "constant", "order", "removal")
 
 
