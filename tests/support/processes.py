@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +22,7 @@ from precdoctor.runlog.layout import rank_directories
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
+WARM = ROOT / "tests" / "support" / "quick" / "warm.py"
 #: Beside the interpreter lie torchrun and accelerate.
 SCRIPTS = Path(PYTHON).parent
 #: For :func:`environment`: torch imports all that it imports anywhere else, see ``tests/support/quick``.
@@ -111,6 +115,34 @@ def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     kept["PATH"] = f"{SCRIPTS}{os.pathsep}{kept.get('PATH', '')}"
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", **more}
+
+
+def warm(*arguments: Path | str) -> list[str]:
+    """What stands for ``[PYTHON, *arguments]`` where what is trained matters, and not how its process begins and ends.
+
+    See ``tests/support/quick/warm.py``. torch is there as anywhere, whatever ``QUICK_TORCH`` says.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return [PYTHON, *map(str, arguments)]
+    return [PYTHON, str(WARM), _warm_server(), *map(str, arguments)]
+
+
+@functools.cache
+def _warm_server() -> str:
+    """Starts this process's; it ends with its standard input."""
+    number = str(os.getpid())
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0precdoctor-warm-{number}")
+        listening.listen(64)
+        server = subprocess.Popen(
+            [PYTHON, str(WARM), "serve", str(listening.fileno())],
+            env=environment(**AS_ANYWHERE),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listening.fileno()],
+        )
+    atexit.register(server.communicate)
+    return number
 
 
 def record_command(run: Path, *arguments: str) -> list[str]:
