@@ -117,7 +117,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", **more}
 
 
-def warm(*arguments: Path | str) -> list[str]:
+def warm(*arguments: object) -> list[str]:
     """What stands for ``[PYTHON, *arguments]`` where what is trained matters, and not how its process begins and ends.
 
     See ``tests/support/quick/warm.py``. torch is there as anywhere, whatever ``QUICK_TORCH`` says.
@@ -125,6 +125,12 @@ def warm(*arguments: Path | str) -> list[str]:
     if not hasattr(os, "pidfd_open"):
         return [PYTHON, *map(str, arguments)]
     return [PYTHON, str(WARM), _warm_server(), *map(str, arguments)]
+
+
+def torchrun(ranks: int, *arguments: object) -> list[str]:
+    """``torchrun`` of as many :func:`warm` processes on this machine."""
+    launcher = warm("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
+    return [*launcher, "--no-python", *warm(*arguments)]
 
 
 @functools.cache
