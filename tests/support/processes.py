@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
+import threading
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,6 +70,9 @@ if __name__ == "__main__":
     print(digest(train(3)), sys.argv[1:])
 """
 
+#: One server for all threads.
+_STARTING = threading.Lock()
+
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
@@ -124,7 +128,8 @@ def warm(*arguments: object) -> list[str]:
     """
     if not hasattr(os, "pidfd_open"):
         return [PYTHON, *map(str, arguments)]
-    return [PYTHON, str(WARM), _warm_server(), *map(str, arguments)]
+    with _STARTING:
+        return [PYTHON, str(WARM), _warm_server(), *map(str, arguments)]
 
 
 def torchrun(ranks: int, *arguments: object) -> list[str]:

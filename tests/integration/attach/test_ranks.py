@@ -8,7 +8,7 @@ import pytest
 
 import precdoctor
 from precdoctor.runlog.files import ATTACH_FILE
-from tests.support.processes import PYTHON, finish, record, script, start
+from tests.support.processes import PYTHON, finish, record, script, start, warm
 
 PRECDOCTOR = (PYTHON, "-m", "precdoctor")
 
@@ -255,7 +255,7 @@ elif what == "serves":
 @pytest.fixture(scope="module")
 def first(folder):
     script(folder, "first.py", FIRST)
-    return lambda what: record(folder, "first.py", what, run=folder / what)
+    return lambda what: record(folder, "--", *warm("first.py", what), run=folder / what)
 
 
 def test_steps_made_by_hand_make_a_rank(first):
@@ -359,7 +359,7 @@ def test_a_run_without_training_says_what_would_record_it(server):
 
 
 def test_each_call_of_a_model_is_a_step_of_an_inference_run(server):
-    run = record(server, "--inference", "server.py", "-1", run=server / "healthy")
+    run = record(server, "--inference", "--", *warm("server.py", "-1"), run=server / "healthy")
     assert run.steps() == list(range(12)), run.err
     assert run.end() == {"reason": "exit", "steps": 12, "errors": 0, "dropped": {}}
     tensors = precdoctor.open_run(run.run).tensors()
@@ -373,7 +373,7 @@ def test_each_call_of_a_model_is_a_step_of_an_inference_run(server):
 
 
 def test_a_bad_answer_of_an_inference_run_is_led_back(server):
-    run = record(server, "--inference", "server.py", "5", run=server / "sick")
+    run = record(server, "--inference", "--", *warm("server.py", "5"), run=server / "sick")
     (finding,) = precdoctor.diagnose(run.run).findings
     assert (finding.code, finding.cause, finding.location.step) == ("PD101", "exp-overflow", 5)
     assert finding.resume_step is None and "checkpoint at or before" not in finding.message
@@ -384,7 +384,7 @@ def test_a_bad_answer_of_an_inference_run_is_led_back(server):
 
 
 def test_from_its_first_backward_pass_on_an_inference_run_has_optimizer_steps(server):
-    run = record(server, "--inference", "server.py", "-1", "trains", run=server / "both")
+    run = record(server, "--inference", "--", *warm("server.py", "-1", "trains"), run=server / "both")
     steps = precdoctor.open_run(run.run).steps()
     assert steps["optimizer"].tolist() == [""] * 12 + ["AdamW#0"] * 2
     assert steps["complete"].all() and run.end()["steps"] == 14

@@ -13,7 +13,7 @@ from precdoctor.comparison.op_compare import compare_ops
 from precdoctor.runlog.verify import verify
 from tests.integration.observe.conftest import train
 from tests.integration.observe.test_deep_scan import TWICE
-from tests.support.processes import PYTHON, finish, record, script, start, warm
+from tests.support.processes import finish, record, script, start, torchrun, warm
 from tests.support.torch_release import since_2_12
 
 SCRIPT = Path(__file__).resolve().parents[2] / "support" / "llama.py"
@@ -205,9 +205,9 @@ def test_no_specimen_of_the_zoo_trains_differently_with_its_ops_listed(zoo, tmp_
 @pytest.mark.slow
 def test_ranks_are_listed_and_train_as_they_would_have(tmp_path):
     script(tmp_path, "twice.py", TWICE)
-    launcher = (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
     done = [
-        record(tmp_path, "--strict", "--ops", "0,1", "--", *launcher, "twice.py", run=tmp_path / name) for name in "ab"
+        record(tmp_path, "--strict", "--ops", "0,1", "--", *torchrun(2, "twice.py"), run=tmp_path / name)
+        for name in "ab"
     ]
     assert all(sorted(d.out.decode().split("\n"))[1:] == ["RESULT 0 True", "RESULT 1 True"] for d in done)
     found = compare_ops(*(precdoctor.open_run(d.run) for d in done))

@@ -128,7 +128,7 @@ def end(status):
     """As an interpreter does, but that its two thousand modules are not taken apart, for a fifth of a second."""
     threading._shutdown()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError):
             stream.flush()
     os._exit(status)
