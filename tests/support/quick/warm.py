@@ -120,8 +120,8 @@ def become(argv, cwd, env):
     sys.argv = argv
     script = Path(argv[0])
     sys.path.insert(0, str(script.resolve().parent))
-    main.__file__ = argv[0]
-    exec(compile(script.read_bytes(), argv[0], "exec"), vars(main))
+    main.__file__ = str(script.absolute())
+    exec(compile(script.read_bytes(), main.__file__, "exec"), vars(main))
 
 
 def end(status):
