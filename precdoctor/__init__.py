@@ -11,17 +11,18 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING without importing typing
 if TYPE_CHECKING:
+    from precdoctor._version import __version__
     from precdoctor.comparison.compare import compare
     from precdoctor.diagnosis import diagnose
     from precdoctor.numerics import Format
     from precdoctor.recording.session import record
     from precdoctor.runlog import open_run
 
-__version__ = "0.1.0"
 __all__ = ["Format", "__version__", "compare", "diagnose", "open_run", "record"]
 
 _HOME = {
     "Format": "precdoctor.numerics",
+    "__version__": "precdoctor._version",
     "compare": "precdoctor.comparison.compare",
     "diagnose": "precdoctor.diagnosis",
     "open_run": "precdoctor.runlog",

@@ -19,6 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+#: Exit status of a command that Ctrl-C ended, as shells report it.
+INTERRUPTED = 130
+
 #: Likeness from which a known name is a likely slip of the fingers; below it a suggestion is a guess.
 _ALIKE = 0.75
 #: So many letters may stand for the only longer name that holds them.

@@ -1,7 +1,7 @@
 """Plants one small mistake in a healthy script and asks the diagnosis: python -m benchmarks.faults.mutations [--check]
 
-``truth/mutations.toml`` lists the edits. Each is applied to a copy in a temporary folder, the copy is recorded and
-diagnosed as ``score.py`` does it, and a table by kind of mistake is printed.
+``truth/mutations.toml`` lists the edits, and ``--set`` takes another table. Each is applied to a copy in a temporary
+folder, the copy is recorded and diagnosed as ``score.py`` does it, and a table by kind of mistake is printed.
 
 ``--check`` instead runs original and mutant in plain torch (``mutation_harm.py``) and stores in the TOML what the
 mistake costs (``harm``). A mutation that is `harmless` there is no fault: silence is right, a warning is an alarm.
@@ -26,7 +26,7 @@ from benchmarks.faults.mutation_harm import measure, verdict
 from benchmarks.faults.score import Result, precdoctor, verdicts
 from benchmarks.faults.truth import HERE, SCRIPTS, Truth
 
-TABLE = HERE / "truth" / "mutations.toml"
+SETS = ("mutations", "mutations2")
 KINDS = ("cast", "constant", "order", "removal")
 
 
@@ -77,31 +77,36 @@ class Mutant(Truth):
         return self.path
 
 
-def load(only: str | None = None, kind: str | None = None) -> list[Mutation]:
-    """The mutations of the table whose name contains ``only``."""
+def table(which: str) -> Path:
+    """The file of one of ``SETS``."""
+    return HERE / "truth" / f"{which}.toml"
+
+
+def load(which: str = SETS[0], only: str | None = None, kind: str | None = None) -> list[Mutation]:
+    """The mutations of a table whose name contains ``only``."""
     found = []
-    for name, facts in tomli.loads(TABLE.read_text()).items():
+    for name, facts in tomli.loads(table(which).read_text()).items():
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
         found.append(Mutation(name=name, **values))
     return [m for m in found if (only is None or only in m.name) and kind in (None, m.kind)]
 
 
-def check(mutations: Sequence[Mutation], jobs: int, scratch: Path) -> None:
-    """Measure the mutations and store every verdict in the table."""
+def check(mutations: Sequence[Mutation], where: Path, jobs: int, scratch: Path) -> None:
+    """Measure the mutations and store every verdict in the table ``where``."""
     scripts = list(dict.fromkeys(m.script for m in mutations))
     with ThreadPoolExecutor(jobs) as pool:
         originals = dict(zip(scripts, pool.map(lambda s: measure(SCRIPTS / f"{s}.py"), scripts), strict=True))
         for mutation, mutant in zip(mutations, pool.map(lambda m: measure(_write(m, scratch)), mutations), strict=True):
             said = verdict(originals[mutation.script], mutant, mutation.rescale)
             print(f"{mutation.name:32}{said}", flush=True)
-            _store(mutation.name, said)
+            _store(where, mutation.name, said)
 
 
-def _store(name: str, harm: str) -> None:
-    head, mark, rest = TABLE.read_text().partition(f"[{name}]\n")
+def _store(where: Path, name: str, harm: str) -> None:
+    head, mark, rest = where.read_text().partition(f"[{name}]\n")
     own, bracket, others = re.match(r"(.*?)(\n\[|\Z)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
     own = re.sub(r"^harm = .*\n?", "", own, flags=re.MULTILINE).rstrip("\n")
-    TABLE.write_text(f"{head}{mark}{own}\nharm = {json.dumps(harm)}\n{bracket}{others}")
+    where.write_text(f"{head}{mark}{own}\nharm = {json.dumps(harm)}\n{bracket}{others}")
 
 
 def _write(mutation: Mutation, scratch: Path) -> Path:
@@ -147,6 +152,7 @@ def row(kind: str, pairs: Sequence[tuple[Mutation, Result]]) -> str:
 def main() -> int:
     """Score or check the chosen mutations; see the module's text."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--set", choices=SETS, default=SETS[0], help="table of edits (default: %(default)s)")
     parser.add_argument("--only", metavar="NAME", help="mutations whose name contains NAME")
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument(
@@ -155,12 +161,12 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="scripts at a time (default: 1)")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="leave mutants and recorded runs there")
     arguments = parser.parse_args()
-    mutations = load(arguments.only, arguments.kind)
+    mutations = load(arguments.set, arguments.only, arguments.kind)
     with tempfile.TemporaryDirectory() as temporary:
         scratch = (arguments.keep or Path(temporary)).resolve()
         if arguments.check:
             todo = [m for m in mutations if m.harm is None or arguments.check == "all"]
-            check(todo, arguments.jobs, scratch)
+            check(todo, table(arguments.set), arguments.jobs, scratch)
             return 0
         with ThreadPoolExecutor(arguments.jobs) as pool:
             results = list(pool.map(lambda m: diagnose(m, scratch, scratch / "runs"), mutations))

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from precdoctor.errors import PrecdoctorError, UsageError, did_you_mean
+from precdoctor.errors import INTERRUPTED, PrecdoctorError, UsageError, did_you_mean
 
-INTERRUPTED = 130
 #: What a shell reports for a process that a closed pipe ended; never mistaken for a verdict.
 BROKEN_PIPE = 141
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from precdoctor.cli import INTERRUPTED, options
+from precdoctor.cli import options
 from precdoctor.cli.common import destination, rule_options, say, say_command, settings_in_force
 from precdoctor.cli.record import CommandAfterOptions
 from precdoctor.cli.values import choice, parse_count, parse_percentage, read
-from precdoctor.errors import RunExistsError, UsageError
+from precdoctor.errors import INTERRUPTED, RunExistsError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ def why_nothing_attached(notes: Sequence[Mapping[str, Any]]) -> str:
     """The likely reason that no process of a command recorded anything.
 
     Args:
-        notes: the objects in attach.jsonl; see ``precdoctor._boot.note`` for their events.
+        notes: the objects in attach.jsonl; see ``precdoctor._attach_file.note`` for their events.
     """
     events = {note.get("event") for note in notes}
     for note in notes:

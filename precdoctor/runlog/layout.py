@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from precdoctor._version import __version__
 from precdoctor.errors import (
     CorruptRunError,
     NewerSchemaError,
@@ -71,8 +72,6 @@ def create_run(path: Path, info: Mapping[str, Any], *, force: bool = False, shar
         RunExistsError: the path is taken, and ``force`` was not given or does not cover what is there.
         UsageError: the directory cannot be made or written.
     """
-    from precdoctor import __version__
-
     path = Path(path)
     content = {**info, "schema_version": SCHEMA_VERSION, "tool": {"name": "precdoctor", "version": __version__}}
     try:

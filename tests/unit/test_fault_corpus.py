@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from benchmarks.faults import mutations
 from benchmarks.faults.score import Answer, Result, verdicts
 from benchmarks.faults.truth import (
     CAUSES,
@@ -25,6 +26,7 @@ TRUTHS = load()
 FAULTY = [t for t in TRUTHS if t.faulty]
 QUIET_TRUTHS = [t for t in load("every") if t.quiet]
 QUIET_FAULTY = [t for t in QUIET_TRUTHS if t.faulty]
+MUTATIONS = [m for which in mutations.SETS for m in mutations.load(which)]
 
 
 def name_of(truth):
@@ -129,6 +131,20 @@ def check_mend(truth):
     source = truth.script.read_text()
 
     assert [source.count(old) for old, _ in truth.mend] == [1] * len(truth.mend)
+
+
+def test_a_mutation_is_one_measured_edit_of_a_healthy_script():
+    check_each(check_mutation, MUTATIONS, name_of)
+
+
+def check_mutation(mutation):
+    ast.parse(mutation.text())  # raises if the old text is not in the script once
+
+    assert mutation.script.startswith("healthy/")
+    assert mutation.kind in mutations.KINDS
+    assert mutation.breaks
+    assert mutation.harm
+    assert set(mutation.codes) <= {r.code for r in registry.RULES}
 
 
 def test_scripts_are_a_users_own():

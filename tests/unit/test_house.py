@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "precdoctor"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 #: What everything may import: they know nothing of the rest when they are imported.
-LEAVES = {"errors", "_boot", "__version__"}
+LEAVES = {"errors", "_attach_file", "_version"}
 #: What a package may import of precdoctor, beside itself and the leaves. An arrow that is not here is a decision.
 ARROWS = {
     "numerics": set(),
     "runlog": {"numerics"},
-    "recording": {"runlog", "numerics"},
+    "recording": {"runlog", "numerics", "_boot"},  # what a source tree starts with (sitecustomize) imports _boot
     "diagnosis": {"runlog", "numerics"},
     "comparison": {"diagnosis", "runlog", "numerics"},
     "reporting": {"comparison", "diagnosis", "runlog", "numerics"},
@@ -26,6 +29,8 @@ ARROWS = {
     "__init__": {"comparison", "diagnosis", "recording", "runlog", "numerics"},
     "__main__": {"cli"},
     "_boot": {"recording"},
+    "_attach_file": set(),
+    "_version": set(),
     "errors": set(),
 }
 TORCH_ALLOWED = {"recording", "integrations"}
@@ -73,6 +78,21 @@ def test_arrows_point_one_way():
             elif top == "precdoctor" and other in ARROWS and other not in {own, *LEAVES, *ARROWS[own]}:
                 offenders.append(f"{place(module, line)}: {own} must not import {other}")
     assert not offenders, "\n".join(offenders)
+
+
+def test_no_file_imports_itself_through_others():
+    """Also not for types alone: whoever reads one file of a circle has to read them all."""
+    named = {".".join(m.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): m for m in MODULES}
+    arrows = {}
+    for name, module in named.items():
+        others = {other for other, _ in imports(module) if other in named}
+        # ``from room import file`` is an arrow to the file alone.
+        arrows[name] = {o for o in others if not any(longer.startswith(f"{o}.") for longer in others)}
+    arrows["precdoctor.recording.recorder.rank_claim"].remove("precdoctor.recording.recorder")  # halves of one thing
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
 
 
 def test_only_recording_imports_torch_and_nothing_loads_pickles():

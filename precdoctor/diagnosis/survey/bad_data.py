@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import plural
-
-if TYPE_CHECKING:
-    from precdoctor.diagnosis.survey.op_facts import Operand
+from precdoctor.diagnosis.survey.operand import Operand
 
 #: Samples listed by number; a line holds no more.
 _LISTED = 8

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Source
-from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_delivered
+from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import integer, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import PrecdoctorError
@@ -23,38 +23,6 @@ from precdoctor.runlog.files import AUTOPSY_DIR
 
 #: Bits of ``bad_in`` and ``bad_out``.
 NAN, POS_INF, NEG_INF = 1, 2, 4
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One tensor that an op read or made; extremes are over its finite elements."""
-
-    argument: str
-    dtype: str
-    shape: tuple[int, ...]
-    numel: int
-    nan: int
-    pos_inf: int
-    neg_inf: int
-    zero: int
-    negative: int
-    min: float | None
-    max: float | None
-    amax: float | None
-    amin_nonzero: float | None
-    first_bad: tuple[int, ...] | None
-    #: The element at the position of the result's first non-finite one; None if unknown.
-    value: float | None
-
-    @property
-    def bad(self) -> int:
-        """The number of non-finite elements."""
-        return self.nan + self.pos_inf + self.neg_inf
-
-    def count_words(self) -> str:
-        """``12 NaN and 3 +Inf of 4,096 elements``."""
-        parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
-        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from precdoctor.recording.model.module_names import unwrap
 from precdoctor.recording.ops.dispatch_modes import in_backward, open_modes, put_on, retire, retired, sweep, take_off
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.slots.step_batch import is_capturing
+from precdoctor.recording.slots.deferred import is_capturing
 
 
 class Watcher(Protocol):

@@ -14,7 +14,7 @@ from precdoctor.recording.deepscan.scanned_op import Where
 from precdoctor.recording.ops.dispatch_modes import Retiring
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
-from precdoctor.recording.slots.step_batch import is_capturing
+from precdoctor.recording.slots.deferred import is_capturing
 
 
 class WindowMode(Retiring):

@@ -18,8 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from precdoctor.recording import kernels
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.slots.cast_operand import Factor
+from precdoctor.recording.slots.deferred import defer
 from precdoctor.recording.slots.slot_table import Entry
-from precdoctor.recording.slots.step_batch import defer
 
 
 @dataclass(frozen=True)

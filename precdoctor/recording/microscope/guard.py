@@ -28,7 +28,8 @@ from precdoctor.recording.process.threads import SEVERAL
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.compiled_function import trained_in
 from precdoctor.recording.scene.step_snapshot import Scene
-from precdoctor.recording.slots.step_batch import Deferred, looks_like_a_scale, read
+from precdoctor.recording.slots.deferred import Deferred, read
+from precdoctor.recording.slots.step_batch import looks_like_a_scale
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel
 from precdoctor.recording.steps.skip_streak import Streak

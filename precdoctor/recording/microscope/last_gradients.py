@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.slots.step_batch import Deferred, read
+from precdoctor.recording.slots.deferred import Deferred, read
 
 #: Why their incident was not examined.
 TOO_LATE: Final = (

@@ -17,8 +17,8 @@ from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
 from precdoctor.recording.ops.tensor_facts import badness
-from precdoctor.recording.scene.autograd_grad_calls import Taken
 from precdoctor.recording.scene.compiled_function import CompiledFunction
+from precdoctor.recording.scene.loss_graph import Taken
 from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
 from precdoctor.recording.scene.step_snapshot import RootCall
 

@@ -28,7 +28,7 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode, is_bad
 from precdoctor.recording.slots.batched_launch import Gradients
-from precdoctor.recording.slots.step_batch import CUDA, defer, is_capturing
+from precdoctor.recording.slots.deferred import CUDA, defer, is_capturing
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps

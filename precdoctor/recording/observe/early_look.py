@@ -19,7 +19,7 @@ from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
-from precdoctor.recording.slots.step_batch import Deferred
+from precdoctor.recording.slots.deferred import Deferred
 from precdoctor.recording.steps.sentinel import gradient_sentinel, versions
 
 #: Of the parameters, in the order in which their gradients arrive, so many are looked at early.

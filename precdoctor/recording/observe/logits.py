@@ -24,8 +24,8 @@ from precdoctor.recording.observe.module_hooks import something_is_compiled
 from precdoctor.recording.ops.dispatch_modes import Retiring, is_own_run, left_to_others, put_on, retire, take_off
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.slots.deferred import deferred, is_capturing
 from precdoctor.recording.slots.logit_sample import Sampled, Sharpness, of_attention, of_scores, sharpness
-from precdoctor.recording.slots.step_batch import deferred, is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

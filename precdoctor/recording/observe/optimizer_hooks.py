@@ -31,7 +31,7 @@ from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.shadowing.shadow import Shadow
-from precdoctor.recording.slots.step_batch import CUDA, Deferred, defer
+from precdoctor.recording.slots.deferred import CUDA, Deferred, defer
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts, Found
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients

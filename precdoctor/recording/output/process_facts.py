@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-import precdoctor
+from precdoctor._version import __version__
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import LONGEST_NAME, Names, Root
 from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in
@@ -107,7 +107,7 @@ class Facts:
             "fp8_products": [{**what, "terms": terms} for what, terms in list(self._fp8_products.values())],
             "flags": flags(),
             "versions": {
-                "precdoctor": precdoctor.__version__,
+                "precdoctor": __version__,
                 "torch": torch.__version__,
                 "python": platform.python_version(),
                 "cuda": torch.version.cuda,

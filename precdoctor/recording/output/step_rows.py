@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from precdoctor.recording.output.tensor_table import StepTensors
-from precdoctor.recording.slots.step_batch import StepBatch, looks_like_a_scale, read
+from precdoctor.recording.slots.deferred import read
+from precdoctor.recording.slots.step_batch import StepBatch, looks_like_a_scale
 
 Row = dict[str, Any]
 

@@ -21,8 +21,9 @@ from precdoctor.recording.output.evidence import Readings
 from precdoctor.recording.output.group_columns import group_columns
 from precdoctor.recording.output.logit_columns import sharpness_columns
 from precdoctor.recording.slots.cast_operand import flush_bins
+from precdoctor.recording.slots.deferred import read
 from precdoctor.recording.slots.slot_table import Entry
-from precdoctor.recording.slots.step_batch import StepBatch, read
+from precdoctor.recording.slots.step_batch import StepBatch
 from precdoctor.runlog import arrays
 
 _Ints = npt.NDArray[np.int64]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from precdoctor._boot import ATTACH_FILE
+from precdoctor._attach_file import ATTACH_FILE
 from precdoctor.errors import CorruptRunError, UsageError
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
 from precdoctor.recording.process.attach import STOPPED_BY_US, say

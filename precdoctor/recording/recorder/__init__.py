@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from precdoctor import _boot
+from precdoctor import _attach_file
 from precdoctor.recording import kernels
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.module_names import Names, Place
@@ -29,9 +29,10 @@ from precdoctor.recording.recorder.graph_capture import Capture
 from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
-from precdoctor.recording.slots.group_sums import measure_groups
+from precdoctor.recording.slots.deferred import CUDA, is_capturing
+from precdoctor.recording.slots.group_sums import measured_groups
 from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
-from precdoctor.recording.slots.step_batch import CUDA, EventBatch, StepBatch, StepFacts, is_capturing
+from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
 
 if TYPE_CHECKING:
     from precdoctor.recording.output.drain import Drain
@@ -83,8 +84,7 @@ class Recorder:
         self.on_the_clock = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
-        self.live = False
-        self.in_backward = False
+        self.live = self.in_backward = False
         self.micro_step = 0
         self._calls: dict[tuple[str, str, str], int] = {}
         self._step_began = time.perf_counter_ns()
@@ -106,7 +106,7 @@ class Recorder:
             self.facts = Facts(self._write_facts, self.names)
             self.state = "armed"
             self._begin_step(self.step)
-            _boot.note(str(self.run), "model")
+            _attach_file.note(str(self.run), "model")
             attach.at_exit(self.close)
             for message in self.warnings:
                 self.event("warning", data={"message": message})
@@ -139,11 +139,10 @@ class Recorder:
                     self._log_error(error)
                 self.state = "off"
                 self.live = False
-            if self.drain is None:  # it was no rank
+            if (drain := self.drain) is None:  # it was no rank
                 return
-            steps = self.step - self.options.first_step
             said = {} if message is None else {"message": message}
-            self.drain.close({"reason": reason, **said, "steps": steps, "errors": self.errors})
+            drain.close({"reason": reason, **said, "steps": self.step - self.options.first_step, "errors": self.errors})
 
     def before_fork(self) -> None:
         """The thread that writes must not be in the middle of something: its locks would stay locked in the child."""
@@ -205,7 +204,7 @@ class Recorder:
         for take_off in self.when_turned_off:
             take_off()
         if self.drain is None:
-            _boot.note(str(self.run), "error", message)
+            _attach_file.note(str(self.run), "error", message)
         else:
             end = {"reason": "disabled", "message": message, "errors": self.errors}
             self.drain.close(end, wait=False)
@@ -222,9 +221,7 @@ class Recorder:
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: BatchedLaunch | None = None,
     ) -> Entry | None:
-        """Take the statistics of ``x`` into the slot of ``site``; ``restart`` replaces what the step put there. With
-        ``together`` it may be done later: ``x`` is to stay as it is.
-        """
+        """Take the statistics of ``x``; ``restart`` replaces the step's. With ``together`` it may be read later."""
         kinds = self.options.kinds
         dense = None if kinds and site.kind not in kinds else tensor_leaves.plain(x) if dense is None else dense
         if dense is None:
@@ -240,7 +237,8 @@ class Recorder:
                         kernels.bank(dense.device).restart(entry.slot)
                     launch(dense, entry.slot)
         entry.shape, entry.micro_step = tuple(x.shape), self.micro_step
-        return measure_groups(entry, dense) if self.claim.measures_groups else entry
+        entry.groups += measured_groups(site.kind, dense) if self.claim.measures_groups else ()
+        return entry
 
     def wants(self, place: Place) -> bool:
         """Whether ``--include``/``--exclude`` let this module through."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from precdoctor.recording.slots.step_batch import CUDA, is_capturing
+from precdoctor.recording.slots.deferred import CUDA, is_capturing
 
 _SENTENCE = (
     "a training step is captured in a CUDA graph: its replays are not recorded as steps; their statistics are added "

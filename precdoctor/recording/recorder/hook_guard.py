@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 from precdoctor.recording.ops.dispatch_modes import sweep
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.slots.step_batch import waits
+from precdoctor.recording.slots.deferred import waits
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precdoctor import _boot
+from precdoctor import _attach_file
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.process import attach, memory_shortage
@@ -106,7 +106,7 @@ class Claim:
             return
         self._backward = True
         recorder.live = recorder.current.sampled
-        _boot.note(str(recorder.run), "backward")
+        _attach_file.note(str(recorder.run), "backward")
 
     @property
     def has_trained(self) -> bool:
@@ -148,7 +148,7 @@ class Claim:
         rank = attach.global_rank()
         recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
         recorder.live = recorder.live or (recorder.current.sampled and not ending)
-        _boot.note(str(recorder.run), "armed")
+        _attach_file.note(str(recorder.run), "armed")
         waiting, self._waiting = self._waiting, []
         if waiting:
             recorder.drain.put(EventBatch(waiting))
@@ -185,7 +185,7 @@ def chosen(recorder: Recorder, rank: int) -> bool:
     """Whether ``--ranks`` names this process."""
     named = recorder.options.ranks is None or rank in recorder.options.ranks
     if not named:
-        _boot.note(str(recorder.run), "left out")
+        _attach_file.note(str(recorder.run), "left out")
     return named
 
 
@@ -193,7 +193,7 @@ def has_room(recorder: Recorder) -> bool:
     """Whether limits on this process leave room for recording it; says so where they do not."""
     why = memory_shortage.shortage()
     if why is not None:
-        _boot.note(str(recorder.run), "error", why)
+        _attach_file.note(str(recorder.run), "error", why)
         attach.say(f"{why}; training goes on unrecorded")
     return why is None
 
@@ -210,7 +210,7 @@ def cannot_begin(recorder: Recorder, error: Exception) -> None:
         message = f"the run directory cannot be written ({error.strerror or error})"
     else:
         message = f"the recorder cannot start ({type(error).__name__}: {error})"
-    _boot.note(str(recorder.run), "error", message)
+    _attach_file.note(str(recorder.run), "error", message)
     if recorder.options.strict:
         raise error
     attach.say(f"{message}; training goes on unrecorded")

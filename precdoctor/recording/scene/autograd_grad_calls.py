@@ -9,45 +9,22 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from precdoctor.recording.model import static
 from precdoctor.recording.ops.dispatch_modes import is_own_run
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.scene.loss_graph import Taken
 
 if TYPE_CHECKING:
     from precdoctor.recording.scene.loss_code import LossCode
-    from precdoctor.recording.scene.loss_graph import LossGraph
     from precdoctor.recording.scene.step_snapshot import Scene
 
 #: Calls kept per step: samplers make one per step of their chain.
 _MAX_TAKEN = 8
-
-
-@dataclass
-class Taken:
-    """One call of ``torch.autograd.grad``."""
-
-    number: int
-    #: The code between the top-level modules and what was derived, if that was one tensor.
-    graph: LossGraph | None
-    #: What the gradients are of.
-    asked: list[weakref.ref[Tensor]]
-    results: list[weakref.ref[Tensor]] = field(default_factory=list)
-
-    def asked_for(self) -> list[Tensor]:
-        """What the gradients are of, as far as it is still there."""
-        return [x for r in self.asked if (x := r()) is not None]
-
-    @property
-    def gone(self) -> bool:
-        """Whether some of what it gave is gone."""
-        return not self.results or any(r() is None for r in self.results)
 
 
 class TakenGradients:

@@ -8,7 +8,8 @@ the tensors they saved are kept by reference, within ``--scene-memory``, for one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,7 +41,11 @@ _MAX_MEASURED, _MAX_WHOLE = 1 << 11, 1 << 14
 _MAX_BETWEEN = 128
 #: Nodes noted per forward pass of a script whose weights no module has; one that makes more is not noted any further.
 _MAX_BARE = 1 << 13
+#: Lines whose note is made once.
+_MAX_NOTES = 1 << 12
 _SAVED = "_saved_"
+_EXACT = frozenset(tensor_leaves.EXACT)
+_ACCUMULATES: Any = vars(torch._C._functions)["AccumulateGrad"]
 
 
 class LossCode:
@@ -72,13 +77,23 @@ class LossCode:
         if original is None or not hasattr(torch, "set_anomaly_enabled"):
             return False
 
+        #: Of nodes made in a line of the user's itself, not in a function of torch's called there.
+        notes: dict[tuple[str, int], list[str]] = {}
+
         def format_stack() -> list[str]:
             if not self._notes():
                 return original()
-            line, mark = innermost_user_line(), f"{_HOOKED}\0" if saved_hooks.active() else f"{_MARK}\0"
             if self.bare:
                 self._note()
-            return [f"{mark}{line[1]}\0{line[0]}" if line is not None else f"{mark}0\0"]
+            frame = sys._getframe(1)
+            place, hooked = (frame.f_code.co_filename, frame.f_lineno), saved_hooks.active()
+            if not hooked and (known := notes.get(place)) is not None:
+                return known
+            line, mark = innermost_user_line(), f"{_HOOKED}\0" if hooked else f"{_MARK}\0"
+            note = [f"{mark}{line[1]}\0{line[0]}" if line is not None else f"{mark}0\0"]
+            if line == place and not hooked and len(notes) < _MAX_NOTES:
+                notes[line] = note
+            return note
 
         stored_traces.format_stack = format_stack
         self.open()
@@ -257,7 +272,7 @@ class _Walk:
     def node(self, top: Any) -> RawNode | Leaf | None:
         """The node and all behind it, without recursion: loss code may loop."""
         found = self._one(top, 0)
-        waiting = [(top, found)]
+        known, waiting = self._known, [(top, found)]
         while waiting:
             original, copy = waiting.pop()
             if type(copy) is not RawNode:
@@ -266,29 +281,29 @@ class _Walk:
                 if following is None:
                     copy.edges.append((None, output))
                     continue
-                known = id(following) in self._known
+                is_new = id(following) not in known
                 behind = self._one(following, output)
                 copy.edges.append((behind, output))
-                if not known and type(behind) is RawNode:
+                if is_new and type(behind) is RawNode:
                     waiting.append((following, behind))
         return found
 
     def _one(self, node: Any, output: int) -> RawNode | Leaf | None:
-        sequence, key = node._sequence_nr(), id(node)
+        sequence, key, known = node._sequence_nr(), id(node), self._known
         made = self._outputs.get((sequence, output)) if self._outputs else None
         if made is not None and made[0].parametric:
             self._of_module = True
             return self._leaf(*made)
-        if key in self._known:
-            return self._known[key]
-        self._known[key] = None
+        if key in known:
+            return known[key]
+        known[key] = None
         self._held.append(node)
-        note = _note_on(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None and isinstance(variable, Tensor):
-            leaf = self._known[key] = Leaf("weight", variable)
+        if type(node) is _ACCUMULATES:
+            variable = node.variable
+            leaf = known[key] = Leaf("weight", variable)
             self.weights.append(variable)
             return leaf
+        note = _note_on(node)
         if self.count == self._limit or (note is None and self._foreign <= 0):
             self.cut = self.cut or (note is not None and self.count == self._limit)
             return None
@@ -296,7 +311,7 @@ class _Walk:
         self._foreign -= note is None
         saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
         copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
-        self._known[key] = copy
+        known[key] = copy
         if made is not None and (value := self._leaf(*made).value) is not None:
             copy.saved["result"] = value  # of a loss module: the code before it also counts
         return copy
@@ -311,14 +326,13 @@ class _Walk:
 
     def _saved(self, node: Any) -> dict[str, Any]:
         """By reference: nothing is copied, and what does not fit into ``--scene-memory`` is left out."""
-        if isinstance(node, BackwardCFunction):
-            return {"own": self._own(node)}
         kind = type(node)
-        names = self._kinds.get(kind)
-        if names is None:
+        saved: dict[str, Any] = {}
+        if (names := self._kinds.get(kind)) is None:
+            if isinstance(node, BackwardCFunction):
+                return {"own": self._own(node)}
             found = (n for n in dir(node) if n.startswith(_SAVED))
             names = self._kinds[kind] = tuple((n, n.removeprefix(_SAVED)) for n in found)
-        saved: dict[str, Any] = {}
         for name, argument in names:
             try:
                 value = getattr(node, name)
@@ -328,7 +342,7 @@ class _Walk:
             if isinstance(value, Tensor):
                 if torch._C._functorch.is_functorch_wrapped_tensor(value) or not self._scene.affords(value):
                     continue
-                if self._alone and type(value) in tensor_leaves.EXACT:
+                if self._alone and type(value) in _EXACT:
                     value = value.detach()
                 else:
                     with kernels.apart_from_every_mode():  # it may stand for a number
@@ -358,11 +372,8 @@ class _Walk:
 def _note_on(node: Any) -> str | None:
     """What we noted at a node; null for any other node."""
     try:
-        trace: Iterable[str] = node.metadata.get(_KEY, ())
+        trace: list[str] | None = node.metadata.get(_KEY)
     except (AttributeError, RuntimeError) as error:
         attach.let_through(error)
         return None
-    for text in trace:
-        if text.startswith(_MARK):
-            return text
-    return None
+    return trace[0] if trace and trace[0].startswith(_MARK) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,6 +84,27 @@ class LossGraph:
     def top(self) -> LossNode:
         """The node of the loss."""
         return self.kept if isinstance(self.kept, LossNode) else _readable(self.kept)
+
+
+@dataclass
+class Taken:
+    """One call of ``torch.autograd.grad``."""
+
+    number: int
+    #: The code between the top-level modules and what was derived, if that was one tensor.
+    graph: LossGraph | None
+    #: What the gradients are of.
+    asked: list[weakref.ref[Tensor]]
+    results: list[weakref.ref[Tensor]] = field(default_factory=list)
+
+    def asked_for(self) -> list[Tensor]:
+        """What the gradients are of, as far as it is still there."""
+        return [x for r in self.asked if (x := r()) is not None]
+
+    @property
+    def gone(self) -> bool:
+        """Whether some of what it gave is gone."""
+        return not self.results or any(r() is None for r in self.results)
 
 
 def _readable(top: RawNode) -> LossNode:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static
 from precdoctor.recording.process import attach
-from precdoctor.recording.slots.step_batch import CUDA, is_capturing
+from precdoctor.recording.slots.deferred import CUDA, is_capturing
 
 
 def _known_to_autocast(device: str) -> bool:

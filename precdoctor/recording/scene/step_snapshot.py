@@ -25,11 +25,10 @@ from precdoctor.recording.scene.deliveries import Deliveries
 from precdoctor.recording.scene.first_call import FirstCall
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
 from precdoctor.recording.scene.top_level import TopLevel
-from precdoctor.recording.slots.step_batch import is_capturing
+from precdoctor.recording.slots.deferred import is_capturing
 
 if TYPE_CHECKING:
-    from precdoctor.recording.scene.autograd_grad_calls import Taken
-    from precdoctor.recording.scene.loss_graph import LossGraph
+    from precdoctor.recording.scene.loss_graph import LossGraph, Taken
 
 #: Root calls kept per step: rollouts and decoding loops make thousands.
 _MAX_CALLS = 64

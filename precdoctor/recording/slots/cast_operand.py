@@ -16,7 +16,7 @@ from precdoctor.numerics.formats import FORMATS, Format, Kind
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import reference
 from precdoctor.recording.kernels import row_layout as at
-from precdoctor.recording.slots.step_batch import Deferred, read
+from precdoctor.recording.slots.deferred import Deferred, read
 
 #: Formats whose tensors are 8-bit floating-point numbers in this torch, by dtype.
 FLOAT8: Final[dict[torch.dtype, Format]] = {

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from precdoctor.numerics.group_prediction import LIMIT
 from precdoctor.recording import kernels
-from precdoctor.recording.slots.slot_table import Entry
-from precdoctor.recording.slots.step_batch import deferred, is_capturing
+from precdoctor.recording.slots.deferred import deferred, is_capturing
 
 _CACHED: Final = {"token": (3,), "channel": (0, 2), "head": (0, 2, 3), "group128": (3,)}
 #: Which groupings tensors of a kind have; the dimensions that share a scale, of sequences x heads x tokens x features.
@@ -37,18 +36,16 @@ class GroupSums(NamedTuple):
     numbers: Callable[[], list[float]]
 
 
-def measure_groups(entry: Entry, x: Tensor) -> Entry:
-    """Add the sums of a tensor to the entry of its slot; returns that."""
+def measured_groups(kind: str, x: Tensor) -> list[GroupSums]:
+    """:func:`group_sums` of a tensor of the user's; empty also where there is no room, or a graph is captured."""
     if is_capturing():
-        return entry
+        return []
     with kernels.apart_from_user_modes():
         try:
-            found = group_sums(entry.site.kind, x)
+            found = group_sums(kind, x)
         except torch.OutOfMemoryError:
-            return entry
-    if found is not None:
-        entry.groups.append(found)
-    return entry
+            return []
+    return [found] if found is not None else []
 
 
 def group_sums(kind: str, x: Tensor) -> GroupSums | None:

@@ -26,7 +26,7 @@ from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.slots.step_batch import Deferred, is_capturing, read
+from precdoctor.recording.slots.deferred import Deferred, is_capturing, read
 from precdoctor.recording.steps.sentinel import amax, gradient_sentinel
 
 #: Backward passes after which a loop is known: the first one of an accumulation also begins with fresh gradients.

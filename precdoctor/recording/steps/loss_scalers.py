@@ -18,7 +18,7 @@ from precdoctor.recording.model import static
 from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
-from precdoctor.recording.slots.step_batch import defer, read
+from precdoctor.recording.slots.deferred import defer, read
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 
 #: A scaler is updated although this optimizer, whose gradients it has unscaled, was not stepped.

@@ -24,7 +24,7 @@ from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.slots.step_batch import Deferred, defer, is_capturing, read
+from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, read
 from precdoctor.recording.steps.scaled_losses import ScaledLosses
 
 #: Steps in a row that apply what the step before had applied already, before anything is said.

@@ -17,7 +17,7 @@ import torch
 from precdoctor.recording.model import static
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
-from precdoctor.recording.slots.step_batch import Deferred, defer
+from precdoctor.recording.slots.deferred import Deferred, defer
 
 _CLASSES: Final = {
     "deepspeed.runtime.zero.stage_1_and_2": ("DeepSpeedZeroOptimizer",),

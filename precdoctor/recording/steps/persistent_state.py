@@ -21,7 +21,7 @@ from precdoctor.recording.model.module_names import Root
 from precdoctor.recording.model.optimizer_contents import parameters_of, state_of
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.slots.step_batch import Deferred, read
+from precdoctor.recording.slots.deferred import Deferred, read
 from precdoctor.recording.steps.sentinel import amax
 
 #: In elements: larger buffers are read on sampled steps only.

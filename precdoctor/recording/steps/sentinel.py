@@ -14,7 +14,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels import native_cpu
 from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.slots.step_batch import Deferred, defer, deferred, read
+from precdoctor.recording.slots.deferred import Deferred, defer, deferred, read
 
 #: In elements: two microseconds of reading.
 _SMALL = 16 * 1024

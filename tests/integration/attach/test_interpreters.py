@@ -141,11 +141,11 @@ def test_a_command_out_of_reach(tmp_path, command):
 
 
 def test_notes_are_json_whatever_the_interpreter_is_called(tmp_path, monkeypatch):
-    from precdoctor import _boot
+    from precdoctor._attach_file import note as add_note
 
     monkeypatch.setattr("sys.executable", '/o"dd\\ \n\udcff/python')
-    _boot.note(str(tmp_path), "error", 'it "broke"\nbadly')
+    add_note(str(tmp_path), "error", 'it "broke"\nbadly')
     note = json.loads((tmp_path / "attach.jsonl").read_text())
     assert note["message"] == 'it "broke" badly'
     assert note["executable"].startswith('/o"dd\\ ')
-    _boot.note(str(tmp_path / "gone"), "boot")  # never raises
+    add_note(str(tmp_path / "gone"), "boot")  # never raises

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -134,7 +135,37 @@ def large_scale() -> Training:
     return in_fp8(casts={(UP, "input"): lambda s: (draw(s) * 1e-9, fill(draw(s) * 1e-9))})
 
 
+# -- left in -----------------------------------------------------------------------------------------------------------
+
+
+def louder(run: Training, module: str | None = None) -> Training:
+    """The outputs of a module, or of all, are 2^20 times as large."""
+
+    def change(row: dict[str, Any]) -> None:
+        row.update(amax=row["amax"] * 2.0**20, exp_lo=row["exp_lo"] + 20, sum_sq=row["sum_sq"] * 2.0**40)
+
+    return run.change(change, kind="output", module=module)
+
+
+def scales_left_in() -> Training:
+    return louder(in_fp8(), UP)
+
+
+def loud_everywhere() -> Training:
+    """A residual stream of that size: the module may add it to its product."""
+    return louder(in_fp8())
+
+
+def loud_by_itself() -> Training:
+    """The scales are too small to explain it: the module multiplies by something else."""
+    large = {(UP, name): current(lambda s, i=i: draws(i)(s) * 2e3) for i, name in enumerate(("input", "weight"))}
+    return louder(in_fp8(casts=large), UP)
+
+
 FIRING = {
+    "left_in": Sample(
+        scales_left_in, module=UP, kind="output", cause="left-in", says=("not divided out", "limit 64 times that"),
+    ),
     "short_history": Sample(
         short_history, module=UP, kind="fp8_operand", cause="stale", severity="warning",
         says=("a history of 1 step", "limit 10 %", "binades above 448"), evidence={"recipe": "delayed:1:max"},
@@ -160,6 +191,6 @@ HEALTHY = {
     for f in (
         *(always_too_large, grows_from_zero, long_enough, current_scaling, heavy_tails, one_spike),
         *(most_recent_of_a_steady_tensor, forgotten_spike, small_spike, shrinking, sparse_zeros),
-        *(kept, frozen, large_scale),
+        *(kept, frozen, large_scale, loud_everywhere, loud_by_itself),
     )
 }

@@ -32,6 +32,24 @@ def weights_that_move() -> Training:
     return starved(12, moves=True)
 
 
+def masters(steps: int, grad_norm: float = 0.0) -> Training:
+    """The optimizer holds one flat copy of the weights, which moves by weight decay; its gradient has no row."""
+    run = starved(0, moves=True)
+    run.change(lambda r: r.update(ZEROS, zero=r["numel"]), kind="weight_grad_step")
+    for row in run.step_rows.values():
+        row["grad_norm"] = grad_norm if row["step"] < steps else 1.0
+    return run
+
+
+def masters_with_gradients() -> Training:
+    """Masters of which the log holds no gradient, and a norm all the same."""
+    return masters(12, 0.25)
+
+
+def masters_without_some() -> Training:
+    return masters(8)
+
+
 def skipped_by_a_scaler() -> Training:
     return starved(12, skipped=True)
 
@@ -63,9 +81,21 @@ FIRING = {
         lambda: starved(12), 0, module=None, kind=None, bare=True, says=("12 of 12", "limit 90 %"),
         evidence={"starved_share": 1.0, "steps": 12},
     ),
+    "masters_of_zero_gradients": Sample(
+        lambda: masters(12), 0, module=None, kind=None, bare=True, says=("12 of 12", "were zero"),
+    ),
     "fed_once": Sample(every_step_but_one, 0, module=None, kind=None, bare=True, says=("11 of 12",)),
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f
-    for f in (dropped_once, half_of_the_steps, weights_that_move, skipped_by_a_scaler, rate_of_zero, Training)
+    for f in (
+        dropped_once,
+        half_of_the_steps,
+        weights_that_move,
+        masters_with_gradients,
+        masters_without_some,
+        skipped_by_a_scaler,
+        rate_of_zero,
+        Training,
+    )
 }

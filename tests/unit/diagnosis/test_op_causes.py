@@ -10,7 +10,8 @@ from precdoctor.diagnosis.families.nonfinite.culprit import culprit_op, culprit_
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import prescribe
 from precdoctor.diagnosis.families.nonfinite.op_report import external_words, operand_words, reference_words
-from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Operand, Replay
+from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay
+from precdoctor.diagnosis.survey.operand import Operand
 
 CONSTANT = ("constant", "")
 

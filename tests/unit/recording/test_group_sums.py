@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from precdoctor.numerics.group_prediction import LIMIT  # noqa: E402
 from precdoctor.recording.output.group_columns import group_columns  # noqa: E402
 from precdoctor.recording.slots import group_sums as module  # noqa: E402
-from precdoctor.recording.slots.group_sums import group_sums, measure_groups  # noqa: E402
+from precdoctor.recording.slots.group_sums import group_sums, measured_groups  # noqa: E402
 from precdoctor.recording.slots.slot_table import Entry, Site  # noqa: E402
 from tests.support.references import groups_of  # noqa: E402
 
@@ -108,9 +108,9 @@ def test_tensors_of_one_slot_add_up_in_its_columns():
     site = Site(PLACE, "output", "", 0, "no_grad", "float32")
     first, second, other = (Entry(i, site, torch.device("cpu")) for i in range(3))
     x, y = torch.randn(4, 16), torch.randn(6, 16)
-    measure_groups(first, x)
-    measure_groups(second, x)
-    measure_groups(second, y)
+    first.groups += measured_groups("output", x)
+    second.groups += measured_groups("output", x)
+    second.groups += measured_groups("output", y)
     columns = group_columns([first, other, second])
     assert set(columns) == {f"{g}_{part}" for g in ("token", "channel", "group128") for part in ("hist", "energy")}
     alone, nothing, both = columns["token_hist"].to_pylist()

@@ -11,7 +11,7 @@ import torch
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.sampling import WARM_UP, Sampler
-from precdoctor.recording.slots.step_batch import arrival, read
+from precdoctor.recording.slots.deferred import arrival, read
 
 MS = 1_000_000
 

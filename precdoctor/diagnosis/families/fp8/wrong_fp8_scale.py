@@ -1,4 +1,4 @@
-"""PD404: a cast to FP8 with a wrong scale: stale, held down by an old spike, or made of an amax that is none."""
+"""PD404: a wrong FP8 scale: stale, held down by an old spike, made of an amax that is none, or left in the product."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from precdoctor.diagnosis.families.fp8.fp8_casts import operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, MIN_ELEMENTS, seen_words
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_held_down import held_down
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_invalid import invalid_amax
+from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_left_in import left_in
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_stale import stale
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-Casts to a float8 dtype whose scale does not fit the tensor, for one of three causes. Each cause is a finding of its
+Casts to a float8 dtype with a wrong scale, for one of four causes. Each cause is a finding of its
 own; `stale` and `held-down` are folded into `invalid-amax` where it has the same operands.
 
 `stale`: the scale follows from the amax of earlier steps and is too large on the step that uses it. Amax has jumped
@@ -37,6 +38,10 @@ amax is about ten binades below the maximum.
 (448 / 1e-12), is finite, and puts the next tensor that is not all zero `absurd` binades above the format's maximum. A
 tensor of zeros under a huge finite scale stays zero and is not reported: frozen layers and unused branches have zero
 gradients. Steps on which the tensor itself was already non-finite do not count.
+
+`left-in`: a module casts one input and one weight, and its output is `left_in` binades above the largest number that a
+sum of their products can reach, and above every output before it, on most steps; the product of their scales is as
+large. The scales were not divided out of the result, or were given to `torch._scaled_mm` in place of their reciprocals.
 """,
     matters="""
 E4M3 saturates silently: on a stale step the largest activations, or the gradients of the hardest batch, all become
@@ -67,12 +72,13 @@ where amax grows steadily, and the scale of the tensor's own amax is always righ
 shorter history. The log is replayed with each, and the smallest change that is enough without making the other fault is
 prescribed; `precdoctor whatif RUN --recipe best` compares recipes over all operands. Invalid: leave zero and non-finite
 amax out of the history; with nothing left keep the previous scale, 1 at the start.
+Left in: divide the product by both scales.
 """,
     confidence="""
 Stale: 0.9 when the recorded scales are those of a delayed recipe, step by step; 0.8 when they only lag; 0.6 when steps
 lie between the recorded ones, so that the history is unknown. Held down: 0.9, because spike, scale and flushed elements
 are all in the log; 0.7 when steps lie between the recorded ones. Invalid: 0.95 when the log shows the zero or
-non-finite amax at or before the step; 0.8 when it shows only the scale.
+non-finite amax at or before the step; 0.8 when it shows only the scale. Left in: 0.9.
 """,
     references=(
         "Transformer Engine documentation: DelayedScaling, amax_history_len, amax_compute_algo, margin",
@@ -89,7 +95,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     checked = (invalid_amax(RULE, view, found, options), stale(RULE, view, found, options),
-               held_down(RULE, view, found, options))  # fmt: skip
+               held_down(RULE, view, found, options), left_in(RULE, view, found, options))  # fmt: skip
     findings = [f for c in checked for f in c.findings]
     if not findings:
         return Checked((), f"{seen_words(found)}: {'; '.join(c.reason for c in checked)}")
@@ -151,6 +157,9 @@ RULE = Rule(
         RuleOption("recovers_in", 2.0, "steps",
                    "With no more invalid scales than this, and no NaN, the finding is a warning, else an error.",
                    "Chosen empirically: at the first step of a training there is nothing yet to lose."),
+        RuleOption("left_in", 6.0, "binades",
+                   "How far an output may lie above what its operands can make; their scales are to explain it.",
+                   "A gain of 64 is plausible, as of a cosine classifier; two scales of E4M3 make 2^19.", 1.0),
         MIN_ELEMENTS,
     ),
     explains={

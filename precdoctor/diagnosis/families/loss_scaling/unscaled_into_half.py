@@ -11,6 +11,7 @@ import pandas as pd
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import (
@@ -198,6 +199,7 @@ RULE = Rule(
         RuleOption("error_share", 0.2, "fraction", "Share from which the finding is an error, not a warning.",
                    "As in PD201.", maximum=1.0),
     ),
+    explains=when(anywhere, "PD510"),
     check=check,
     step_columns=("loss_scale", "clip_norm"),
 )  # fmt: skip

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.incident import Cause
-from precdoctor.diagnosis.survey.op_facts import NAN, POS_INF, Op, Operand, Replay, real
+from precdoctor.diagnosis.survey.op_facts import NAN, POS_INF, Op, Replay, real
+from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import known_format
 
 #: In the words of a cause: FP64 would not have flushed these zeros.

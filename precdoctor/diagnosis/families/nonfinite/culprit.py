@@ -15,7 +15,8 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
 )
 from precdoctor.diagnosis.families.nonfinite.gradient_causes import discarded_value_cause, gradient_cause
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
-from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Operand, Replay, replay_at
+from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay, replay_at
+from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import class_of, is_loss_module
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import Process, RunView

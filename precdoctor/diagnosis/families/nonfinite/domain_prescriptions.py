@@ -12,7 +12,8 @@ from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import TWO_SIDED
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
-from precdoctor.diagnosis.survey.op_facts import Operand, real
+from precdoctor.diagnosis.survey.op_facts import real
+from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32

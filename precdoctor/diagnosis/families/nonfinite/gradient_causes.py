@@ -18,7 +18,8 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
     short_number,
 )
 from precdoctor.diagnosis.families.nonfinite.incident import Cause
-from precdoctor.diagnosis.survey.op_facts import NEG_INF, Op, Operand, Replay
+from precdoctor.diagnosis.survey.op_facts import NEG_INF, Op, Replay
+from precdoctor.diagnosis.survey.operand import Operand
 
 #: Autograd nodes whose forward op discards elements.
 _DISCARDING = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")

@@ -10,7 +10,8 @@ from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_read, delivered_tensor, field_words
-from precdoctor.diagnosis.survey.op_facts import Op, Operand, Replay
+from precdoctor.diagnosis.survey.op_facts import Op, Replay
+from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import Origin, Sighting
 from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import Process, RunView

@@ -8,7 +8,8 @@ from precdoctor.diagnosis.claims.finding import Location
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, prescribe
-from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Operand, Replay
+from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay
+from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import class_of
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -31,7 +32,8 @@ PAGE = RulePage(
 Training steps whose backward pass leaves non-zero weight gradients while the optimizer is given none, or zeros, and the
 weights keep their bits: on `share` of the sampled steps, and on at least `min_steps` of them. Left out are steps that a
 loss scaler skips, steps at learning rate 0, runs in which `--include` or `--exclude` hides modules, and optimizers with
-fewer parameters than there are gradients (one that optimizes an image in front of a fixed network).
+fewer parameters than there are gradients (one that optimizes an image in front of a fixed network). An optimizer whose
+gradients are all zero is given none, whatever it holds: copies of the weights, say.
 
 Also micro-steps that do not accumulate: on deep-scanned steps with several backward passes the gradients of the first
 pass are gone, or zero, when the second one begins, and no op has read them (a sum of one's own, a projection, an attack
@@ -67,7 +69,10 @@ def check(view: RunView, options: Options) -> Checked:
     steps = _steps(rows)
     for own in rows_of(groups(steps, ("rank", "attempt")), steps["step"]):
         starved = steps.iloc[own[(~steps["fed"] & (steps["weights"] <= steps["held"])).to_numpy()[own]]]
-        if len(starved) < max(options["min_steps"], options["share"] * own.size) or not _same(rows, starved):
+        given_zeros = bool(np.isinf(starved["held"]).all())
+        if len(starved) < max(options["min_steps"], options["share"] * own.size):
+            continue
+        if not given_zeros and not _same(rows, starved):
             continue
         finding = _finding(starved, own.size, options)
         return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
@@ -82,10 +87,10 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _rows(view: RunView) -> pd.DataFrame:
-    """The rows of sampled steps with an update; ``held``: parameters of their optimizer."""
+    """The rows of sampled steps; ``held``: parameters of their optimizer, inf where its gradients are all zero."""
     sizes = {str(o.get("name")): _parameters(o) for o in view.optimizers}
     usable = {
-        (p, s.step): sizes.get(s.optimizer, 0)
+        (p, s.step): math.inf if s.grad_norm == 0.0 else sizes.get(s.optimizer, 0)
         for p, steps in view.timeline.items()
         for s in steps
         if s.complete and s.sampled and not s.skipped and s.optimizer and s.lr
@@ -99,7 +104,7 @@ def _rows(view: RunView) -> pd.DataFrame:
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Steps with weight gradients: how many are not zero, ``held``, and whether the optimizer was ``fed`` any."""
     made = _made(rows)
-    given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"])]
+    given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & (rows["held"] < math.inf)]
     ids = groups(made, AT)
     fed = step_values(made, dict.fromkeys(at(given.iloc[firsts(groups(given, AT))]), 1.0)) == 1.0
     steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed).iloc[firsts(ids)]
@@ -131,14 +136,19 @@ def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
 def _finding(starved: pd.DataFrame, of: int, options: Options) -> Finding:
     steps, weights = starved["step"].tolist(), int(starved["weights"].max())
     share = len(starved) / of
+    if np.isinf(starved["held"]).all():
+        gone, reason = "all gradients of the optimizer were zero", "both gradients were recorded"
+    else:
+        gone = "they were gone or zero, and the weights kept their bits"
+        reason = "both gradients were recorded, and weights were compared bit for bit"
     return RULE.finding(
         confidence=0.95,
         title="nothing is trained: the optimizer is given no gradient, although the backward pass makes them",
         message=(
             f"On {len(starved):,} of {plural(of, 'sampled step')} ({percent(share)}, limit "
             f"{percent(options['share'])}) the backward pass left non-zero gradients in {plural(weights, 'weight')}. "
-            "At `step` they were gone or zero, and the weights kept their bits. Most likely `zero_grad()` runs between "
-            "`backward()` and `step()`, or `step()` before `backward()`."
+            f"At `step` {gone}. Most likely `zero_grad()` runs between `backward()` and `step()`, or `step()` before "
+            "`backward()`."
         ),
         location=Location(phase=Phase.OPTIMIZER, rank=int(starved["rank"].iloc[0]), step=steps[0]),
         evidence={
@@ -147,7 +157,7 @@ def _finding(starved: pd.DataFrame, of: int, options: Options) -> Finding:
             "steps": len(starved),
             "weights": weights,
             "last_bad_step": steps[-1],
-            "confidence_reason": "both gradients were recorded, and weights were compared bit for bit",
+            "confidence_reason": reason,
         },
         prescriptions=(
             Prescription(

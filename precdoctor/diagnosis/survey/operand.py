@@ -1,0 +1,39 @@
+"""What is known of one tensor that an op read or made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from precdoctor.diagnosis.claims.words import plural
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One tensor that an op read or made; extremes are over its finite elements."""
+
+    argument: str
+    dtype: str
+    shape: tuple[int, ...]
+    numel: int
+    nan: int
+    pos_inf: int
+    neg_inf: int
+    zero: int
+    negative: int
+    min: float | None
+    max: float | None
+    amax: float | None
+    amin_nonzero: float | None
+    first_bad: tuple[int, ...] | None
+    #: The element at the position of the result's first non-finite one; None if unknown.
+    value: float | None
+
+    @property
+    def bad(self) -> int:
+        """The number of non-finite elements."""
+        return self.nan + self.pos_inf + self.neg_inf
+
+    def count_words(self) -> str:
+        """``12 NaN and 3 +Inf of 4,096 elements``."""
+        parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
+        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"

@@ -1,0 +1,101 @@
+"""Numbers of a device that are read later, and not by a wait of the training's: the guard's one apart."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import torch
+
+from precdoctor.recording.model import static
+
+#: A number that is known now, or once the device has got there.
+Deferred = float | Callable[[], float] | None
+
+
+def read(value: Deferred) -> float | None:
+    """The number; waits for the device if it has to (drain thread only)."""
+    return value() if callable(value) else value
+
+
+class _Waits(threading.local):
+    """How long this thread has waited for devices, in ns."""
+
+    ns = 0
+
+
+waits: Final = _Waits()
+
+
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured, in which nothing may be read."""
+    if not CUDA.get("_initialized", True):  # most often where there is no GPU; asked for several times a step
+        return False
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+#: Where torch notes whether it has begun to use a GPU: read so several times a step, without a call.
+CUDA: Final = vars(torch.cuda)
+
+
+def defer(value: Any, *, by_drain: bool = False) -> Deferred:
+    """A tensor's scalar, or a number, to be read later without a synchronisation now; null for anything else.
+
+    Args:
+        value: a tensor of one element, on any device; or a number.
+        by_drain: nobody else waits for it: the drain gives the processor away meanwhile, which training can use.
+    """
+    if not issubclass(type(value), torch.Tensor):
+        return value if type(value) is float else static.number(value)
+    if value.is_cpu:
+        return float(value.detach())
+    host = torch.empty((), dtype=value.dtype, pin_memory=value.is_cuda)
+    host.copy_(value.detach().reshape(()), non_blocking=True)
+    if not value.is_cuda:
+        return lambda: float(host)
+    event = torch.cuda.Event(blocking=by_drain)
+    event.record(torch.cuda.current_stream(value.device))
+    return arrival(event, host)
+
+
+class _Event(Protocol):
+    def query(self) -> bool: ...
+    def synchronize(self) -> None: ...
+
+
+def arrival(event: _Event, host: torch.Tensor) -> Callable[[], float]:
+    """Read a scalar of the host's once its copy has arrived; the wait is not the recorder's work, and counted apart."""
+
+    def arrived() -> float:
+        if not event.query():
+            began = time.perf_counter_ns()
+            try:
+                event.synchronize()
+            finally:
+                waits.ns += time.perf_counter_ns() - began
+        return float(host)
+
+    return arrived
+
+
+def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[float]]:
+    """The numbers of a vector, without waiting for its device now; ``by_drain`` as in :func:`defer`."""
+    if x.is_cpu:
+        values: list[float] = x.tolist()
+        return lambda: values
+    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    host.copy_(x, non_blocking=True)
+    if not x.is_cuda:
+        return host.tolist
+    event = torch.cuda.Event(blocking=by_drain)
+    event.record(torch.cuda.current_stream(x.device))
+    arrived = arrival(event, host[0])
+
+    def read() -> list[float]:
+        arrived()
+        values: list[float] = host.tolist()
+        return values
+
+    return read
