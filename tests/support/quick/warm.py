@@ -49,43 +49,42 @@ def serve(listening):
     waiting.register(listening, selectors.EVENT_READ)
     waiting.register(0, selectors.EVENT_READ)
     while True:
-        for key, _ in waiting.select():
-            if key.fileobj == 0:
-                os._exit(0)
-            elif key.fileobj is listening:
-                asker, _ = listening.accept()
-                request, streams = received(asker)
-                child = os.fork()
-                if child == 0:
-                    for number, stream in enumerate(streams):
-                        os.dup2(stream, number)
-                    for open_here in {listening, waiting, asker, *(fork[0] for fork in forks.values())}:
-                        open_here.close()
-                    for open_here in {*streams, *(fork[2] for fork in forks.values())}:
-                        os.close(open_here)
-                    return request
-                for stream in streams:
-                    os.close(stream)
-                ended = os.pidfd_open(child)
-                forks[ended] = forks[asker.fileno()] = (asker, child, ended)
-                waiting.register(ended, selectors.EVENT_READ)
-                waiting.register(asker.fileno(), selectors.EVENT_READ)
-            elif key.fd in forks:
-                asker, child, ended = forks[key.fd]
-                if key.fd != ended:  # killed for its patience
-                    os.kill(child, signal.SIGKILL)
-                    waiting.unregister(asker.fileno())
-                    continue
-                _, status = os.waitpid(child, 0)
-                try:
-                    asker.sendall(str(status).encode())
-                    waiting.unregister(asker.fileno())
-                except (OSError, KeyError):
-                    pass  # it is gone
-                waiting.unregister(ended)
-                del forks[ended], forks[asker.fileno()]
-                asker.close()
-                os.close(ended)
+        key, _ = waiting.select()[0]  # one at a time: what is done about it may end what else there is
+        if key.fileobj == 0:
+            os._exit(0)
+        elif key.fileobj is listening:
+            asker, _ = listening.accept()
+            request, streams = received(asker)
+            child = os.fork()
+            if child == 0:
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
+                for open_here in {listening, waiting, asker, *(fork[0] for fork in forks.values())}:
+                    open_here.close()
+                for open_here in {*streams, *(fork[2] for fork in forks.values())}:
+                    os.close(open_here)
+                return request
+            for stream in streams:
+                os.close(stream)
+            ended = os.pidfd_open(child)
+            forks[ended] = forks[asker.fileno()] = (asker, child, ended)
+            waiting.register(ended, selectors.EVENT_READ)
+            waiting.register(asker.fileno(), selectors.EVENT_READ)
+        else:
+            asker, child, ended = forks[key.fd]
+            if key.fd != ended:  # killed for its patience
+                os.kill(child, signal.SIGKILL)
+                waiting.unregister(asker.fileno())
+                continue
+            _, status = os.waitpid(child, 0)
+            waiting.unregister(ended)
+            with contextlib.suppress(KeyError):  # as above
+                waiting.unregister(asker.fileno())
+            with contextlib.suppress(OSError):  # it is gone
+                asker.sendall(str(status).encode())
+            del forks[ended], forks[asker.fileno()]
+            asker.close()
+            os.close(ended)
 
 
 def received(asker):
