@@ -22,7 +22,7 @@ from precdoctor.recording.deepscan.scanned_op import Call, names
 
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 #: Ops that keep a number above a constant, ops that keep that number, and those that read it.
-_GUARDS, _PASSES = names("add clamp clamp_min maximum"), names("sqrt _to_copy clone mul")
+_GUARDS, _PASSES = names("add clamp clamp_min maximum"), names("sqrt _to_copy clone mul add lerp mean sum")
 _READS = names("rsqrt reciprocal div log pow")
 #: Ops that normalise, and what they return the reciprocal standard deviation as.
 _NORMS = {"native_layer_norm": 2, "native_batch_norm": 2, "native_group_norm": 2, "_fused_rms_norm": 1}

@@ -123,6 +123,21 @@ def test_no_odd_call_ends_the_scan(run, stage):
     facts(run, stage=stage)
 
 
+@pytest.mark.parametrize(
+    "square",
+    [
+        lambda x: (x * x + 1e-6).mean(-1, keepdim=True),
+        lambda x: (x * x + 1e-6).sum(-1, keepdim=True),
+        lambda x: 0.5 * (x * x + 1e-6) + 0.5 * (x * x + 1e-6),
+    ],
+    ids=["mean", "sum", "average"],
+)
+def test_an_epsilon_is_followed_into_what_is_made_of_many_guarded_numbers(square):
+    small, large = (torch.linspace(1.0, 2.0, 64).reshape(4, 16) * size for size in (1e-5, 1.0))
+    assert facts(lambda x: (x / square(x).sqrt()).sum(), small)["floor"]["constant"] == 1e-6
+    assert "floor" not in facts(lambda x: (x / square(x).sqrt()).sum(), large)
+
+
 def clipped_by_unit(gradient):
     """The factor of a unit whose gradient is next to nothing is 1 in any case."""
     norm = gradient.square().sum(-1, keepdim=True).sqrt()
