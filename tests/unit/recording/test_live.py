@@ -12,8 +12,6 @@ from torch import nn
 from precdoctor.recording.model.live_objects import instances
 from precdoctor.recording.model.module_names import Names
 
-PARENT = nn.Sequential(nn.Linear(2, 2))
-
 
 @pytest.fixture
 def makers():
