@@ -9,7 +9,7 @@ import pytest
 
 import precdoctor
 from precdoctor.runlog.verify import verify
-from tests.support.processes import PYTHON, Finished, finish, record_command, script, start
+from tests.support.processes import Finished, finish, record_command, script, start, warm
 
 #: One obstacle, then a training run that must not notice.
 OBSTACLES = """
@@ -139,13 +139,13 @@ def runs(tmp_path_factory) -> dict[str, Finished]:
 
     def run(obstacle: str) -> Finished:
         directory = folder / obstacle
-        command = record_command(directory, *FLAGS.get(obstacle, []), "train.py", obstacle, str(directory))
+        command = record_command(directory, *FLAGS.get(obstacle, []), "--", *warm("train.py", obstacle, directory))
         return finish(start(folder, command), directory)
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         names = [*WARNINGS, *OTHERS]
         found = dict(zip(names, pool.map(run, names), strict=True))
-    found["unrecorded"] = finish(start(folder, [PYTHON, "train.py", "unrecorded", "none"]), folder)
+    found["unrecorded"] = finish(start(folder, warm("train.py", "unrecorded", "none")), folder)
     return found
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import json
 import os
+import socket
 import subprocess
 import sys
 import sysconfig
 import textwrap
+import threading
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +23,7 @@ from precdoctor.runlog.layout import rank_directories
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = sys.executable
+WARM = ROOT / "tests" / "support" / "quick" / "warm.py"
 #: Beside the interpreter lie torchrun and accelerate.
 SCRIPTS = Path(PYTHON).parent
 #: For :func:`environment`: torch imports all that it imports anywhere else, see ``tests/support/quick``.
@@ -64,6 +69,9 @@ def digest(net):
 if __name__ == "__main__":
     print(digest(train(3)), sys.argv[1:])
 """
+
+#: One server for all threads.
+_STARTING = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +119,41 @@ def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in dropped}
     kept["PATH"] = f"{SCRIPTS}{os.pathsep}{kept.get('PATH', '')}"
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default", **more}
+
+
+def warm(*arguments: object) -> list[str]:
+    """What stands for ``[PYTHON, *arguments]`` where what is trained matters, and not how its process begins and ends.
+
+    See ``tests/support/quick/warm.py``. torch is there as anywhere, whatever ``QUICK_TORCH`` says.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return [PYTHON, *map(str, arguments)]
+    with _STARTING:
+        return [PYTHON, str(WARM), _warm_server(), *map(str, arguments)]
+
+
+def torchrun(ranks: int, *arguments: object) -> list[str]:
+    """``torchrun`` of as many :func:`warm` processes on this machine."""
+    launcher = warm("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks)
+    return [*launcher, "--no-python", *warm(*arguments)]
+
+
+@functools.cache
+def _warm_server() -> str:
+    """Starts this process's; it ends with its standard input."""
+    number = str(os.getpid())
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"\0precdoctor-warm-{number}")
+        listening.listen(64)
+        server = subprocess.Popen(
+            [PYTHON, str(WARM), "serve", str(listening.fileno())],
+            env=environment(**AS_ANYWHERE),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listening.fileno()],
+        )
+    atexit.register(server.communicate)
+    return number
 
 
 def record_command(run: Path, *arguments: str) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 #: Prints what a user could see of each setting, with scaler, autocast, eps and flags as scripts have them.
 SCRIPT = """
@@ -110,7 +110,7 @@ def applied(tmp_path_factory):
     folder = tmp_path_factory.mktemp("apply")
     path = script(folder, "train.py", SCRIPT)
     (folder / "fix.toml").write_text(FIX)
-    return record(folder, "--strict", "--on-nonfinite", "observe", "--apply", "fix.toml", "--", PYTHON, str(path))
+    return record(folder, "--strict", "--on-nonfinite", "observe", "--apply", "fix.toml", "--", *warm(path))
 
 
 def test_the_script_runs_with_the_changes(applied):
@@ -225,7 +225,7 @@ def test_a_root_alone_is_the_whole_model(tmp_path):
     path = script(tmp_path, "train.py", WHOLE)
     fix = "schema_version = 1\n[[prescription]]\napply = true\n[[prescription.change]]\n"
     (tmp_path / "fix.toml").write_text(f'{fix}setting = "module.dtype"\nroot = "Net#0"\nto = "float32"\n')
-    done = record(tmp_path, "--strict", "--apply", "fix.toml", "--", PYTHON, str(path), run=tmp_path / "run")
+    done = record(tmp_path, "--strict", "--apply", "fix.toml", "--", *warm(path), run=tmp_path / "run")
     assert done.status == 0, done.err
     assert done.out.decode().splitlines() == ["body gives torch.float32"] * 2
     assert "applied module.dtype float32 (`Net#0`, Net)" in done.said
@@ -238,8 +238,8 @@ def test_master_weights_train_as_if_written_by_hand(tmp_path):
     path = script(tmp_path, "train.py", MASTERS)
     fix = "schema_version = 1\n[[prescription]]\napply = true\n[[prescription.change]]\n"
     (tmp_path / "fix.toml").write_text(f'{fix}setting = "optimizer.master_weights"\nto = "float32"\n')
-    ours = record(tmp_path, "--strict", "--apply", "fix.toml", "--", PYTHON, str(path), run=tmp_path / "ours")
-    theirs = record(tmp_path, "--", PYTHON, str(path), "by-hand", run=tmp_path / "theirs")
+    ours = record(tmp_path, "--strict", "--apply", "fix.toml", "--", *warm(path), run=tmp_path / "ours")
+    theirs = record(tmp_path, "--", *warm(path, "by-hand"), run=tmp_path / "theirs")
     assert ours.status == theirs.status == 0, ours.err + theirs.err
     assert ours.out == theirs.out and b"torch.float32" in ours.out
     assert "applied optimizer.master_weights bfloat16 -> float32 (AdamW)" in ours.said

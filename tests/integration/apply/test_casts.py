@@ -7,7 +7,7 @@ import json
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 #: Compares the modules with and without casts made by hand, to the bit; and runs into what patching could break.
 SCRIPT = """
@@ -85,7 +85,7 @@ def done(tmp_path_factory):
     place = tmp_path_factory.mktemp("casts")
     (place / "fix.toml").write_text(prescription(CASTS))
     path = script(place, "train.py", SCRIPT)
-    command = ["--strict", "--every", "1", "--apply", "fix.toml", "--", PYTHON, str(path)]
+    command = ["--strict", "--every", "1", "--apply", "fix.toml", "--", *warm(path)]
     return record(place, *command)
 
 

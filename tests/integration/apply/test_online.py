@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 #: FP16 without a loss scaler: most of the gradient is flushed. Goes on until it is stopped, or for so many steps.
 UNDERFLOW = """
@@ -36,7 +36,7 @@ def test_a_finding_that_was_asked_for_stops_the_run_with_66(tmp_path):
     path = script(tmp_path, "train.py", UNDERFLOW)
     command = "cat >> found.jsonl; echo on stdout"
     flags = ("--halt-on", "PD4,activation-gradient-underflow", "--on-finding", command)
-    done = record(tmp_path, "--strict", *flags, "--", PYTHON, str(path), FOR_EVER)
+    done = record(tmp_path, "--strict", *flags, "--", *warm(path, FOR_EVER))
     assert done.status == 66, done.err
     assert done.out == b"", "stdout is the command's own"
     assert "on stdout" in done.err
@@ -52,7 +52,7 @@ def test_a_finding_that_was_asked_for_stops_the_run_with_66(tmp_path):
 def test_a_run_is_not_stopped_for_what_nobody_asked_for_and_the_last_look_finds_it(tmp_path):
     path = script(tmp_path, "train.py", UNDERFLOW)
     flags = ("--halt-on", "PD4", "--on-finding", "cat >> found.jsonl; exit 3")
-    done = record(tmp_path, *flags, "--", PYTHON, str(path), "8")
+    done = record(tmp_path, *flags, "--", *warm(path, "8"))
     assert done.status == 0 and done.out == b"done 8\n"
     assert not (done.run / "halt.json").exists()
     assert '"code": "PD201"' in (tmp_path / "found.jsonl").read_text()
@@ -61,7 +61,7 @@ def test_a_run_is_not_stopped_for_what_nobody_asked_for_and_the_last_look_finds_
 
 def test_a_healthy_run_is_left_alone(tmp_path):
     path = script(tmp_path, "train.py", "from training import *\nprint(digest(train(40)))\n")
-    done = record(tmp_path, "--halt-on", "error", "--on-finding", "touch found", "--", PYTHON, str(path))
+    done = record(tmp_path, "--halt-on", "error", "--on-finding", "touch found", "--", *warm(path))
     assert done.status == 0, done.err
     assert done.end()["reason"] == "exit" and len(done.steps()) == 40
     assert not (tmp_path / "found").exists() and not (done.run / "halt.json").exists()

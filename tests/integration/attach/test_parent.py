@@ -89,33 +89,47 @@ def test_a_closed_pipe_ends_the_command_as_it_would_without_us(tmp_path):
     assert (run.status, run.out) == (128 + signal.SIGPIPE, b"")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT"])
-def test_a_signal_sent_to_the_parent_reaches_the_command_once(folder, name):
-    process = start(folder, record_command(folder / "run", "listener.py", name))
-    seen = wait_for(process, b"ready")
-    assert b"blocked []" in seen
-    process.send_signal(getattr(signal, name))
-    (folder / "go").touch()
-    run = finish(process, folder / "run")
-    assert run.out == f"got ['{name}']\n".encode()
-    assert run.status == 7
+SIGNALS = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT"])
+def other(name: str) -> str:
+    return "SIGUSR2" if name == "SIGUSR1" else "SIGUSR1"
+
+
+def listening(folder: Path, *names: str) -> subprocess.Popen:
+    """A recorded listener in a process group of its own."""
+    script(folder, "listener.py", LISTENER)
+    return start(folder, record_command(folder / "run", "listener.py", *names), start_new_session=True)
+
+
+def results(running: dict[Path, subprocess.Popen]) -> dict[str, tuple[bytes, int]]:
+    """What each listener printed, and its status, once it is told to go on."""
+    for folder in running:
+        (folder / "go").touch()
+    ended = {folder.name: finish(process, folder / "run") for folder, process in running.items()}
+    return {name: (run.out, run.status) for name, run in ended.items()}
+
+
+def test_a_signal_sent_to_the_parent_reaches_the_command_once(tmp_path):
+    running = {tmp_path / name: listening(tmp_path / name, name) for name in SIGNALS}
+    for folder, process in running.items():
+        assert b"blocked []" in wait_for(process, b"ready")
+        process.send_signal(getattr(signal, folder.name))
+    assert results(running) == {name: (f"got ['{name}']\n".encode(), 7) for name in SIGNALS}
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["parent first, as timeout does", "the group"])
-def test_a_signal_sent_to_the_process_group_reaches_the_command_once(folder, name, first):
-    other = "SIGUSR2" if name == "SIGUSR1" else "SIGUSR1"
-    process = start(folder, record_command(folder / "run", "listener.py", name, other), start_new_session=True)
-    wait_for(process, b"ready")
-    if first:
-        process.send_signal(getattr(signal, name))
-    os.killpg(process.pid, getattr(signal, name))
+def test_a_signal_sent_to_the_process_group_reaches_the_command_once(tmp_path, first):
+    running = {tmp_path / name: listening(tmp_path / name, name, other(name)) for name in SIGNALS}
+    for folder, process in running.items():
+        wait_for(process, b"ready")
+        if first:
+            process.send_signal(getattr(signal, folder.name))
+        os.killpg(process.pid, getattr(signal, folder.name))
     time.sleep(0.3)
-    process.send_signal(getattr(signal, other))  # for the parent alone
-    (folder / "go").touch()
-    run = finish(process, folder / "run")
-    assert run.out == f"got ['{name}', '{other}']\n".encode()
-    assert run.status == 7
+    for folder, process in running.items():
+        process.send_signal(getattr(signal, other(folder.name)))  # for the parent alone
+    assert results(running) == {name: (f"got ['{name}', '{other(name)}']\n".encode(), 7) for name in SIGNALS}
 
 
 def test_signals_for_everybody_do_not_hide_each_other(folder):

@@ -7,8 +7,9 @@ import json
 import pytest
 
 import precdoctor
+from precdoctor.cli import main
 from precdoctor.runlog.files import ATTACH_FILE
-from tests.support.processes import PYTHON, finish, record, script, start
+from tests.support.processes import PYTHON, finish, record, script, start, torchrun, warm
 
 PRECDOCTOR = (PYTHON, "-m", "precdoctor")
 
@@ -68,12 +69,11 @@ def only_rank_is_whole(run, steps):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_helpers_before_beside_and_after_the_trainer_leave_a_line_each(folder, method):
     script(folder, "helpers.py", HELPERS)
-    run = record(folder, "helpers.py", method, run=folder / method)
+    run = record(folder, "--", *warm("helpers.py", method), run=folder / method)
     only_rank_is_whole(run, 3)
     assert len(run.pids("model")) == 4 and not run.pids("error")
     assert run.said[0].startswith("recorded 1 process in ")
-    gate = [*PRECDOCTOR, "gate", str(run.run)]
-    assert finish(start(folder, gate), run.run).status == 0
+    assert main(["gate", str(run.run)]) == 0
 
 
 ACTORS = """
@@ -113,7 +113,7 @@ if __name__ == "__main__":
 
 def test_actors_that_share_weights_with_their_learner_are_no_ranks(folder):
     script(folder, "actors.py", ACTORS)
-    only_rank_is_whole(record(folder, "actors.py", run=folder / "actors"), 3)
+    only_rank_is_whole(record(folder, "--", *warm("actors.py"), run=folder / "actors"), 3)
 
 
 HOGWILD = """
@@ -172,7 +172,7 @@ if __name__ == "__main__":
 
 def test_a_rank_has_the_number_it_has_when_it_begins_to_train(folder):
     script(folder, "late.py", LATE_GROUP)
-    run = record(folder, "late.py", "store", run=folder / "late")
+    run = record(folder, "--", *warm("late.py", "store"), run=folder / "late")
     assert run.status == 0, run.err
     assert list(run.ranks) == ["rank-00000", "rank-00001"]
     assert run.steps("rank-00001") == [0, 1]
@@ -202,8 +202,7 @@ if __name__ == "__main__":
 
 def test_helpers_of_torchrun_ranks_do_not_take_their_numbers(folder):
     script(folder, "ddp.py", TORCHRUN)
-    torchrun = ("torchrun", "--standalone", "--nproc-per-node", "2")
-    run = record(folder, "--", *torchrun, "ddp.py", run=folder / "ddp")
+    run = record(folder, "--", *torchrun(2, "ddp.py"), run=folder / "ddp")
     assert run.status == 0, run.err
     assert list(run.ranks) == ["rank-00000", "rank-00001"]
     assert [run.steps(rank) for rank in run.ranks] == [[0, 1], [0, 1]]
@@ -255,7 +254,7 @@ elif what == "serves":
 @pytest.fixture(scope="module")
 def first(folder):
     script(folder, "first.py", FIRST)
-    return lambda what: record(folder, "first.py", what, run=folder / what)
+    return lambda what: record(folder, "--", *warm("first.py", what), run=folder / what)
 
 
 def test_steps_made_by_hand_make_a_rank(first):
@@ -359,7 +358,7 @@ def test_a_run_without_training_says_what_would_record_it(server):
 
 
 def test_each_call_of_a_model_is_a_step_of_an_inference_run(server):
-    run = record(server, "--inference", "server.py", "-1", run=server / "healthy")
+    run = record(server, "--inference", "--", *warm("server.py", "-1"), run=server / "healthy")
     assert run.steps() == list(range(12)), run.err
     assert run.end() == {"reason": "exit", "steps": 12, "errors": 0, "dropped": {}}
     tensors = precdoctor.open_run(run.run).tensors()
@@ -373,7 +372,7 @@ def test_each_call_of_a_model_is_a_step_of_an_inference_run(server):
 
 
 def test_a_bad_answer_of_an_inference_run_is_led_back(server):
-    run = record(server, "--inference", "server.py", "5", run=server / "sick")
+    run = record(server, "--inference", "--", *warm("server.py", "5"), run=server / "sick")
     (finding,) = precdoctor.diagnose(run.run).findings
     assert (finding.code, finding.cause, finding.location.step) == ("PD101", "exp-overflow", 5)
     assert finding.resume_step is None and "checkpoint at or before" not in finding.message
@@ -384,7 +383,7 @@ def test_a_bad_answer_of_an_inference_run_is_led_back(server):
 
 
 def test_from_its_first_backward_pass_on_an_inference_run_has_optimizer_steps(server):
-    run = record(server, "--inference", "server.py", "-1", "trains", run=server / "both")
+    run = record(server, "--inference", "--", *warm("server.py", "-1", "trains"), run=server / "both")
     steps = precdoctor.open_run(run.run).steps()
     assert steps["optimizer"].tolist() == [""] * 12 + ["AdamW#0"] * 2
     assert steps["complete"].all() and run.end()["steps"] == 14

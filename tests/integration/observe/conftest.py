@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 
 import precdoctor
 from precdoctor.runlog.reader import Run
-from tests.support.processes import AS_ANYWHERE, PATIENCE, ROOT, environment
+from tests.support.processes import AS_ANYWHERE, PATIENCE, ROOT, environment, warm
 
 BOOT = ROOT / "precdoctor" / "recording" / "boot_path"
 
@@ -96,7 +95,7 @@ def train(directory: Path, *names: str, **more: str) -> list[dict[str, dict[str,
         "ZOO_RUNS": str(directory / "runs"),
         "ZOO_ORACLE": str(directory / "oracle"),
     }
-    command = [sys.executable, "-m", "tests.support.zoo", *names]
+    command = warm("-m", "tests.support.zoo", *names)
     environments = (
         environment(PYTHONPATH=str(ROOT), **AS_ANYWHERE),
         environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **AS_ANYWHERE, **(recording | more)),

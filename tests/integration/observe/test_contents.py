@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 FINFO = {"float32": np.finfo(np.float32), "float64": np.finfo(np.float64), "bfloat16": ml_dtypes.finfo("bfloat16")}
 #: Specimen, its model, and whether the script saw every kind by itself.
@@ -167,7 +167,7 @@ for step in range(8):
 
 
 def test_the_gradient_norm_of_masters_is_the_one_before_clipping_on_every_step(tmp_path):
-    done = record(tmp_path, "--every", "4", "--", PYTHON, str(script(tmp_path, "masters.py", MASTERS)))
+    done = record(tmp_path, "--every", "4", "--", *warm(script(tmp_path, "masters.py", MASTERS)))
     assert done.status == 0, done.err
     steps = precdoctor.open_run(done.run).steps()
     assert steps["sampled"].sum() == 2

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 import precdoctor
-from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, record, script
+from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, record, script, warm
 
 #: With every 8th step sampled, and no power of two: those have a scan of single operations.
 SAMPLED = 24
@@ -133,7 +133,7 @@ print(json.dumps({"hooks": hooks}))
 def between(tmp_path_factory):
     """What a training with checkpoints prints, and autocast inside its forward; its steps."""
     folder = tmp_path_factory.mktemp("between")
-    done = record(folder, "--every", "4", "--", PYTHON, str(script(folder, "between.py", BETWEEN)))
+    done = record(folder, "--every", "4", "--", *warm(script(folder, "between.py", BETWEEN)))
     assert done.status == 0, done.err
     return json.loads(done.out), precdoctor.open_run(done.run).steps()
 
@@ -193,9 +193,9 @@ def test_recording_compiles_nothing_again(what, tmp_path, monkeypatch):
     """Neither where sampled steps and others take turns, nor at first."""
     monkeypatch.setenv("QUICK_TORCH", "")  # the compiler, and its counters, from the beginning
     path = script(tmp_path, "compiled.py", COMPILED)
-    plain = subprocess.run([PYTHON, path, what], env=environment(), capture_output=True, text=True, timeout=PATIENCE)
+    plain = subprocess.run(warm(path, what), env=environment(), capture_output=True, text=True, timeout=PATIENCE)
     assert plain.returncode == 0, plain.stderr
-    done = record(tmp_path, "--every", "4", "--", PYTHON, str(path), what)
+    done = record(tmp_path, "--every", "4", "--", *warm(path, what))
     assert done.status == 0, done.err
     assert precdoctor.open_run(done.run).steps()["sampled"].sum() == 3
     assert json.loads(done.out) == json.loads(plain.stdout) and json.loads(done.out)[0] >= 1

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, torchrun
 
 #: Trains twice from the same seeds: the first steps are scanned, those of the second training are not.
 TWICE = """
@@ -61,8 +61,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 def test_every_rank_is_scanned_and_trains_as_it_would_have(tmp_path):
     script(tmp_path, "twice.py", TWICE)
-    launcher = (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
-    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", *launcher, "twice.py")
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", *torchrun(2, "twice.py"))
     assert done.status == 0, done.err
     assert sorted(done.out.decode().split("\n"))[1:] == ["RESULT 0 True", "RESULT 1 True"]
     run = precdoctor.open_run(done.run)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 import precdoctor
-from tests.support.processes import PATIENCE, ROOT, environment
+from tests.support.processes import PATIENCE, ROOT, environment, warm
 
 MODEL = """
 import json, sys, torch
@@ -72,7 +71,7 @@ def run(tmp_path, code):
     script = tmp_path / "script.py"
     script.write_text(MODEL + code)
     done = subprocess.run(
-        [sys.executable, str(script)],
+        warm(script),
         env=environment(PYTHONPATH=str(ROOT)),
         cwd=tmp_path,
         capture_output=True,

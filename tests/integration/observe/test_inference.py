@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import precdoctor  # noqa: E402
-from tests.support.processes import PYTHON, environment, record, script  # noqa: E402
+from tests.support.processes import environment, record, script, warm  # noqa: E402
 
 #: A hand-written cache of each kind: tuples that are passed on, an object that grows, buffers of a module, none at all.
 GENERATE = """
@@ -104,9 +104,9 @@ print(json.dumps([mix.hexdigest(), whole.tolist(), torch.rand(1).item()]))
 def generated(folder, *arguments, flags=("--inference",), code=GENERATE):
     """The run, and what the script printed under the recorder and by itself."""
     path = script(folder, "generate.py", code)
-    done = record(folder, *flags, "--strict", "--", PYTHON, str(path), *arguments, run=folder / "run")
+    done = record(folder, *flags, "--strict", "--", *warm(path, *arguments), run=folder / "run")
     assert done.status == 0, done.err
-    command = [PYTHON, str(path), *arguments]
+    command = warm(path, *arguments)
     plain = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment())
     return precdoctor.open_run(done.run), json.loads(done.out), json.loads(plain.stdout)
 

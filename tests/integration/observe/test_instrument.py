@@ -9,7 +9,7 @@ import pytest
 import precdoctor
 from precdoctor.cli import main
 from precdoctor.recording.observe import compiled_modules
-from tests.support.processes import record, script
+from tests.support.processes import record, script, warm
 from tests.support.torch_release import since_2_12
 
 TRAIN = """
@@ -55,7 +55,7 @@ def recorded(tmp_path_factory):
 
     def run(how: str, backend: str = "aot_eager"):
         options = ["--every", "1", "--compiled", "instrument"]
-        done = record(folder, *options, "train.py", how, backend, run=folder / f"{how}-{backend}")
+        done = record(folder, *options, "--", *warm("train.py", how, backend), run=folder / f"{how}-{backend}")
         assert done.status == 0, done.err
         return done
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import precdoctor
 from precdoctor.diagnosis import diagnose
-from tests.support.processes import PATIENCE, ROOT
+from tests.support.processes import PATIENCE, ROOT, warm
 from tests.support.zeroing import LOOPS, STEPS
 
 MISSING = {
@@ -31,7 +30,7 @@ TOLD = {"unscaled_each": None, "scale_dropped": None, "scale_dropped_sometimes":
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("zeroing")
-    command = [sys.executable, "-m", "tests.support.zeroing", str(directory)]
+    command = warm("-m", "tests.support.zeroing", directory)
     subprocess.run(command, cwd=ROOT, check=True, timeout=PATIENCE)
     return directory
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 import precdoctor
 from tests.integration.observe.conftest import train
-from tests.support.processes import PATIENCE, ROOT, environment
+from tests.support.processes import PATIENCE, ROOT, environment, warm
 
 BEGIN = """
 import json, sys, torch, precdoctor
@@ -30,7 +29,7 @@ def run(folder, body, *, batches=True):
     """What a script says at its end, and its run, recorded into ``run``; internal errors end it."""
     (folder / "train.py").write_text(BEGIN.replace("BATCHES", str(batches)) + body)
     done = subprocess.run(
-        [sys.executable, "train.py"],
+        warm("train.py"),
         cwd=folder,
         env=environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1"),
         capture_output=True,

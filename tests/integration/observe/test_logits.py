@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, ROOT, environment, record, script
+from tests.support.processes import ROOT, environment, record, script, warm
 
 MODEL = """
 import hashlib, json, math, sys
@@ -115,9 +115,9 @@ ROUTER, OUTPUT = ("router", "softmax", "router"), ("", "cross_entropy", "output"
 def trained(folder, kind, every=1):
     """The rows of kind logits, what the recorded script printed, and what it prints by itself."""
     path = script(folder, "train.py", MODEL)
-    done = record(folder, "--every", str(every), "--", PYTHON, str(path), kind, run=folder / "run")
+    done = record(folder, "--every", str(every), "--", *warm(path, kind), run=folder / "run")
     assert done.status == 0, done.err
-    command = [PYTHON, str(path), kind]
+    command = warm(path, kind)
     plain = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment())
     run = precdoctor.open_run(done.run)
     events = run.events()
@@ -227,7 +227,7 @@ def scans(run):
 
 def test_on_a_scanned_step_there_are_rows_and_the_scan_sees_the_users_ops_alone(tmp_path):
     done = subprocess.run(
-        [PYTHON, str(script(tmp_path, "scanned.py", SCANNED))], capture_output=True, text=True, check=True, cwd=tmp_path
+        warm(script(tmp_path, "scanned.py", SCANNED)), capture_output=True, text=True, check=True, cwd=tmp_path
     )
     assert len(set(done.stdout.split())) == 1
     both, alone = precdoctor.open_run(tmp_path / "all"), precdoctor.open_run(tmp_path / "others")
@@ -271,7 +271,7 @@ def test_no_mode_lies_over_modules_that_are_called_without_gradients(tmp_path):
     """Augmentation may take other paths under any mode, with other roundings."""
     path = script(tmp_path, "augmented.py", AUGMENTED)
     done = subprocess.run(
-        [PYTHON, str(path)],
+        warm(path),
         capture_output=True,
         text=True,
         check=True,

@@ -10,7 +10,7 @@ from precdoctor import open_run
 from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.loss_scaling import ScalerPolicy
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 #: Accumulation over two micro-steps, clipping, a scale that is too large at first and grows quickly.
 TRAIN = """
@@ -44,7 +44,7 @@ print(json.dumps(course))
 @pytest.mark.slow
 def test_the_recorded_course_is_simulated_step_by_step(tmp_path):
     script(tmp_path, "train.py", TRAIN)
-    done = record(tmp_path, "--every", "4", "--", PYTHON, "train.py")
+    done = record(tmp_path, "--every", "4", "--", *warm("train.py"))
     assert done.status == 0, done.err
     course = json.loads(done.out)
     view = RunView(open_run(done.run))

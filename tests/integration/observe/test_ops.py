@@ -13,7 +13,7 @@ from precdoctor.comparison.op_compare import compare_ops
 from precdoctor.runlog.verify import verify
 from tests.integration.observe.conftest import train
 from tests.integration.observe.test_deep_scan import TWICE
-from tests.support.processes import PYTHON, finish, record, script, start
+from tests.support.processes import finish, record, script, start, torchrun, warm
 from tests.support.torch_release import since_2_12
 
 SCRIPT = Path(__file__).resolve().parents[2] / "support" / "llama.py"
@@ -51,7 +51,7 @@ class Runs:
     def __call__(self, name: str, arguments: str | None = None) -> precdoctor.runlog.Run:
         if name not in self._done:
             given = (VARIANTS[name] if arguments is None else arguments).split()
-            recorded = ("--strict", "--ops", "0,1", "--", PYTHON, str(SCRIPT), *given)
+            recorded = ("--strict", "--ops", "0,1", "--", *warm(SCRIPT, *given))
             done = record(self._folder, *recorded, run=self._folder / name)
             assert done.status == 0, done.err
             self.digests[name] = digest(done.out)
@@ -68,7 +68,7 @@ def digest(out: bytes) -> str:
 
 def plain_digest(folder: Path, arguments: str) -> str:
     """What the script prints when nobody records it."""
-    return digest(finish(start(folder, [PYTHON, str(SCRIPT), *arguments.split()]), folder).out)
+    return digest(finish(start(folder, warm(SCRIPT, *arguments.split())), folder).out)
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +107,12 @@ def test_the_list_tells_what_ran_where_and_what_made_what(runs):
 
 
 def test_between_listed_steps_nothing_is_listed(runs, tmp_path):
-    done = record(tmp_path, "--ops", "2", "--", PYTHON, str(SCRIPT), "--steps", "4")
+    done = record(tmp_path, "--ops", "2", "--", *warm(SCRIPT, "--steps", "4"))
     assert set(precdoctor.open_run(done.run).ops()["step"]) == {2}
 
 
 def test_code_without_modules_is_listed_from_its_second_step_on(tmp_path):
-    done = record(tmp_path, "--strict", "--ops", "0,1", "--", PYTHON, str(SCRIPT), "--functional")
+    done = record(tmp_path, "--strict", "--ops", "0,1", "--", *warm(SCRIPT, "--functional"))
     ops = precdoctor.open_run(done.run).ops()
     assert set(ops["step"]) == {1} and {"aten.silu.default", "aten.mm.default"} <= set(ops["op"])
     assert digest(done.out) == plain_digest(tmp_path, "--functional")
@@ -205,9 +205,9 @@ def test_no_specimen_of_the_zoo_trains_differently_with_its_ops_listed(zoo, tmp_
 @pytest.mark.slow
 def test_ranks_are_listed_and_train_as_they_would_have(tmp_path):
     script(tmp_path, "twice.py", TWICE)
-    launcher = (PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone")
     done = [
-        record(tmp_path, "--strict", "--ops", "0,1", "--", *launcher, "twice.py", run=tmp_path / name) for name in "ab"
+        record(tmp_path, "--strict", "--ops", "0,1", "--", *torchrun(2, "twice.py"), run=tmp_path / name)
+        for name in "ab"
     ]
     assert all(sorted(d.out.decode().split("\n"))[1:] == ["RESULT 0 True", "RESULT 1 True"] for d in done)
     found = compare_ops(*(precdoctor.open_run(d.run) for d in done))

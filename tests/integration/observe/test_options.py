@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 
 import precdoctor
 from tests.integration.observe.conftest import BOOT
-from tests.support.processes import PATIENCE, ROOT, environment
+from tests.support.processes import PATIENCE, ROOT, environment, warm
 
 #: Their gradients come into being inside ``optimizer.step(closure)``.
 CLOSURES = ("closure_adam", "lbfgs")
@@ -27,7 +26,7 @@ def sampled(tmp_path_factory):
         PRECDOCTOR_OPTIONS=json.dumps({"strict": True, "every": 2, "exclude": ["2", "head*"], "first_step": 96}),
         ZOO_RUNS=str(runs),
     )
-    command = [sys.executable, "-m", "tests.support.zoo", "hand_scaled", "evaluations", "gpt_fp16_scaler", *CLOSURES]
+    command = warm("-m", "tests.support.zoo", "hand_scaled", "evaluations", "gpt_fp16_scaler", *CLOSURES)
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     digests = {line["name"]: line for line in map(json.loads, done.stdout.splitlines())}

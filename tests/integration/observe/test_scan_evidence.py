@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 #: From step 20 on squares overflow inside a module in FP16; `rsqrt` makes zeros of that, and every output stays finite.
 HIDDEN = """
@@ -69,7 +69,7 @@ def scans(done) -> list[dict[str, Any]]:
 
 def test_an_overflow_that_begins_between_two_scans_is_scanned_and_named(tmp_path):
     script(tmp_path, "hidden.py", HIDDEN)
-    found = scans(record(tmp_path, "--strict", "--", PYTHON, "hidden.py"))
+    found = scans(record(tmp_path, "--strict", "--", *warm("hidden.py")))
     armed = next(f for f in found if f["kind"] == "step" and f["reason"] == "evidence")
     first = armed["evidence"][0]
     assert (first["what"], first["step"], first["tensor"]) == ("squares", 20, "Net#0/norm:input:0")
@@ -81,7 +81,7 @@ def test_an_overflow_that_begins_between_two_scans_is_scanned_and_named(tmp_path
 
 def test_a_noisy_run_is_not_scanned_forever(tmp_path):
     script(tmp_path, "noisy.py", NOISY)
-    found = [f for f in scans(record(tmp_path, "--", PYTHON, "noisy.py")) if f["kind"] == "step"]
+    found = [f for f in scans(record(tmp_path, "--", *warm("noisy.py"))) if f["kind"] == "step"]
     armed = [f for f in found if f["reason"] == "evidence"]
     assert {f["at"] for f in found} >= {0, 1}
     kinds = {e["what"] for f in armed for e in f["evidence"]}

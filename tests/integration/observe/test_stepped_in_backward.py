@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 LOOP = """
 import torch
@@ -40,11 +40,11 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(folder):
     """What the script prints by itself."""
-    return record(folder, "--ranks", "9", "--", PYTHON, "loop.py", run=folder / "plain").out
+    return record(folder, "--ranks", "9", "--", *warm("loop.py"), run=folder / "plain").out
 
 
 def test_of_a_scan(folder, plain):
-    ours = record(folder, "--strict", "--", PYTHON, "loop.py", run=folder / "scanned")
+    ours = record(folder, "--strict", "--", *warm("loop.py"), run=folder / "scanned")
     events = precdoctor.open_run(ours.run).events()
     scans = events[events["event"] == "scan"]["data"]
 

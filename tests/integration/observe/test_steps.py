@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import precdoctor
-from tests.support.processes import record, script
+from tests.support.processes import record, script, warm
 
 
 def test_losses_are_those_of_the_script(zoo):
@@ -129,7 +129,7 @@ def test_a_backward_pass_that_updates_nothing_does_not_hold_up_steps_without_an_
                 weights -= 0.1 * weights.grad
         """,
     )
-    done = record(tmp_path, "--", "python", "by_hand.py")
+    done = record(tmp_path, "--", *warm("by_hand.py"))
     assert done.status == 0, done.err
     assert precdoctor.open_run(done.run).steps()["step"].tolist() == list(range(6))
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 import precdoctor
-from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, record
+from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, record, warm
 
 ZOO = ROOT / "tests" / "support" / "hostile_zoo.py"
 #: Of the training: how it steps, and the step that comes to a NaN; and options of ``record``.
@@ -21,7 +21,7 @@ RUNS = {
 
 
 def trained(folder, kind, bad):
-    command = [PYTHON, str(ZOO), "no-package", str(folder / "nobody"), "12", kind, str(bad)]
+    command = warm(ZOO, "no-package", folder / "nobody", "12", kind, bad)
     return subprocess.run(command, env=environment(), capture_output=True, timeout=PATIENCE, check=True).stdout
 
 
@@ -29,7 +29,7 @@ def trained(folder, kind, bad):
 def test_nothing_of_a_stranger_is_called_and_everything_is_recorded(tmp_path, name):
     kind, bad, options = RUNS[name]
     notes = tmp_path / "notes"
-    command = (PYTHON, str(ZOO), str(ROOT / "precdoctor"), str(notes), "12", kind, str(bad))
+    command = warm(ZOO, ROOT / "precdoctor", notes, "12", kind, bad)
 
     done = record(tmp_path, *options, "--", *command, run=tmp_path / "run")
 
@@ -49,7 +49,7 @@ def test_nothing_of_a_stranger_is_called_and_everything_is_recorded(tmp_path, na
 
 def test_shadowed_steps_call_nothing_of_a_stranger(tmp_path):
     notes = tmp_path / "notes"
-    command = [PYTHON, str(ZOO), str(ROOT / "precdoctor"), str(notes), "2", "plain", "-1"]
+    command = warm(ZOO, ROOT / "precdoctor", notes, "2", "plain", "-1")
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from precdoctor.cli import main; sys.exit(main())"
     shadow = [PYTHON, "-c", start, "shadow", "-o", str(tmp_path / "run"), "--", *command]
 

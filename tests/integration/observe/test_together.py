@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
 
 import pytest
 
 from precdoctor.runlog import open_run
-from tests.support.processes import PATIENCE, ROOT, environment
+from tests.support.processes import PATIENCE, ROOT, environment, warm
 
 SCRIPT = """
 import json, sys, torch
@@ -64,7 +63,7 @@ def run(folder, how, depth):
     script = folder / "train.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(script), how, str(depth)],
+        warm(script, how, depth),
         cwd=folder,
         env=environment(PYTHONPATH=str(ROOT), TRITON_INTERPRET="1"),
         capture_output=True,

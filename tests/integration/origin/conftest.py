@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 
 import precdoctor
 from precdoctor.diagnosis.claims.finding import Finding
-from tests.support.processes import AS_ANYWHERE, PATIENCE, ROOT, environment
+from tests.support.processes import AS_ANYWHERE, PATIENCE, ROOT, environment, warm
 
 BOOT = ROOT / "precdoctor" / "recording" / "boot_path"
 
@@ -58,7 +57,7 @@ def train(directory: Path) -> list[dict[str, dict[str, Any]]]:
         "PRECDOCTOR_OPTIONS": json.dumps({"strict": True}),
         "ZOO_RUNS": str(directory),
     }
-    command = [sys.executable, "-m", "tests.support.faulty"]
+    command = warm("-m", "tests.support.faulty")
     environments = (
         environment(PYTHONPATH=str(ROOT), **AS_ANYWHERE),
         environment(PYTHONPATH=f"{BOOT}{os.pathsep}{ROOT}", **AS_ANYWHERE, **recording),

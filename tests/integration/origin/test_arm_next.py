@@ -7,7 +7,7 @@ import json
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 #: A module with a random number generator of its own cannot be run again; ``skip`` lets the loop skip bad steps itself.
 LOOP = """
@@ -52,8 +52,8 @@ def folder(tmp_path_factory):
 
 def test_the_next_step_is_traced_in_the_run_itself(folder):
     options = ("--strict", "--on-nonfinite", "skip", "--arm-next", "1")
-    ours = record(folder, *options, "--", PYTHON, "loop.py", run=folder / "ours")
-    theirs = record(folder, "--ranks", "9", "--", PYTHON, "loop.py", "skip", run=folder / "theirs")
+    ours = record(folder, *options, "--", *warm("loop.py"), run=folder / "ours")
+    theirs = record(folder, "--ranks", "9", "--", *warm("loop.py", "skip"), run=folder / "theirs")
     assert ours.status == theirs.status == 0, ours.err
     assert ours.out == theirs.out, "both bad steps were skipped, and nothing else has changed"
     run = precdoctor.open_run(ours.run)
@@ -73,7 +73,7 @@ def test_the_next_step_is_traced_in_the_run_itself(folder):
 
 @pytest.mark.slow
 def test_without_it_nothing_is_traced(folder):
-    done = record(folder, "--on-nonfinite", "skip", "--", PYTHON, "loop.py", run=folder / "without")
+    done = record(folder, "--on-nonfinite", "skip", "--", *warm("loop.py"), run=folder / "without")
     events = precdoctor.open_run(done.run).events()
     data = [json.loads(text) for text in events[events["event"] == "incident"]["data"]]
     assert [(d["outcome"], d.get("live")) for d in data] == [("refused", None)] * 2

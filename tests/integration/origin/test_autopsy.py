@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, ROOT, environment, finish, record, script, start
+from tests.support.processes import PYTHON, ROOT, environment, finish, record, script, start, warm
 
 #: The loss is made outside any module, and the loop gives up before it calls backward: no replay can see anything.
 GIVES_UP = """
@@ -40,12 +38,12 @@ def folder(tmp_path_factory):
 
 def precdoctor_command(folder, *arguments):
     start_it = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from precdoctor.cli import main; sys.exit(main())"
-    return finish(start(folder, [sys.executable, "-c", start_it, *arguments], environment()), folder)
+    return finish(start(folder, [PYTHON, "-c", start_it, *arguments], environment()), folder)
 
 
 @pytest.mark.slow
 def test_loss_code_before_an_early_end_is_led_back_to_its_line(folder):
-    run = record(folder, "--strict", "--autopsy", "--", PYTHON, "gives_up.py", run=folder / "early")
+    run = record(folder, "--strict", "--autopsy", "--", *warm("gives_up.py"), run=folder / "early")
     assert run.status == 7, run.err
     lines = run.out.decode().splitlines()
     assert lines[:3] == lines[3:], "the second run is the first one again"
@@ -59,7 +57,7 @@ def test_loss_code_before_an_early_end_is_led_back_to_its_line(folder):
 
 @pytest.mark.slow
 def test_another_run_proves_nothing(folder):
-    run = record(folder, "--", PYTHON, "gives_up.py", "unseeded", run=folder / "unseeded")
+    run = record(folder, "--", *warm("gives_up.py", "unseeded"), run=folder / "unseeded")
     done = precdoctor_command(folder, "autopsy", str(run.run))
     assert done.status == 3, done.err
     assert "the second run is not the first one again (from step 0)" in done.err
@@ -74,7 +72,7 @@ def test_runs_that_cannot_be_run_again_are_refused(folder, options, status, sent
     text = GIVES_UP.replace("1e4 if step == 3", "1e4 if step == 3 and 'bad' in sys.argv")
     script(folder, "maybe.py", text)
     bad = ("bad",) if options else ()
-    run = record(folder, *options, "--", PYTHON, "maybe.py", *bad, run=folder / f"maybe{len(options)}")
+    run = record(folder, *options, "--", *warm("maybe.py", *bad), run=folder / f"maybe{len(options)}")
     done = precdoctor_command(folder, "autopsy", str(run.run))
     assert done.status == status, done.err
     assert sentence in done.err and "Traceback" not in done.err

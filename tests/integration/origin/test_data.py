@@ -9,7 +9,7 @@ import pytest
 import precdoctor
 from precdoctor.reporting.console import make_console
 from precdoctor.reporting.terminal import print_full
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 SCRIPT = """
 import collections
@@ -105,7 +105,7 @@ def folder(tmp_path_factory):
 
 
 def findings(folder, case):
-    run = record(folder, "--strict", "--", PYTHON, "table.py", case, run=folder / case)
+    run = record(folder, "--strict", "--", *warm("table.py", case), run=folder / case)
     assert run.status == 0, run.err
     return list(precdoctor.diagnose(precdoctor.open_run(run.run)).findings)
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import precdoctor
 from precdoctor.diagnosis.claims.finding import Finding
-from tests.support.processes import PATIENCE, environment, record_command
+from tests.support.processes import PATIENCE, environment, record_command, warm
 
 SCRIPT = """
 import sys, torch
@@ -51,7 +50,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def told(script: Path, run: Path, *arguments: str) -> list[Finding]:
     """The findings of one recorded training."""
-    command = record_command(run, "--", sys.executable, str(script), *arguments)
+    command = record_command(run, "--", *warm(script, *arguments))
     subprocess.run(command, env=environment(), timeout=PATIENCE, check=True, capture_output=True)
     return list(precdoctor.diagnose(run).findings)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 #: Prints the losses and a digest of the weights; ``skip`` as an argument makes the loop skip the bad step by itself.
 LOOP = """
@@ -39,8 +39,8 @@ def loop(tmp_path):
 
 
 def test_skip_leaves_the_weights_as_a_loop_that_skips(tmp_path, loop):
-    ours = record(tmp_path, "--strict", "--on-nonfinite", "skip", "--", PYTHON, str(loop), run=tmp_path / "ours")
-    theirs = record(tmp_path, "--on-nonfinite", "observe", "--", PYTHON, str(loop), "skip", run=tmp_path / "theirs")
+    ours = record(tmp_path, "--strict", "--on-nonfinite", "skip", "--", *warm(loop), run=tmp_path / "ours")
+    theirs = record(tmp_path, "--on-nonfinite", "observe", "--", *warm(loop, "skip"), run=tmp_path / "theirs")
     assert ours.status == theirs.status == 0, ours.err
     assert ours.out == theirs.out
     assert ours.steps() == [0, 1, 2, 3, 4, 5]
@@ -49,7 +49,7 @@ def test_skip_leaves_the_weights_as_a_loop_that_skips(tmp_path, loop):
 
 
 def test_stop_ends_the_run_with_66_before_the_weights_are_touched(tmp_path, loop):
-    done = record(tmp_path, "--strict", "--on-nonfinite", "stop", "--", PYTHON, str(loop))
+    done = record(tmp_path, "--strict", "--on-nonfinite", "stop", "--", *warm(loop))
     assert done.status == 66, done.err
     lines = done.out.decode().splitlines()
     assert [line.split()[0] for line in lines] == ["0", "1", "2", "the"]
@@ -60,7 +60,7 @@ def test_stop_ends_the_run_with_66_before_the_weights_are_touched(tmp_path, loop
 
 
 def test_a_policy_nobody_knows_is_refused_before_the_run(tmp_path, loop):
-    done = record(tmp_path, "--on-nonfinite", "abort", "--", PYTHON, str(loop))
+    done = record(tmp_path, "--on-nonfinite", "abort", "--", *warm(loop))
     assert done.status == 2 and done.out == b""
     assert "examine, stop, skip, observe" in done.err
 
@@ -84,7 +84,7 @@ print("trained")
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_ranks_that_would_disagree_are_not_asked(tmp_path, policy):
     script(tmp_path, "sharded.py", SHARDED)
-    done = record(tmp_path, "--on-nonfinite", policy, "--", PYTHON, "sharded.py", run=tmp_path / "run")
+    done = record(tmp_path, "--on-nonfinite", policy, "--", *warm("sharded.py"), run=tmp_path / "run")
     assert done.status == 2 and b"trained" not in done.out
     sentence = f"--on-nonfinite {policy} does not work with sharded gradients, because ranks would disagree; use "
     assert any(sentence + "--on-nonfinite examine" in line for line in done.said), done.err

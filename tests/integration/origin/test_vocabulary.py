@@ -7,7 +7,7 @@ import json
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, record, script
+from tests.support.processes import record, script, warm
 
 SCRIPT = """
 import sys
@@ -51,7 +51,7 @@ LINES = SCRIPT.lstrip().splitlines()
 @pytest.mark.parametrize(("where", "op"), [("model", "log"), ("loss", "log"), ("backward", "div")])
 def test_the_op_and_its_line_are_found(tmp_path, where, op):
     script(tmp_path, "train.py", SCRIPT.lstrip())
-    done = record(tmp_path, "--strict", "--", PYTHON, "train.py", where, run=tmp_path / "run")
+    done = record(tmp_path, "--strict", "--", *warm("train.py", where), run=tmp_path / "run")
     assert done.status == 0, done.err
     events = precdoctor.open_run(done.run).events()
     (incident,) = [json.loads(d) for d in events[events["event"] == "incident"]["data"]]

@@ -10,7 +10,7 @@ import pytest
 import precdoctor
 from precdoctor.diagnosis.claims.finding import Diagnosis
 from precdoctor.runlog import Run, open_run
-from tests.support.processes import ROOT, environment, finish, start
+from tests.support.processes import ROOT, environment, finish, start, torchrun
 
 #: Healthy ones by number of ranks; those of ``make slow`` run longer.
 HEALTHY = {
@@ -43,8 +43,7 @@ FAULTY = {
 def recorded(folder: Path, ranks: int, steps: int, names: tuple[str, ...]) -> Path:
     """The runs of these trainings, below the folder that is returned."""
     out = folder / f"of-{ranks}"
-    torchrun = ("torchrun", "--standalone", "--nproc-per-node", str(ranks), "-m", "tests.support.layouts")
-    done = finish(start(ROOT, [*torchrun, str(out), str(steps), *names], environment()), out)
+    done = finish(start(ROOT, torchrun(ranks, "-m", "tests.support.layouts", out, steps, *names), environment()), out)
     assert done.status == 0, done.err
     return out
 

@@ -8,7 +8,7 @@ import pytest
 
 import precdoctor
 from precdoctor.runlog import open_run
-from tests.support.processes import ROOT, environment, finish, start
+from tests.support.processes import ROOT, environment, finish, start, torchrun
 
 HEALTHY = {
     "torch": ("fsdp2.bf16.fp32-reduce.clip", "fsdp2.bf16.fp16-reduce"),
@@ -33,9 +33,8 @@ def trained(tmp_path_factory):
     for stack, healthy in HEALTHY.items():
         pytest.importorskip(stack)
         out = folders[stack] = tmp_path_factory.mktemp(stack)
-        torchrun = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "benchmarks.stacks.drive")
-        names = (*healthy, *FAULTY[stack])
-        done = finish(start(ROOT, [*torchrun, stack, str(out), *names], environment()), out)
+        command = torchrun(2, "-m", "benchmarks.stacks.drive", stack, out, *healthy, *FAULTY[stack])
+        done = finish(start(ROOT, command, environment()), out)
         assert done.status == 0, done.err
     return folders
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -13,7 +12,7 @@ from precdoctor.diagnosis.engine import view_of
 from precdoctor.diagnosis.survey.shadow_errors import Limits, shadowed
 from precdoctor.recording.options import RecordOptions
 from precdoctor.reporting.shadow_view import verdict
-from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, script
+from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, script, warm
 from tests.support.shadows import CASES
 
 #: Verdict, and for a fault what the worst piece is: module, kind, the module beside it.
@@ -42,7 +41,7 @@ SPECIMENS = ("gpt_checkpoint", "gpt_checkpoint_reentrant", "recurrent", "gan", "
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     directory = tmp_path_factory.mktemp("shadows")
-    command = [sys.executable, "-m", "tests.support.shadows", str(directory)]
+    command = warm("-m", "tests.support.shadows", directory)
     env = environment(PYTHONPATH=str(ROOT))
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -108,7 +107,7 @@ def test_no_specimen_trains_differently_beside_its_shadow(tmp_path):
     digests = []
     for env in (environment(PYTHONPATH=str(ROOT), PYTHONWARNINGS="ignore"), recorded):
         done = subprocess.run(
-            [sys.executable, "-m", "tests.support.zoo", *SPECIMENS], cwd=tmp_path, env=env, capture_output=True,
+            warm("-m", "tests.support.zoo", *SPECIMENS), cwd=tmp_path, env=env, capture_output=True,
             text=True, timeout=PATIENCE,
         )  # fmt: skip
         lines = map(json.loads, done.stdout.splitlines())
@@ -133,7 +132,7 @@ def test_the_command_prints_its_report_and_returns_the_status_of_the_script(tmp_
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from precdoctor.cli import main; sys.exit(main())"
     command = [PYTHON, "-c", start, "shadow", "-o", "run", "--at", "1,3", "--output-format", "json"]
     done = subprocess.run(
-        [*command, "--", "python", "train.py"], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+        [*command, "--", *warm("train.py")], cwd=tmp_path, env=environment(), capture_output=True, text=True,
         timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 3, done.stderr

@@ -8,7 +8,7 @@ import re
 import pytest
 
 import precdoctor
-from tests.support.processes import PYTHON, ROOT, environment, finish, script, start
+from tests.support.processes import PYTHON, ROOT, environment, finish, script, start, warm
 
 STEPS = 12
 
@@ -40,7 +40,7 @@ def place(tmp_path_factory):
     """A recorded run and its plan; 40 dB is more than 8 bits reach, so that it is one of BF16."""
     folder = tmp_path_factory.mktemp("trial")
     path = script(folder, "train.py", SCRIPT)
-    done = command(folder, "record", "--every", "1", "-o", "run", "--", PYTHON, str(path))
+    done = command(folder, "record", "--every", "1", "-o", "run", "--", *warm(path))
     assert done.status == 0, done.err
     done = command(folder, "whatif", "run", "--plan", "--min-sqnr", "40", "-o", "plan.toml")
     assert done.status == 0, done.err
@@ -49,7 +49,7 @@ def place(tmp_path_factory):
 
 def trial(place, plan, name, *more, file="train.py"):
     (place / f"{name}.toml").write_text(plan)
-    arguments = [f"{name}.toml", "--steps", str(STEPS), "-o", name, *more, "--", PYTHON, str(place / file)]
+    arguments = [f"{name}.toml", "--steps", str(STEPS), "-o", name, *more, "--", *warm(place / file)]
     return command(place, "trial", *arguments)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import precdoctor
 from precdoctor.recording.deepscan.scan_mode import ScanMode
-from tests.support.processes import record, script
+from tests.support.processes import record, script, warm
 
 HALF = (torch.float16, torch.bfloat16)
 
@@ -413,7 +413,7 @@ def test_not_a_bit_changes_with_every_step_scanned(tmp_path, kind):
     script(tmp_path, "strange.py", STRANGE)
     results = []
     for scans in ("off", "1000"):
-        done = record(tmp_path, "--force", "--strict", "--deep-scan", scans, "--", "python", "strange.py", kind)
+        done = record(tmp_path, "--force", "--strict", "--deep-scan", scans, "--", *warm("strange.py", kind))
         assert done.status == 0, done.err
         results.append(next(line for line in done.out.decode().split("\n") if line.startswith("RESULT")))
         events = precdoctor.open_run(done.run).events()
@@ -608,7 +608,7 @@ for step in range(3):
 
 def test_the_state_of_a_hand_written_optimizer_is_named_with_its_weight(tmp_path):
     script(tmp_path, "small.py", SMALL_STATES)
-    done = record(tmp_path, "--strict", "--deep-scan", "3", "--", "python", "small.py")
+    done = record(tmp_path, "--strict", "--deep-scan", "3", "--", *warm("small.py"))
     assert done.status == 0, done.err
     events = precdoctor.open_run(done.run).events()
     rows = [json.loads(d) for e, d in zip(events["event"], events["data"], strict=True) if e == "scan"]
@@ -650,7 +650,7 @@ for _ in range(3):
 
 def test_a_scan_that_has_seen_all_it_will_is_out_of_the_way(tmp_path):
     script(tmp_path, "long.py", LONG_FORWARD)
-    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", "python", "long.py")
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", *warm("long.py"))
     assert done.status == 0, done.err
     modes = [tuple(map(int, line.split())) for line in done.out.decode().splitlines()]
     assert [before - after for before, after in modes] == [1, 1, 0]  # two steps are scanned
@@ -695,7 +695,7 @@ THEN = {
 )  # fmt: skip
 def test_gradients_of_a_micro_step_that_nobody_reads_before_they_are_gone(tmp_path, once, to_none, then, dropped):
     script(tmp_path, "micro.py", MICRO_STEPS.format(once=once, to_none=to_none, then=THEN[then]))
-    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", "python", "micro.py")
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", *warm("micro.py"))
     assert done.status == 0, done.err
     events = precdoctor.open_run(done.run).events()
     scans = events[events["event"] == "scan"].assign(data=lambda e: e["data"].map(json.loads))
@@ -725,7 +725,7 @@ for _ in range(3):
 )  # fmt: skip
 def test_what_is_flat_everywhere_ends_the_gradient(tmp_path, rounded, zeros):
     script(tmp_path, "rounding.py", ROUNDING.format(rounded=rounded))
-    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", "python", "rounding.py")
+    done = record(tmp_path, "--strict", "--deep-scan", "2", "--", *warm("rounding.py"))
     assert done.status == 0, done.err
     events = precdoctor.open_run(done.run).events()
     closed = [d for d in map(json.loads, events["data"][events["event"] == "scan"]) if d["kind"] == "closed"]
