@@ -67,7 +67,28 @@ def under_sgd() -> Training:
     return run
 
 
+def beside(run: Training, kind: str) -> Training:
+    """Another optimizer trains the rest."""
+    other = {"name": f"{kind}#0", "class": kind, "groups": [{"lr": 0.02, "parameters": 4}]}
+    run.facts = {**FACTS, "optimizers": [*FACTS["optimizers"], other]}
+    return run
+
+
+def tiny_gradient_under_muon() -> Training:
+    """It has no second moment: it is not AdamW's."""
+    return beside(given(1e-10), "Muon")
+
+
+def beside_rmsprop() -> Training:
+    """Which has an eps as well; whose second moment it is, the log does not say."""
+    return beside(with_moment(Training(), lambda _, x: 1e-10 * x), "RMSprop")
+
+
 FIRING = {
+    "beside_muon": Sample(
+        lambda: beside(with_moment(Training(), lambda _, x: 1e-10 * x), "Muon"), module="head", severity="warning",
+        says=("1 weight of 1",),
+    ),
     "grows_but_stays_below": Sample(lambda: grows(1e-2, 0.05), module="head", severity="warning"),
     "tiny": Sample(lambda: given(1e-10), module="head", kind="weight_grad_step", severity="warning",
                    says=("1e-08", "limit 50 %")),
@@ -77,5 +98,8 @@ FIRING = {
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f
-    for f in (converges, a_gate_opens, above, about_eps, a_bias_before_a_norm, under_sgd, one_large_gradient)
+    for f in (
+        *(converges, a_gate_opens, above, about_eps, a_bias_before_a_norm, under_sgd, one_large_gradient),
+        *(tiny_gradient_under_muon, beside_rmsprop),
+    )
 }

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
-from precdoctor.diagnosis.survey.optimizer_states import decay_of, second_moments
+from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
 from precdoctor.diagnosis.survey.parameters import adam_groups, parameter_label
 from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, path_evidence, range_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
@@ -94,14 +94,16 @@ class _Gradient:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
     given = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
-    if not given or any(text(o.get("class")) not in ("Adam", "AdamW") for o in view.optimizers):
-        return Checked.not_applicable("the weights are not trained by Adam or AdamW alone")
+    others = {text(o.get("class")) for o in view.optimizers} - {"Adam", "AdamW"}
+    if not given or others & set(SCALE_FREE):
+        return Checked.not_applicable("no weight is trained by Adam or AdamW, or others by an optimizer like them")
     eps = min(given)
-    gradients = _survey(view, eps, options)
+    gradients, roots = _survey(view, eps, options), _measured(view, eps, options)
+    if others:  # Muon for the matrices, AdamW for the rest: those with a second moment are AdamW's
+        gradients = {k: g for k, g in gradients.items() if _owner(k) in roots}
     if not gradients:
         return Checked.not_applicable("no gradient of a weight was recorded as Adam was given it")
     seen = f"{plural(len(gradients), 'gradient')} against eps {eps:g} / {options['damping']:g}"
-    roots = _measured(view, eps, options)
     guilty = {
         k: g
         for k, g in gradients.items()
