@@ -7,11 +7,14 @@ A tanh of 30 is 1 in every format and its slope exactly zero; so is what a clamp
 share of what arrives that ends there. A softmax is at its bound where one probability is all there is of a row that had
 a choice: then a change of its scores changes nothing. The diagonal of its derivative says how far it is from there:
 1 - sum of squares, which is 1 - 1/n for n equal probabilities and 0 for a single one.
+
+Probabilities that a loss takes for logits, and normalises again, keep it from its bound: they lie between 0 and 1.
 """
 
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import torch
@@ -30,6 +33,14 @@ _CLAMPS = frozenset(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0")
 #: Autograd nodes of functions that are flat everywhere.
 _STEPS = {f"{name.title()}Backward{i}": name for name in ("round", "floor", "ceil", "trunc", "sign") for i in (0, 1)}
 _SOFTMAX = names("_softmax _safe_softmax")
+#: Losses that normalise what they read, the function that does it, and what passes its results on as they are.
+_NORMALISES = {"_log_softmax": "softmax", "binary_cross_entropy_with_logits": "sigmoid"}
+_NORMALISED, _PASSES = (
+    {"_softmax": "softmax", "_safe_softmax": "softmax", "sigmoid": "sigmoid"},
+    names("_to_copy clone"),
+)
+#: Results of such functions remembered at a time.
+_MAX_NORMALISED = 256
 #: Shares of what arrives and of channels from which on a fact is noted, and the least number of elements or rows.
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
 #: 1 - sum of squares of the median row, beside that of equal probabilities: from here on a softmax is noted.
@@ -50,9 +61,12 @@ class Saturation:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._places: dict[Any, int] = {}
+        #: Results of functions that normalise, by ``id``, with the function.
+        self._normalised: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 
     def forward(self, call: Call) -> None:
-        """An op of a module has run."""
+        """An op of a module or of loss code has run."""
+        self._normalised_again(call)
         if call.plain_name not in _SOFTMAX or not call.results or not call.where.root or len(call.args) < 2:
             return
         scores, dim = call.args[0], call.args[1]
@@ -73,6 +87,23 @@ class Saturation:
         data = {"function": "softmax", "open": float(open_), "of": int(chosen.sum()),
                 "distance": float((best[:, 0] - best[:, 1]).median())}  # fmt: skip
         self._findings.add("closed", call, 1.0 - float(open_), **data)
+
+    def _normalised_again(self, call: Call) -> None:
+        given = call.args[0] if call.args else None
+        if not isinstance(given, Tensor) or not call.results:
+            return
+        known = self._normalised.get(id(given))
+        function = known[1] if known is not None and known[0]() is given else None
+        if function is not None and function == _NORMALISES.get(call.plain_name):
+            width = given.shape[call.args[1]] if function == "softmax" else 2
+            self._findings.add("closed", call, 1.0, function=function, again=True, of=given.numel(), classes=width)
+        if function is None or not (call.func.is_view or call.plain_name in _PASSES):
+            function = _NORMALISED.get(call.plain_name)
+        if function is not None:
+            if len(self._normalised) >= _MAX_NORMALISED:
+                self._normalised = {k: n for k, n in self._normalised.items() if n[0]() is not None}
+            if len(self._normalised) < _MAX_NORMALISED:
+                self._normalised[id(call.results[0])] = weakref.ref(call.results[0]), function
 
     def flushed(self, call: Call) -> None:
         """An op of the backward pass has run: has it made zeros?"""

@@ -49,7 +49,26 @@ def nothing_found() -> Training:
     return scanned()
 
 
+def twice(**changes: Any) -> dict[str, Any]:
+    measured = {"function": "softmax", "again": True, "of": 80, "classes": 5}
+    told = fact("closed", "_log_softmax.default", **{"phase": "loss", **measured, **changes})
+    return {**told, "root": "", "module": ""}
+
+
+def twice_on_one_step() -> Training:
+    """As a metric beside the loss."""
+    return with_scans(scanned(twice(), steps=(0,)), 1, 8)
+
+
 FIRING = {
+    "softmax-twice": Sample(
+        lambda: scanned(twice()), 0, None, severity="warning",
+        says=("cross_entropy is given probabilities", "cannot fall below 0.90", "5 classes"),
+    ),
+    "sigmoid-twice": Sample(
+        lambda: scanned(twice(function="sigmoid", classes=2)), 0, None, severity="warning",
+        says=("binary_cross_entropy_with_logits is given", "below 0.69"),
+    ),
     "closed-later": Sample(
         lambda: with_scans(scanned(closed(channels=0.95), steps=(8, 9)), 0, 1), 8, "blocks.0.attn", severity="warning",
         says=("95 % of the channels",),
@@ -69,4 +88,4 @@ FIRING = {
         lambda: scanned(hard()), 0, severity="warning", says=("a hard choice from the first step", "12 above the next"),
     ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (learnt, nothing_found, near_later, straight_through, sharp, some)}
+HEALTHY = {f.__name__: f for f in (learnt, nothing_found, near_later, straight_through, sharp, some, twice_on_one_step)}

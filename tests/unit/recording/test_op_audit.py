@@ -704,6 +704,24 @@ def test_gradients_of_a_micro_step_that_nobody_reads_before_they_are_gone(tmp_pa
     assert all(s.line for s in found)
 
 
+NORMALISED = {
+    "softmax": (lambda x, y: F.cross_entropy(x.softmax(-1), y), ("softmax", 5)),
+    "cast": (lambda x, y: F.cross_entropy(x.bfloat16().softmax(-1).float(), y), ("softmax", 5)),
+    "sigmoid": (lambda x, y: F.binary_cross_entropy_with_logits(x.sigmoid()[:, 0], y / 4.0), ("sigmoid", 2)),
+    "logits": (lambda x, y: F.cross_entropy(x, y), None),
+    "entropy": (lambda x, y: -(x.softmax(-1) * x.log_softmax(-1)).sum(), None),
+    "gate": (lambda x, y: F.cross_entropy(x * x.sigmoid(), y), None),
+    "attention": (lambda x, y: F.cross_entropy(x.softmax(-1) @ torch.eye(5), y), None),
+}
+
+
+@pytest.mark.parametrize(("loss", "found"), NORMALISED.values(), ids=NORMALISED)
+def test_a_loss_that_is_given_probabilities_for_logits_is_told(loss, found):
+    logits = torch.randn(16, 5, requires_grad=True)
+    seen = facts(loss, logits, torch.arange(16) % 5, stage="loss").get("closed")
+    assert (seen and (seen["function"], seen["classes"])) == found
+
+
 ROUNDING = """
 import torch
 from torch import nn

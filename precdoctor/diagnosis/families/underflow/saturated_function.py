@@ -1,6 +1,8 @@
-"""PD208: a bounded function at its bound, through which next to no gradient passes, from the first step on."""
+"""PD208: a bounded function at its bound, so that next to no gradient passes, or one that is applied twice."""
 
 from __future__ import annotations
+
+import math
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import same_module, when
@@ -32,11 +34,14 @@ learnt saturates late, and rightly. A layer that is closed in `all_channels` at 
 does loss code if a weight's gradient is exactly zero then. `clamp(min=0)` is a ReLU and no bound. `round`, `floor`,
 `ceil`, `trunc` and `sign` have no slope anywhere: they count only if a weight's gradient is exactly zero, because
 another path may lead around them (a straight-through estimate).
+
+Also a loss that normalises what has been normalised already: `cross_entropy` of a softmax, or
+`binary_cross_entropy_with_logits` of a sigmoid. There the loss cannot come near its own bound, zero.
 """,
     matters="""
 The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
-decided. It is a matter of scale: inputs of thousands, weights that begin too large, scores that are not divided by the
-root of their width, a clamp in front of a logarithm that cuts off exactly what is most wrong.
+decided. Mostly it is a matter of scale: inputs of thousands, weights that begin too large, scores that are not divided
+by the root of their width, a clamp in front of a logarithm that cuts off exactly what is most wrong.
 """,
     example="""
     scores = q @ k.mT * dim**0.5        # instead of dim**-0.5
@@ -45,10 +50,11 @@ root of their width, a clamp in front of a logarithm that cuts off exactly what 
     remedy="""
 Bring the input of the function to order one: normalise the data, initialise with a smaller gain, divide attention
 scores by the root of the head's width. In place of a sigmoid and a clamped logarithm take
-`binary_cross_entropy_with_logits`, whose gradient does not end.
+`binary_cross_entropy_with_logits`, whose gradient does not end. Give losses that normalise the logits themselves.
 """,
     confidence="""
-0.85: each element of the gradient was counted in front of the function and behind it.
+0.85: each element of the gradient was counted in front of the function and behind it. 0.9 for a loss that normalises
+twice: the tensor was followed from one function to the other.
 """,
     references=(
         "LeCun et al., Efficient BackProp, 1998, section 4 (start where the sigmoid is linear)",
@@ -64,6 +70,8 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        if fact.data.get("again") is True:
+            return 1.0
         lost = fact.number("lost")
         if text(fact.data.get("function")) == "softmax":
             return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
@@ -88,6 +96,8 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
+    if fact.data.get("again") is True:
+        return _twice(view, group)
     near = fact.data.get("near") is True
     function, lost, distance = text(fact.data.get("function")), fact.number("lost"), fact.number("distance")
     if function == "softmax":
@@ -125,6 +135,35 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
             change={"input_scale": scale, "op": fact.op},
             predicted=predicted,
             snippet=f"y = f(x * {scale:g})  # what goes into {function}; normalise it, or begin smaller\n",
+        ),
+    )
+
+
+def _twice(view: RunView, group: Group) -> Finding:
+    """Of a loss that is given probabilities for logits."""
+    fact = group.worst
+    function, classes = text(fact.data.get("function")), max(fact.count("classes"), 2)
+    softmax = function == "softmax"
+    loss = "cross_entropy" if softmax else "binary_cross_entropy_with_logits"
+    # All of one probability in front of the loss: exp(1) for it beside exp(0) for each other one.
+    least = math.log1p((classes - 1) / math.e) if softmax else math.log(2.0)
+    among = f"over {classes:,} classes" if softmax else "where the target is 0"
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"{loss} is given probabilities, {function} is applied twice: the loss cannot fall below {least:.2f}"
+        f"{fact.line}",
+        message=f"{op_words(fact)} normalises what a {function} has made. It lies between 0 and 1 and is taken for "
+        f"logits, so that {among} the loss is {least:.3g} at best (limit of logits: 0). The more certain the model is, "
+        f"the less of the gradient is left.{elsewhere_words(group)}",
+        certain=(0.9, "the tensor was followed from one function to the other"),
+        limits={},
+        prescription=Prescription(
+            title=f"give {loss} the logits, without the {function} before it: least loss {least:.2f} -> 0",
+            change={"remove": function, "op": fact.op},
+            predicted={"least_loss": {"from": least, "to": 0.0}},
+            snippet=f"loss = F.{loss}(logits, target)  # it applies {function} itself\n",
         ),
     )
 
