@@ -34,7 +34,7 @@ def torchs() -> Training:
 
 
 def few() -> Training:
-    return scanned(floor(wrong=100))
+    return scanned(floor(wrong=100, effect=0.1))
 
 
 def diluted() -> Training:
@@ -51,6 +51,10 @@ def nothing_found() -> Training:
 
 
 FIRING = {
+    "few-that-count": Sample(
+        lambda: scanned(floor(wrong=100)), 0, "blocks.0.attn", severity="warning",
+        says=("39 %, limit 50 %, or 25 % of what they feed",),
+    ),
     "variance": Sample(
         lambda: scanned(floor()), 0, "blocks.0.attn", severity="warning",
         says=("1e-05 decides 94 % of the results", "guards numbers of 1e-09", "316 instead of 3.162e+04"),

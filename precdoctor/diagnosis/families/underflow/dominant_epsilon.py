@@ -28,7 +28,8 @@ An epsilon, or the bound of a clamp, that is larger than most of the numbers it 
 `x / (norm + eps)`, `1 / p.clamp(min=eps)`, `log(p + eps)`, `m / (v.sqrt() + eps)`, and the epsilon inside of layer,
 group, batch and RMS normalisation. A deep scan (`record --deep-scan`) runs the op that reads the guarded number again
 in FP64 without the constant. At least `wrong_share` of its results must be off by more than half, on two scanned steps
-or more and on half of all. In a module or a loss the error must also make up `effect` of the result that it ends in.
+or more and on half of all. In a module or a loss the error must also make up `effect` of the result that it ends in;
+where it makes up `large_effect`, a quarter of wrong results is enough.
 Numbers that are exactly zero do not count, and neither do logarithms that are multiplied by zero. PD503 covers the
 epsilon of torch's own Adam.
 """,
@@ -63,8 +64,8 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         share = wrong_share(fact)
-        counts = share >= options["wrong_share"] and has_effect(fact, options["effect"]) and not is_optimizers(fact)
-        return share if counts else 0.0
+        most = share >= options["wrong_share"] or fact.number("effect") >= options["large_effect"]
+        return share if most and has_effect(fact, options["effect"]) and not is_optimizers(fact) else 0.0
 
     return check_facts(
         view, ("floor",), guilty, lambda g: _finding(view, g, options), seen="no epsilon that decides",
@@ -78,29 +79,32 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     op, there = fact.where("read_by")
     share, decided = percent(wrong_share(fact)), fact.count("decided") / max(fact.count("nonzero"), 1)
     instance = f", for instance {fact.number('seen'):.4g} instead of {fact.number('exact'):.4g}"
+    limit = f"limit {percent(options['wrong_share'])}"
+    if wrong_share(fact) < options["wrong_share"]:
+        limit += f", or {percent(options['large_effect'])} of what they feed"
     message = (
         f"{op_words(fact)} guards numbers of {median:.3g} (median) with {constant:.3g}: {percent(decided)} of those "
         f"that are not zero are smaller. Without the constant, {fact.count('wrong'):,} of {fact.count('of'):,} results "
-        f"of {short_name(op) if op else fact.short}{there} ({share}, limit {percent(options['wrong_share'])}) differ "
+        f"of {short_name(op) if op else fact.short}{there} ({share}, {limit}) differ "
         f"by more than half{instance if 'exact' in fact.data else ''}."
         f"{effect_words(fact, options['effect'])}{elsewhere_words(group)}"
     )
-    smaller = median / 64
+    smaller = min(median / 64, constant / 1024)
+    sizes = f"numbers of {median:.3g}" if median < constant else "numbers of all sizes"
     return place_finding(
         RULE,
         view,
         group,
-        title=f"{constant:.3g} decides {share} of the results {place_words(fact)}: it guards numbers of {median:.3g}"
-        f"{fact.line}",
+        title=f"{constant:.3g} decides {share} of the results {place_words(fact)}: it guards {sizes}{fact.line}",
         message=message,
         certain=certainty(group, 0.9, _REASON),
-        limits={n: options[n] for n in ("wrong_share", "effect")},
+        limits={n: options[n] for n in ("wrong_share", "effect", "large_effect")},
         prescription=Prescription(
             title=f"scale the numbers up, or guard with less{fact.line}: {constant:.3g} -> {smaller:.2g}; wrong "
             f"results {share} -> 0 %",
             change={"epsilon": {"from": constant, "to": smaller}, "op": fact.op},
             predicted={"wrong_share": {"from": wrong_share(fact), "to": 0.0}},
-            snippet=f"eps = {smaller:.2g}  # was {constant:.3g}, above most of what it guards\n",
+            snippet=f"eps = {smaller:.2g}  # was {constant:.3g}, above much of what it guards\n",
         ),
     )
 
@@ -117,6 +121,8 @@ RULE = Rule(
         RuleOption("effect", 1.0 / 32, "fraction", "Least share that the error must make up of what it feeds.",
                    "Chosen empirically: biases dilute what a layer loses to a few percent of the logits.",
                    maximum=1.0),
+        RuleOption("large_effect", 0.25, "fraction", "Share of what it feeds from which fewer wrong results count.",
+                   "A quarter of a loss is no exception, however few elements it comes from.", maximum=1.0),
     ),
     sampled_steps=False,
     explains=when(same_module, "PD201", "PD203", "PD204", "PD208"),
