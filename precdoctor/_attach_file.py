@@ -1,4 +1,4 @@
-"""Which processes were offered recording, and how far each got: a line for every step, in the run directory.
+"""Which processes were offered recording, and how far each got: a line for each stage that it reached.
 
 Imported at every interpreter start below ``precdoctor record``, so it imports nothing that is not there already.
 """

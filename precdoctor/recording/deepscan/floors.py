@@ -21,7 +21,7 @@ from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
 from precdoctor.recording.deepscan.scanned_op import Call, names
 
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
-#: Ops that keep a number above a constant, ops that keep that number, and those that read it.
+#: Ops that keep a number above a constant, ops that carry that number on, and those that read it.
 _GUARDS, _PASSES = names("add clamp clamp_min maximum"), names("sqrt _to_copy clone mul add lerp mean sum")
 _READS = names("rsqrt reciprocal div log pow")
 #: Ops that normalise, and what they return the reciprocal standard deviation as.

@@ -33,12 +33,11 @@ _CLAMPS = frozenset(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0")
 #: Autograd nodes of functions that are flat everywhere.
 _STEPS = {f"{name.title()}Backward{i}": name for name in ("round", "floor", "ceil", "trunc", "sign") for i in (0, 1)}
 _SOFTMAX = names("_softmax _safe_softmax")
-#: Losses that normalise what they read, the function that does it, and what passes its results on as they are.
-_NORMALISES = {"_log_softmax": "softmax", "binary_cross_entropy_with_logits": "sigmoid"}
-_NORMALISED, _PASSES = (
-    {"_softmax": "softmax", "_safe_softmax": "softmax", "sigmoid": "sigmoid"},
-    names("_to_copy clone"),
-)
+#: Losses that normalise what they read, by the function that does it, and the ops of that function by itself.
+_LOSSES = {"_log_softmax": "softmax", "binary_cross_entropy_with_logits": "sigmoid"}
+_NORMALISING = {"_softmax": "softmax", "_safe_softmax": "softmax", "sigmoid": "sigmoid"}
+#: Ops that pass a result on as it is, beside views.
+_PASSES = names("_to_copy clone")
 #: Results of such functions remembered at a time.
 _MAX_NORMALISED = 256
 #: Shares of what arrives and of channels from which on a fact is noted, and the least number of elements or rows.
@@ -94,16 +93,16 @@ class Saturation:
             return
         known = self._normalised.get(id(given))
         function = known[1] if known is not None and known[0]() is given else None
-        if function is not None and function == _NORMALISES.get(call.plain_name):
+        if function is not None and function == _LOSSES.get(call.plain_name):
             width = given.shape[call.args[1]] if function == "softmax" else 2
             self._findings.add("closed", call, 1.0, function=function, again=True, of=given.numel(), classes=width)
-        if function is None or not (call.func.is_view or call.plain_name in _PASSES):
-            function = _NORMALISED.get(call.plain_name)
-        if function is not None:
-            if len(self._normalised) >= _MAX_NORMALISED:
-                self._normalised = {k: n for k, n in self._normalised.items() if n[0]() is not None}
-            if len(self._normalised) < _MAX_NORMALISED:
-                self._normalised[id(call.results[0])] = weakref.ref(call.results[0]), function
+        passed = function if call.func.is_view or call.plain_name in _PASSES else None
+        if (made := passed or _NORMALISING.get(call.plain_name)) is None:
+            return
+        if len(self._normalised) >= _MAX_NORMALISED:
+            self._normalised = {k: n for k, n in self._normalised.items() if n[0]() is not None}
+        if len(self._normalised) < _MAX_NORMALISED:
+            self._normalised[id(call.results[0])] = weakref.ref(call.results[0]), made
 
     def flushed(self, call: Call) -> None:
         """An op of the backward pass has run: has it made zeros?"""

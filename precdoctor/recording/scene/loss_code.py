@@ -44,8 +44,7 @@ _MAX_BARE = 1 << 13
 #: Lines whose note is made once.
 _MAX_NOTES = 1 << 12
 _SAVED = "_saved_"
-_EXACT = frozenset(tensor_leaves.EXACT)
-_ACCUMULATES: Any = vars(torch._C._functions)["AccumulateGrad"]
+_ACCUMULATES: Any = vars(torch._C._functions).get("AccumulateGrad")
 
 
 class LossCode:
@@ -342,7 +341,7 @@ class _Walk:
             if isinstance(value, Tensor):
                 if torch._C._functorch.is_functorch_wrapped_tensor(value) or not self._scene.affords(value):
                     continue
-                if self._alone and type(value) in _EXACT:
+                if self._alone and type(value) in tensor_leaves.EXACT:
                     value = value.detach()
                 else:
                     with kernels.apart_from_every_mode():  # it may stand for a number

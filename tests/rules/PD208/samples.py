@@ -67,7 +67,7 @@ FIRING = {
     ),
     "sigmoid-twice": Sample(
         lambda: scanned(twice(function="sigmoid", classes=2)), 0, None, severity="warning",
-        says=("binary_cross_entropy_with_logits is given", "below 0.69"),
+        says=("binary_cross_entropy_with_logits is given", "below 0.31"),
     ),
     "closed-later": Sample(
         lambda: with_scans(scanned(closed(channels=0.95), steps=(8, 9)), 0, 1), 8, "blocks.0.attn", severity="warning",

@@ -177,6 +177,7 @@ def test_a_stale_scale_takes_the_clipping_of_its_worst_tensor_along() -> None:
     [
         ("stale", {"PD401", "PD407"}),
         ("held-down", {"PD402", "PD407"}),
+        ("left-in", set()),
         ("invalid-amax", {"PD102", "PD401", "PD402", "PD407"}),
     ],
 )

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from precdoctor.diagnosis.claims.finding import Finding, Severity
-from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when, while_it_lasts, worst_tensor
+from precdoctor.diagnosis.claims.relations import (
+    Relation,
+    same_module,
+    same_tensors,
+    when,
+    while_it_lasts,
+    worst_tensor,
+)
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.families.fp8.fp8_casts import operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import FLUSHED_SHARE, LOST_DB, MIN_ELEMENTS, seen_words
@@ -18,8 +25,8 @@ from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
     finds="""
-Casts to a float8 dtype with a wrong scale, for one of four causes. Each cause is a finding of its
-own; `stale` and `held-down` are folded into `invalid-amax` where it has the same operands.
+Casts to a float8 dtype with a wrong scale, for one of four causes. Each cause is a finding of its own; `stale` and
+`held-down` are folded into `invalid-amax` where it has the same operands.
 
 `stale`: the scale follows from the amax of earlier steps and is too large on the step that uses it. Amax has jumped
 past what the scale allows, and clipping costs `stale_db` of signal to noise beyond rounding. That must happen on
@@ -49,7 +56,8 @@ equal, and that is the step with most to learn from. A scale that one bad batch 
 the tensor in the subnormals of the format all that time. Zero times an infinite scale is NaN, and NaN in a float8
 operand is NaN in everything behind it. A scale from an epsilon turns the whole next tensor into +-448. A scale of zero
 turns it into zeros while the infinite amax stays in the history. An output layer that starts at zero is enough: the
-gradients above it are zero at step 0.
+gradients above it are zero at step 0. Scales that stay in a product make the output of the layer 10^5 times too large;
+under Adam the loss falls all the same.
 """,
     example="""
 Every fourth batch is sixteen times as large, and the scale knows only the last step:
@@ -65,6 +73,8 @@ the next 1024 steps, and E5M2 or E4M3 flush what was normal before.
     scale = 448.0 / history.amax().clamp_min(1e-12)      # 4.5e14: finite, and as wrong
     amax = history[history.isfinite() & (history > 0)]
     scale = 448.0 / amax.max() if amax.numel() else scale    # the scale before, 1 at the start
+
+    y = (x * scale_x).to(torch.float8_e4m3fn).float() @ w8.float().t()    # and not divided by scale_x * scale_w
 """,
     remedy="""
 Stale: a longer history (the largest amax of the last 16 or 1024 steps) costs nothing, a margin of a binade or two helps
@@ -126,7 +136,12 @@ def _clips(cause: Finding, effect: Finding) -> bool:
 
 def _flushes(cause: Finding, effect: Finding) -> bool:
     """Whether the scale was too small for the operands that ``effect`` finds flushed."""
-    return cause.cause != "stale" and same_tensors(cause, effect)
+    return cause.cause in ("invalid-amax", "held-down") and same_tensors(cause, effect)
+
+
+def _of_the_cast(relation: Relation) -> Relation:
+    """The same where a cast at the scale is to blame; ``left-in`` is about the product behind it."""
+    return lambda cause, effect: cause.cause != "left-in" and relation(cause, effect)
 
 
 RULE = Rule(
@@ -166,8 +181,8 @@ RULE = Rule(
         **when(_makes_nonfinite, "PD101", "PD102", "PD103", "PD105", "PD106", "PD301"),
         **when(_clips, "PD401"),
         **when(_flushes, "PD402"),
-        **when(same_tensors, "PD407"),
-        **when(same_module, "PD706"),
+        **when(_of_the_cast(same_tensors), "PD407"),
+        **when(_of_the_cast(same_module), "PD706"),
     },
     check=check,
 )  # fmt: skip

@@ -10,9 +10,9 @@ import pandas as pd
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed
+from precdoctor.diagnosis.survey.frames import Mask
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -34,9 +34,8 @@ class _Product:
     """
 
     operand: Operand
-    weight: Operand
     rows: pd.DataFrame
-    over: np.ndarray
+    over: Mask
 
     @property
     def excess(self) -> float:
@@ -70,9 +69,9 @@ def _products(view: RunView, found: Mapping[Key, Operand], limit: float) -> Iter
         here = own.get(operand.key[:2])
         together = _by_step(operand, weight, here) if here is not None else None
         if together is not None and len(together):
-            most = together[["bound", "earlier"]].max(axis=1)
-            over = (together["amax"] >= 2.0**limit * most) & (together["scales"] >= 2.0**limit)
-            yield _Product(operand, weight, together, over.to_numpy())
+            largest = together[["bound", "earlier"]].max(axis=1)
+            over = (together["amax"] >= 2.0**limit * largest) & (together["scales"] >= 2.0**limit)
+            yield _Product(operand, together, over.to_numpy())
 
 
 def _by_step(operand: Operand, weight: Operand, rows: pd.DataFrame) -> pd.DataFrame | None:
@@ -97,7 +96,6 @@ def _finding(rule: Rule, guilty: Sequence[_Product], options: Options) -> Findin
     worst = guilty[0]
     row = worst.rows[worst.over].iloc[0]
     root, module, *_ = worst.operand.key
-    share = float(worst.over.mean())
     return rule.finding(
         severity=Severity.ERROR,
         confidence=0.9,
@@ -107,8 +105,8 @@ def _finding(rule: Rule, guilty: Sequence[_Product], options: Options) -> Findin
         message=f"At step {int(row['step'])} the output of `{worst.operand.place}` reaches {row['amax']:.3g}. An input "
         f"of up to {row['of_x']:.3g} and a weight of up to {row['of_w']:.3g} make {row['bound']:.3g} at most; limit "
         f"{2.0 ** options['left_in']:g} times that. Their scales are {row['scale_x']:.3g} and {row['scale_w']:.3g}, "
-        f"{row['scales']:.3g} together. So it is on {percent(share)} of {plural(len(worst.rows), 'step')}. Affected: "
-        f"{plural(len(guilty), 'module')}.",
+        f"{row['scales']:.3g} together. That holds on {worst.over.sum():,} of {plural(len(worst.rows), 'step')}. "
+        f"Affected: {plural(len(guilty), 'module')}.",
         location=Location(root, module, worst.operand.module_class or None, "output", Phase.FORWARD,
                           int(row["rank"]), int(row["step"])),
         evidence={
@@ -119,7 +117,7 @@ def _finding(rule: Rule, guilty: Sequence[_Product], options: Options) -> Findin
             "scales": float(row["scales"]),
             "bad_steps": worst.rows["step"][worst.over].astype(int).tolist()[:64],
             "last_bad_step": int(worst.rows["step"][worst.over].iloc[-1]),
-            "tensors": listed((o for p in guilty for o in (p.operand, p.weight)), lambda _: {}),
+            "modules": [p.operand.place for p in guilty],
             "confidence_reason": "no sum of so many products of the recorded size is that large",
         },
         prescriptions=(

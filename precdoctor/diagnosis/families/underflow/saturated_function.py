@@ -145,9 +145,9 @@ def _twice(view: RunView, group: Group) -> Finding:
     function, classes = text(fact.data.get("function")), max(fact.count("classes"), 2)
     softmax = function == "softmax"
     loss = "cross_entropy" if softmax else "binary_cross_entropy_with_logits"
-    # All of one probability in front of the loss: exp(1) for it beside exp(0) for each other one.
-    least = math.log1p((classes - 1) / math.e) if softmax else math.log(2.0)
-    among = f"over {classes:,} classes" if softmax else "where the target is 0"
+    # At best the right class has all of the probability: exp(1) for it beside exp(0) for each other one.
+    least = math.log1p((classes - 1) / math.e)
+    among = f"over {classes:,} classes" if softmax else "with a target of 1"
     return place_finding(
         RULE,
         view,

@@ -96,7 +96,7 @@ def check(view: RunView, options: Options) -> Checked:
     given = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
     others = {text(o.get("class")) for o in view.optimizers} - {"Adam", "AdamW"}
     if not given or others & set(SCALE_FREE):
-        return Checked.not_applicable("no weight is trained by Adam or AdamW, or others by an optimizer like them")
+        return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
     eps = min(given)
     gradients, roots = _survey(view, eps, options), _measured(view, eps, options)
     if others:  # Muon for the matrices, AdamW for the rest: those with a second moment are AdamW's

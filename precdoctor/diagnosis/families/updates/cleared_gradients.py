@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -67,12 +66,12 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("modules were left out of the recording")
     rows = _rows(view)
     steps = _steps(rows)
+    given_none = (~steps["fed"] & (steps["zeros"] | (steps["weights"] <= steps["held"]))).to_numpy()
     for own in rows_of(groups(steps, ("rank", "attempt")), steps["step"]):
-        starved = steps.iloc[own[(~steps["fed"] & (steps["weights"] <= steps["held"])).to_numpy()[own]]]
-        given_zeros = bool(np.isinf(starved["held"]).all())
+        starved = steps.iloc[own[given_none[own]]]
         if len(starved) < max(options["min_steps"], options["share"] * own.size):
             continue
-        if not given_zeros and not _same(rows, starved):
+        if not starved["zeros"].all() and not _same(rows, starved):
             continue
         finding = _finding(starved, own.size, options)
         return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
@@ -87,16 +86,17 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _rows(view: RunView) -> pd.DataFrame:
-    """The rows of sampled steps; ``held``: parameters of their optimizer, inf where its gradients are all zero."""
+    """The rows of sampled steps; ``held``: parameters of their optimizer; ``zeros``: its gradients are all zero."""
     sizes = {str(o.get("name")): _parameters(o) for o in view.optimizers}
     usable = {
-        (p, s.step): math.inf if s.grad_norm == 0.0 else sizes.get(s.optimizer, 0)
+        (p, s.step): (sizes.get(s.optimizer, 0), float(s.grad_norm == 0.0))
         for p, steps in view.timeline.items()
         for s in steps
         if s.complete and s.sampled and not s.skipped and s.optimizer and s.lr
     }
     rows = view.measured((), _KINDS, columns=_COLUMNS)
-    rows = rows.assign(held=step_values(rows, usable), alive=rows["zero"] < rows["numel"])
+    held, zeros = (step_values(rows, {at_step: value[i] for at_step, value in usable.items()}) for i in (0, 1))
+    rows = rows.assign(held=held, zeros=zeros == 1.0, alive=rows["zero"] < rows["numel"])
     known: pd.DataFrame = rows[rows["held"].notna()]
     return known
 
@@ -104,7 +104,7 @@ def _rows(view: RunView) -> pd.DataFrame:
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Steps with weight gradients: how many are not zero, ``held``, and whether the optimizer was ``fed`` any."""
     made = _made(rows)
-    given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & (rows["held"] < math.inf)]
+    given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
     ids = groups(made, AT)
     fed = step_values(made, dict.fromkeys(at(given.iloc[firsts(groups(given, AT))]), 1.0)) == 1.0
     steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed).iloc[firsts(ids)]
@@ -136,7 +136,7 @@ def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
 def _finding(starved: pd.DataFrame, of: int, options: Options) -> Finding:
     steps, weights = starved["step"].tolist(), int(starved["weights"].max())
     share = len(starved) / of
-    if np.isinf(starved["held"]).all():
+    if starved["zeros"].all():
         gone, reason = "all gradients of the optimizer were zero", "both gradients were recorded"
     else:
         gone = "they were gone or zero, and the weights kept their bits"
