@@ -102,7 +102,7 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     from precdoctor.diagnosis.engine import describe, resolve_options, view_of
     from precdoctor.diagnosis.families.configuration.precision_error_above_expectation import RULE, limits_of
     from precdoctor.diagnosis.survey.shadow_errors import shadowed
-    from precdoctor.reporting import shadow_report, shadow_view
+    from precdoctor.reporting import shadow_view
     from precdoctor.reporting.console import make_console
 
     limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
@@ -111,7 +111,7 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     if shape == "json":
         from precdoctor.reporting.json_report import dumps
 
-        sys.stdout.write(dumps(shadow_report.document(found, facts, limits)))
+        sys.stdout.write(dumps(shadow_view.document(found, facts, limits)))
     elif shape == "markdown":
         sys.stdout.write(shadow_view.markdown(found, facts, limits, worst=worst))
     elif shape == "concise":

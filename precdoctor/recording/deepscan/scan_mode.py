@@ -23,11 +23,11 @@ from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
 from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import left_to_others
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
     is_out_variant,
+    left_to_others,
     op_name,
     sequence_number,
     tensors_in,

@@ -21,7 +21,7 @@ from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.kv_caches import KvCaches
 from precdoctor.recording.observe.module_hooks import something_is_compiled
-from precdoctor.recording.ops.dispatch_modes import Retiring, is_own_run, left_to_others, put_on, retire, take_off
+from precdoctor.recording.ops.dispatched_ops import Retiring, is_own_run, left_to_others, put_on, retire, take_off
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.deferred import deferred, is_capturing

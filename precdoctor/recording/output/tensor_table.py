@@ -18,8 +18,7 @@ from precdoctor.numerics import EXP_MIN
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.output.evidence import Readings
-from precdoctor.recording.output.group_columns import group_columns
-from precdoctor.recording.output.logit_columns import sharpness_columns
+from precdoctor.recording.output.group_columns import group_columns, sharpness_columns
 from precdoctor.recording.slots.cast_operand import flush_bins
 from precdoctor.recording.slots.deferred import read
 from precdoctor.recording.slots.slot_table import Entry

@@ -22,9 +22,8 @@ from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.deliveries import Deliveries
-from precdoctor.recording.scene.first_call import FirstCall
+from precdoctor.recording.scene.first_call import FirstCall, TopLevel
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
-from precdoctor.recording.scene.top_level import TopLevel
 from precdoctor.recording.slots.deferred import is_capturing
 
 if TYPE_CHECKING:

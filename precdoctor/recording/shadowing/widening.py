@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import left_to_others
-from precdoctor.recording.ops.dispatched_ops import op_name, tensors_in, written_by
+from precdoctor.recording.ops.dispatched_ops import left_to_others, op_name, tensors_in, written_by
 
 #: Bits of a float that any wide format here has more of.
 _BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from precdoctor.recording.deepscan.scan import DEFAULT_SCANS, GRANT_NS, Schedule, offset
 from precdoctor.recording.deepscan.scan_mode import ScanMode
-from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, GRANT_NS, Schedule, offset
 from precdoctor.recording.deepscan.window import why_not
-from precdoctor.recording.ops.dispatch_modes import take_off
+from precdoctor.recording.ops.dispatched_ops import take_off
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence
 

@@ -9,8 +9,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
-from precdoctor.diagnosis.survey.histogram_columns import magnitudes, with_exponents
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes, with_exponents
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.cast_counts import HistogramTable

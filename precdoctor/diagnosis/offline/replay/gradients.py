@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.diagnosis.offline.replay.updates import Update, updates_of
-from precdoctor.diagnosis.survey.frames import firsts, groups, histograms
-from precdoctor.diagnosis.survey.histogram_columns import magnitudes
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, magnitudes
 from precdoctor.diagnosis.survey.measures import format_values
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16, Format
