@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.applying.module_changes import ModuleFormats
+from precdoctor.recording.model import static
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import is_distributed
 from precdoctor.recording.recorder.step_context import StepContext
@@ -207,7 +207,7 @@ class MasterWeights:
     def __init__(self, change: Change, ledger: Ledger) -> None:
         self._change = change
         self._ledger = ledger
-        self._masters: dict[int, tuple[weakref.ref[Tensor], Tensor]] = {}
+        self._masters: static.ByIdentity[Tensor, Tensor] = static.ByIdentity()
         self._away: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def install_before(self) -> None:
@@ -241,12 +241,9 @@ class MasterWeights:
         self._ledger.done(self._change, type(optimizer).__name__, was)
 
     def _master(self, parameter: Tensor) -> Tensor:
-        known = self._masters.get(id(parameter))
-        if known is None or known[0]() is not parameter:
-            master = parameter.detach().float().clone()
-            self._masters[id(parameter)] = (weakref.ref(parameter), master)
-            return master
-        master = known[1]
+        master = self._masters.get(parameter)
+        if master is None:
+            return self._masters.put(parameter, parameter.detach().float().clone())
         unmoved = master.to(parameter.dtype) == parameter.detach()
         return master.copy_(torch.where(unmoved, master, parameter.detach().float()))
 
