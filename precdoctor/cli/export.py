@@ -47,7 +47,7 @@ def export(
     if not to:
         raise UsageError(f"name the tool with --to: {', '.join(_TARGETS)}")
     target = read(choice(*_TARGETS), to, "--to")
-    from precdoctor.integrations.export.choice import Choice
+    from precdoctor.integrations.export.points import Choice
     from precdoctor.runlog.schema import KINDS
 
     for each in kind or ():

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from precdoctor.comparison.aggregate import agreed
 from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
 from precdoctor.comparison.baseline import Baseline, learn, learn_alike
 from precdoctor.comparison.fail_if import Limit
-from precdoctor.comparison.judge import Judged, accept, judge
+from precdoctor.comparison.judge import Judged, accept, agreed, judge
 from precdoctor.comparison.lines import Line, findings_of, suspects, told
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.comparison.steps import UNSAMPLED, sampled_by_all, step_mismatch, usable_steps

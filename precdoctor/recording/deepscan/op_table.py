@@ -21,7 +21,7 @@ from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.ops.dispatched_ops import storage_key
 from precdoctor.recording.ops.op_facts import plain_setting
 from precdoctor.recording.ops.tensor_facts import dtype_name
-from precdoctor.runlog.names import shortened
+from precdoctor.runlog.caps import shortened
 
 #: Elements that are brought to FP64 at a time.
 _PIECE = 64 * sketch.TILE

@@ -32,7 +32,7 @@ from precdoctor.recording.slots.deferred import Deferred, read
 from precdoctor.recording.slots.step_batch import looks_like_a_scale
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel
-from precdoctor.recording.steps.skip_streak import Streak
+from precdoctor.recording.steps.step_attempt import Streak
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4

@@ -20,8 +20,8 @@ from precdoctor.recording.model.optimizer_contents import groups_of, parameters_
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.output.parallel_layout import LayoutReader
 from precdoctor.recording.process import attach
+from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.files import SCHEMA_VERSION
-from precdoctor.runlog.names import shortened
 
 #: Products of float8 tensors reported; a model has a few kinds per layer.
 _MAX_PRODUCTS = 4096

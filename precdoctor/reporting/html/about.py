@@ -15,7 +15,7 @@ from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
-from precdoctor.reporting.scans_view import dtypes_words, modules_words
+from precdoctor.reporting.show_view import dtypes_words, modules_words
 from precdoctor.reporting.text import clean, not_neutral, number, size
 
 
