@@ -49,8 +49,6 @@ def shadow(
     Reports which layers are further from FP32 than their format explains. If none is, precision is not the problem.
     Your script is not modified, and its training stays bitwise identical. The exit status is the command's own.
     """
-    import datetime as dt
-
     from precdoctor.recording.options import RecordOptions
     from precdoctor.recording.process.launch import command_line, default_run_directory, launch
 
@@ -70,7 +68,7 @@ def shadow(
         **redact,
     )
     words = command_line(list(command or []), module)
-    place = settings.get("shadow", "output", output) or default_run_directory(words, dt.datetime.now(dt.timezone.utc))
+    place = settings.get("shadow", "output", output) or default_run_directory(words)
     status = launch(words, place.absolute(), options, force=force, quiet=True)
     _tell(place.absolute(), settings, shape, count)
     return status

@@ -131,17 +131,12 @@ def _deciding(judged: Sequence[Judged], needed: int) -> set[int]:
     groups: dict[tuple[str, str], list[Line]] = {}
     for one in judged:
         for line in one.lines:
-            groups.setdefault((line.check, _subject(line)), []).append(line)
+            groups.setdefault((line.check, line.subject if line.code in _BY_TENSOR else ""), []).append(line)
     deciding = set()
     for lines in groups.values():
         ranked = sorted(lines, key=lambda line: (line.passed, -line.excess))
         deciding.add(id(ranked[min(needed, len(ranked)) - 1]))
     return deciding
-
-
-def _subject(line: Line) -> str:
-    """What a comparison is about, the same in every run: a tensor, or else the check as a whole."""
-    return line.subject if line.code in _BY_TENSOR else ""
 
 
 def _outvoted(one: Judged, judged: Sequence[Judged], needed: int) -> Judged:

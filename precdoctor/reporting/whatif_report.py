@@ -13,7 +13,7 @@ from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay
 from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
 from precdoctor.diagnosis.offline.replay.loss_scale import LossScaleReplay
 from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of
-from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast, Remedy
+from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.offline.whatif.gather import Totals
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe
 from precdoctor.numerics.prediction import Prediction
@@ -78,7 +78,7 @@ def together(answer: Answer) -> Totals:
 
 def tensor(forecast: Forecast, recipe: Recipe) -> dict[str, Any]:
     """One row: the prediction of the tensor's worst step, and what happens over all of its steps."""
-    key = forecast.seen.key
+    key, instead = forecast.seen.key, forecast.instead
     return {
         **jsonable(key),
         "module_class": forecast.seen.module_class or None,
@@ -97,7 +97,7 @@ def tensor(forecast: Forecast, recipe: Recipe) -> dict[str, Any]:
             "rows_left_out_non_finite": forecast.seen.non_finite,
             **_fractions(forecast.totals),
         },
-        "instead": _instead(forecast.instead),
+        "instead": None if instead is None else {**described(instead.recipe), **_prediction(instead.prediction)},
     }
 
 
@@ -133,10 +133,6 @@ def _fractions(totals: Totals) -> dict[str, Any]:
             for name, values in (("flushed", totals.flushed), ("saturated", totals.saturated))
         },
     }
-
-
-def _instead(remedy: Remedy | None) -> dict[str, Any] | None:
-    return None if remedy is None else {**described(remedy.recipe), **_prediction(remedy.prediction)}
 
 
 def answer_document(mode: str, asked: str, run: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:

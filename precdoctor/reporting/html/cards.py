@@ -92,7 +92,10 @@ def card(view: RunView, finding: Finding) -> Card:
         history=_history(finding),
         path=_path(view, finding),
         shares=_shares(evidence.get("tensors")),
-        consequences=[_consequence(c) for c in _items(evidence.get("consequences"))],
+        consequences=[
+            clean(f"{c.get('code', '')} {c.get('name', '')}: {c.get('message', '')}", 300)
+            for c in _items(evidence.get("consequences"))
+        ],
         remedies=[
             Remedy(_sentence(clean(p.title)), predicted_effect(p.predicted), clean_block(p.snippet.strip("\n")))
             for p in finding.prescriptions
@@ -124,10 +127,6 @@ def _facts(finding: Finding) -> list[tuple[str, str, str]]:
     if resume is not None:
         out.append(("resume", f"from a checkpoint at or before step {number(resume)}", ""))
     return [fact for fact in out if fact[1]]
-
-
-def _consequence(entry: Mapping[str, Any]) -> str:
-    return clean(f"{entry.get('code', '')} {entry.get('name', '')}: {entry.get('message', '')}", 300)
 
 
 def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
