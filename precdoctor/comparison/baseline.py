@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precdoctor.comparison.spread import moderated, robust_spread
 from precdoctor.comparison.steps import (
@@ -24,10 +24,7 @@ from precdoctor.diagnosis.engine import view_of
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import IncomparableRunsError
-
-if TYPE_CHECKING:
-    from precdoctor.runlog.reader import Run
-
+from precdoctor.runlog.reader import Run
 
 #: Repeats whose first step is kept tensor by tensor, for runs from the same seed.
 MAX_STARTS = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
 from precdoctor.comparison.baseline import Baseline, learn, learn_alike
@@ -21,9 +21,7 @@ from precdoctor.diagnosis.ranking.ending import ending, facts_of_end
 from precdoctor.diagnosis.ranking.verdict import ExitCode, at_or_above, exit_code, untrustworthy, worst
 from precdoctor.diagnosis.registry import RULES, select
 from precdoctor.diagnosis.survey.view import RunView
-
-if TYPE_CHECKING:
-    from precdoctor.runlog.reader import Run
+from precdoctor.runlog.reader import Run
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from precdoctor.diagnosis.advice.prescription_order import worthwhile_first
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Status
@@ -18,12 +19,8 @@ from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
 from precdoctor.runlog import open_run
 from precdoctor.runlog.attachment import why_nothing_attached
+from precdoctor.runlog.reader import Run
 from precdoctor.runlog.shell import quoted_path
-
-if TYPE_CHECKING:
-    import os
-
-    from precdoctor.runlog.reader import Run
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,10 +26,8 @@ from precdoctor.diagnosis.survey.survey import ROWS, Survey, Task, chosen_steps,
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
 from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import query
-
-if TYPE_CHECKING:
-    from precdoctor.runlog.pieces import Piece
-    from precdoctor.runlog.reader import Run
+from precdoctor.runlog.pieces import Piece
+from precdoctor.runlog.reader import Run
 
 __all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView", "process_step"]
 
