@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from precdoctor.comparison.paired_rows import paired
-from precdoctor.comparison.renames import Module
+from precdoctor.comparison.paired_rows import Module, paired
 from precdoctor.comparison.steps import clean_rows
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, largest
 from precdoctor.diagnosis.survey.measures import column

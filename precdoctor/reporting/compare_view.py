@@ -21,8 +21,7 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.prescriptions.file import effect_as_dict
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.reporting.finding_view import KINDS
-from precdoctor.reporting.names import Name
-from precdoctor.reporting.tables import folded, right, table
+from precdoctor.reporting.tables import Name, folded, right, table
 from precdoctor.reporting.text import clean, number
 
 #: Tensors shown; the JSON report has :data:`JSON_TENSORS`.

@@ -14,10 +14,9 @@ from rich.text import Text
 from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Source, jsonable
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.tables import facts, left, right, table
+from precdoctor.reporting.tables import Name, facts, left, right, table
 from precdoctor.reporting.text import clean, clean_block, factor, number
 
 _LABEL = 9

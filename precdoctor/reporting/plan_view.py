@@ -16,9 +16,8 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.diagnosis.offline.whatif.plan import WIDE, ModulePlan, OperandPlan, Plan
 from precdoctor.reporting.json_report import answer_head
-from precdoctor.reporting.names import Name
 from precdoctor.reporting.run_head import print_head
-from precdoctor.reporting.tables import folded, left, right, table
+from precdoctor.reporting.tables import Name, folded, left, right, table
 from precdoctor.reporting.text import clean, size
 from precdoctor.reporting.whatif_report import described
 from precdoctor.reporting.whatif_view import decibels

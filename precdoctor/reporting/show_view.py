@@ -14,11 +14,10 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.op_dtypes import OpDtypes, Pattern, patterns
 from precdoctor.diagnosis.survey.scans import Scan
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.names import Name
 from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
-from precdoctor.reporting.tables import facts, folded, grid, left, right, table
+from precdoctor.reporting.tables import Name, facts, folded, grid, left, right, table
 from precdoctor.reporting.text import clean, factor, not_neutral, number, power, recording_cost, size
 
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.

@@ -18,10 +18,9 @@ from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.run_head import print_head, run_facts
-from precdoctor.reporting.tables import left, right, table
+from precdoctor.reporting.tables import Name, left, right, table
 from precdoctor.reporting.text import clean, number, size
 from precdoctor.reporting.whatif_report import together
 

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.cancellation import Differences
 from precdoctor.recording.deepscan.cast_losses import Casts
-from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.effects import Effects, Room
 from precdoctor.recording.deepscan.floors import Floors
 from precdoctor.recording.deepscan.micro_steps import MicroSteps
 from precdoctor.recording.deepscan.op_audit import Audit
 from precdoctor.recording.deepscan.saturation import Saturation
 from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
 from precdoctor.recording.deepscan.scanned_op import Call, Where
-from precdoctor.recording.deepscan.shadows import Room
 from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.effects import Effects, Room, Shadows
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
 from precdoctor.recording.deepscan.scanned_op import Call, names
-from precdoctor.recording.deepscan.shadows import Room, Shadows
 
 #: Trails followed per scan and from one line, and ops a trail is followed through.
 _MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
