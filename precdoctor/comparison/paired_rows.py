@@ -11,12 +11,12 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import IDENTITY
+from precdoctor.numerics.arrays import Ints
 
 if TYPE_CHECKING:
     from precdoctor.comparison.baseline import Expected
@@ -80,9 +80,6 @@ def _signatures(table: Mapping[Key, Summary] | Mapping[Key, Expected]) -> dict[M
             tensors.setdefault((root, module), []).append((kind, name, shape))
             classes[root, module] = summary.module_class
     return {module: (classes[module], tuple(sorted(set(found)))) for module, found in tensors.items()}
-
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

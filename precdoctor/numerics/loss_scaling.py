@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.step_gradients import StepGradients
 
-_Floats = npt.NDArray[np.float64]
 #: An interval that no run reaches: the scale stays until it overflows.
 NEVER = 1 << 62
 
@@ -187,7 +187,7 @@ def simulate(
     return ScalerReplay(policy, tuple(steps), state, mean_share(flushed), len(flushed))
 
 
-def levels(policy: ScalerPolicy, limits: _Floats, state: ScalerState) -> Iterator[tuple[int, int, ScalerState, bool]]:
+def levels(policy: ScalerPolicy, limits: Floats, state: ScalerState) -> Iterator[tuple[int, int, ScalerState, bool]]:
     """The stretches of steps that end in an overflow (true) or in growth: first, stop, state before, overflow.
 
     Steps between are not looked at one by one, which is what makes a search over policies quick.

@@ -18,11 +18,9 @@ from precdoctor.diagnosis.survey.measures import entries
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.totals import grouped
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.tally import ragged
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: Most columns of a layer x step chart.
 COLUMNS = 120

@@ -15,7 +15,8 @@ from precdoctor.diagnosis.survey.parameters import beta2_of, parameter_groups, p
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
-from precdoctor.numerics.casting_array import Floats, cast_array
+from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.runlog.reader import Run
