@@ -170,9 +170,7 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
     unknown = Counter(f.unknown for f in answer.unknown)
     for why, count in unknown.items():
         yield f"Not evaluated: {plural(count, 'tensor')}, {why}."
-    sentence = not_native([recipe], run.get("device"))
-    if sentence:
-        yield sentence
+    yield from filter(None, [not_native([recipe], run.get("device"))])
 
 
 def place(forecast: Forecast) -> str:

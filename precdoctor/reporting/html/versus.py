@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.claims.words import percent
@@ -15,16 +14,8 @@ from precdoctor.reporting.text import clean, number
 ROWS = 20
 
 
-@dataclass(frozen=True)
-class Versus:
-    """The pairs that differ most, and what could not be paired."""
-
-    pairs: list[dict[str, Any]]
-    note: str
-
-
-def side_by_side(ours: Survey, other: Survey) -> Versus:
-    """Pairs by root, module, kind, name and call, whatever the dtypes."""
+def side_by_side(ours: Survey, other: Survey) -> dict[str, Any]:
+    """``pairs`` that differ most, by root, module, kind, name and call, and a ``note`` on what could not be paired."""
     theirs = {_name(t): at for at, t in reversed(list(enumerate(other.tensors)))}
     several = has_several_roots(ours.tensors)
     found: list[tuple[float, dict[str, Any]]] = []
@@ -40,7 +31,7 @@ def side_by_side(ours: Survey, other: Survey) -> Versus:
         note += f"; shown are the {ROWS} whose largest element differs most"
     pairs = [pair for _, pair in found[:ROWS]]
     short = elided((pair["full"] for pair in pairs), LABEL)
-    return Versus([pair | {"label": short[pair["full"]]} for pair in pairs], note + ".")
+    return {"pairs": [pair | {"label": short[pair["full"]]} for pair in pairs], "note": note + "."}
 
 
 def _pair(tensor: TensorId, match: TensorId, a: Total, b: Total, several: bool) -> tuple[float, dict[str, Any]]:
