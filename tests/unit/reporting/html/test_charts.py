@@ -292,7 +292,7 @@ def test_coverage_adds_up(tmp_path):
     rows = [{"step": s, "module": m, "dtype": d, "numel": n} for s in range(2) for m, d, n in tensors]
     view = opened(tmp_path / "run", rows)
     found = about.coverage(Survey(view))
-    assert [(c.dtype, c.tensors, c.rows, c.elements, c.share) for c in found] == [
+    assert [tuple(c[n] for n in ("dtype", "tensors", "rows", "elements", "share")) for c in found] == [
         ("float16", "1", "2", "60", "75 %"),
         ("float32", "1", "2", "20", "25 %"),
     ]
