@@ -239,8 +239,10 @@ def stands(view: RunView, group: Group) -> bool:
 
 
 def done_steps(view: RunView, group: Group) -> list[int]:
-    """The scanned steps of the process of a group, in order."""
-    return sorted(s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank)
+    """The scanned steps of the process of a group, in order; without skipped ones that do not show it."""
+    skipped = {s.step for p, steps in view.timeline.items() if p.rank == group.worst.rank for s in steps if s.skipped}
+    done = {s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank}
+    return sorted(done - (skipped - set(group.steps)))
 
 
 def check_facts(
