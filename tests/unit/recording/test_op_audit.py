@@ -318,9 +318,9 @@ import torch.nn.functional as F
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from precdoctor.recording.deepscan import scan
+from precdoctor.recording.deepscan import schedule
 
-scan.offset = lambda number: number  # every step
+schedule.offset = lambda number: number  # every step
 
 
 class Count(TorchDispatchMode):
