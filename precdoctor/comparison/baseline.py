@@ -36,6 +36,10 @@ _UNMEASURED_LOSS, _UNMEASURED_SKIPPED = 0.0125, 0.025
 #: Tensors of a kind that say what is typical of it.
 _KIN = 8
 _UNITS = {metric.name: metric.unit for metric in METRICS}
+HIDDEN = "<hidden>"
+#: Parts of an option's name that say its value is nobody's business.
+_SECRET = frozenset(["auth", "credential", "credentials", "key", "passwd", "password", "pat", "secret", "token"])
+_NAME = re.compile(r"-{0,2}([A-Za-z][\w.-]*)")
 
 
 @dataclass(frozen=True)
@@ -248,12 +252,6 @@ def learn_from(runs: Sequence[Run]) -> Baseline:
     if not sampled:
         raise IncomparableRunsError("no step was sampled in all of these runs; record them with the same --every")
     return learn_alike(views, sampled, ", ".join(run.origin for run in runs))
-
-
-HIDDEN = "<hidden>"
-#: Parts of an option's name that say its value is nobody's business.
-_SECRET = frozenset(["auth", "credential", "credentials", "key", "passwd", "password", "pat", "secret", "token"])
-_NAME = re.compile(r"-{0,2}([A-Za-z][\w.-]*)")
 
 
 def without_secrets(command: Iterable[str]) -> list[str]:

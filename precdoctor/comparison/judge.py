@@ -26,6 +26,10 @@ from precdoctor.diagnosis.survey.shadow_errors import shadowed
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 
+AGGREGATES = ("median", "best", "worst")
+#: Checks with a line per tensor; of the others each run has one, for whatever tensor it found.
+_BY_TENSOR = ("PD801", "PD802", "PD803", "PD806", "PD811", "PD812", "PD815")
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -99,11 +103,6 @@ def accept(judged: Judged, allowances: Sequence[Allowance], today: dt.date, used
     findings = [accept_finding(f, allowances, today, used) for f in judged.diagnosis.findings]
     lines = accept_lines(judged.lines, allowances, today, used)
     return replace(judged, diagnosis=replace(judged.diagnosis, findings=tuple(findings)), lines=lines)
-
-
-AGGREGATES = ("median", "best", "worst")
-#: Checks with a line per tensor; of the others each run has one, for whatever tensor it found.
-_BY_TENSOR = ("PD801", "PD802", "PD803", "PD806", "PD811", "PD812", "PD815")
 
 
 def agreed(judged: Sequence[Judged], aggregate: str) -> list[Judged]:

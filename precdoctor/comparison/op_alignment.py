@@ -23,6 +23,14 @@ from precdoctor.comparison.summary import unit_roundoff
 
 #: Indices into both lists; None on the side that has no such op.
 Slot = tuple[int | None, int | None]
+#: Units of roundoff that a result may be off. As for a first step from equal values (``comparison.rounding``).
+_ROUNDINGS = 4.0
+#: By how much a difference may grow in one op. Chosen empirically.
+_AMPLIFIED = 8.0
+_SINGLE = unit_roundoff("float32")
+_ADDS = ("add", "sub", "rsub", "sum", "mean", "cumsum", "lerp", "addcmul", "addcdiv", "addmm", "baddbmm")
+#: Of two infinities, or of values one of which is none.
+APART = math.inf
 
 
 def _strictly(op: Op) -> Hashable:
@@ -78,16 +86,6 @@ def _numbered(keys: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
         out.append((key, seen[key]))
         seen[key] += 1
     return out
-
-
-#: Units of roundoff that a result may be off. As for a first step from equal values (``comparison.rounding``).
-_ROUNDINGS = 4.0
-#: By how much a difference may grow in one op. Chosen empirically.
-_AMPLIFIED = 8.0
-_SINGLE = unit_roundoff("float32")
-_ADDS = ("add", "sub", "rsub", "sum", "mean", "cumsum", "lerp", "addcmul", "addcdiv", "addmm", "baddbmm")
-#: Of two infinities, or of values one of which is none.
-APART = math.inf
 
 
 def distance(a: OpTensor, b: OpTensor) -> float | None:

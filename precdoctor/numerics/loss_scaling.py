@@ -26,6 +26,14 @@ from precdoctor.numerics.step_gradients import StepGradients
 
 #: An interval that no run reaches: the scale stays until it overflows.
 NEVER = 1 << 62
+#: Torch's own growth interval.
+STOCK_INTERVAL = 2000
+#: Growth intervals that are tried: those that a run is long enough to tell apart, and the stock one.
+INTERVALS = (50, 100, 200, 500, 1000, STOCK_INTERVAL)
+#: Initial scales that are tried: 1 to 2^24; gradients that need more are below anything FP16 was made for.
+INITS = tuple(2.0**k for k in range(25))
+#: Losses this close count as equal: a hundredth of a percent of the gradient elements.
+TOLERANCE = 1e-4
 
 
 def _fp32(value: float) -> float:
@@ -228,16 +236,6 @@ def mean_share(shares: Sequence[Estimate | None]) -> Estimate | None:
 def share_lost(skipped: int, steps: int, flushed: float) -> float:
     """Share of gradient elements lost when ``skipped`` steps lose all of theirs, the others ``flushed`` on average."""
     return (skipped + (steps - skipped) * flushed) / steps if steps else 0.0
-
-
-#: Torch's own growth interval.
-STOCK_INTERVAL = 2000
-#: Growth intervals that are tried: those that a run is long enough to tell apart, and the stock one.
-INTERVALS = (50, 100, 200, 500, 1000, STOCK_INTERVAL)
-#: Initial scales that are tried: 1 to 2^24; gradients that need more are below anything FP16 was made for.
-INITS = tuple(2.0**k for k in range(25))
-#: Losses this close count as equal: a hundredth of a percent of the gradient elements.
-TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)

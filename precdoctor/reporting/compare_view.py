@@ -29,6 +29,7 @@ TOP = 10
 JSON_TENSORS = 500
 #: Below this many binades a tensor is not worth a line.
 _QUIET = 0.05
+_VERDICTS = {True: ("came true", "pd.good"), False: ("missed", "pd.bad"), None: ("not measured", "pd.near")}
 
 
 def print_compare(comparison: Comparison, console: Console, *, concise: bool = False) -> None:
@@ -192,9 +193,6 @@ def _tensor(drift: Drift) -> dict[str, Any]:
     place = {"root": root, "module": module, "kind": kind, "name": name, "call": call}
     found: dict[str, Any] = jsonable({**place, "dtype_a": drift.dtypes[0], "dtype_b": drift.dtypes[1], **values})
     return found
-
-
-_VERDICTS = {True: ("came true", "pd.good"), False: ("missed", "pd.bad"), None: ("not measured", "pd.near")}
 
 
 def print_applied(applied: Applied, console: Console) -> None:

@@ -17,6 +17,11 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Source
 
+#: Files looked through where git does not list them, and seconds that it may take to.
+MOST_FILES, PATIENCE = 20_000, 20
+_NOT_SOURCE = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist"})
+_SEPARATORS = re.compile(r"[/\\]+")
+
 
 @dataclass(frozen=True)
 class FileLine:
@@ -77,12 +82,6 @@ def identity(finding: Finding, diagnosis: Diagnosis) -> str:
     place = file_line(finding, diagnosis) or script(diagnosis)
     where.append(place.file if place is not None else None)
     return hashlib.sha256("\0".join(map(ascii, where)).encode()).hexdigest()[:32]
-
-
-#: Files looked through where git does not list them, and seconds that it may take to.
-MOST_FILES, PATIENCE = 20_000, 20
-_NOT_SOURCE = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist"})
-_SEPARATORS = re.compile(r"[/\\]+")
 
 
 def repository_file(file: str, home: str, line: int | None = None, code: str | None = None) -> str | None:

@@ -25,6 +25,10 @@ _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": 
 _SERIES |= {"loss_scale": ("loss scale", True)}
 #: From this width on, module and tensor have a column each.
 _ROOMY = 100
+#: What a reason is called.
+_REASONS = {"first": "first steps", "spaced": "log-spaced", "evidence": "recorded numbers"}
+#: Modules named in one row.
+_MODULES = 4
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -154,13 +158,6 @@ def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Conso
             *("–" if share is None else percent(share) for share in (t.saturated_fraction, t.flushed_fraction)),
         )
     console.print(Padding(shown, (0, 0, 0, 2)))
-
-
-#: What a reason is called.
-_REASONS = {"first": "first steps", "spaced": "log-spaced", "evidence": "recorded numbers"}
-
-#: Modules named in one row.
-_MODULES = 4
 
 
 def print_scans(scans: Sequence[Scan], console: Console) -> None:

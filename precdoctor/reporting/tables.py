@@ -15,6 +15,8 @@ from precdoctor.reporting.text import clean
 
 #: What :class:`rich.table.Table` is told of a column.
 Column = dict[str, Any]
+_PARTS = re.compile(r"[^. ]*[. ]?")
+_WORDS = re.compile(r"[^_]*_?")
 
 
 def left(*titles: str, style: str = "") -> list[Column]:
@@ -54,10 +56,6 @@ def facts(rows: Iterable[tuple[str, RenderableType]], *, gap: int = 2, width: in
     for label, value in rows:
         made.add_row(label, value)
     return made
-
-
-_PARTS = re.compile(r"[^. ]*[. ]?")
-_WORDS = re.compile(r"[^_]*_?")
 
 
 class Name:

@@ -21,6 +21,21 @@ from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
 from precdoctor.recording.deepscan.scanned_op import Call, names
 
 Owner = TypeVar("Owner")
+#: Errors followed per scan, ops each is followed through, shadows held at a time.
+_MAX_ERRORS, _MAX_HOPS, _MAX_SHADOWS = 64, 64, 64
+#: An error is diluted where its share of a result is below this part of its share of the tensor it began in.
+_DILUTED = 0.5
+#: Effects below this are no fact, and elements this close are right: an eighth of a unit in the last place of BF16,
+#: which every op is good to at most.
+_NOTED = 2.0**-12
+#: Least number of elements of a row, and of rows, for rows to be looked at one by one.
+_PER_ROW, _ROWS = 8, 8
+#: Ops that add, and which of their arguments is only added: what they dilute is bounded without running them again.
+_ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
+_ADDITIONS = names("add sub")
+_COMPARISONS = names("lt le gt ge eq ne")
+#: Ops that read the shape of a tensor alone: ``backward`` makes its ones like the loss.
+_SHAPES = names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
 
 
 @dataclass
@@ -69,23 +84,6 @@ class Shadows(Generic[Owner]):
         held = self._held.pop(key, None)
         if held is not None:
             self._room.left += held[1].numel()
-
-
-#: Errors followed per scan, ops each is followed through, shadows held at a time.
-_MAX_ERRORS, _MAX_HOPS, _MAX_SHADOWS = 64, 64, 64
-#: An error is diluted where its share of a result is below this part of its share of the tensor it began in.
-_DILUTED = 0.5
-#: Effects below this are no fact, and elements this close are right: an eighth of a unit in the last place of BF16,
-#: which every op is good to at most.
-_NOTED = 2.0**-12
-#: Least number of elements of a row, and of rows, for rows to be looked at one by one.
-_PER_ROW, _ROWS = 8, 8
-#: Ops that add, and which of their arguments is only added: what they dilute is bounded without running them again.
-_ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
-_ADDITIONS = names("add sub")
-_COMPARISONS = names("lt le gt ge eq ne")
-#: Ops that read the shape of a tensor alone: ``backward`` makes its ones like the loss.
-_SHAPES = names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
 
 
 @dataclass(eq=False)

@@ -36,6 +36,14 @@ _HOOKS = tuple(
     for which in ("step", "state_dict", "load_state_dict")
     for when in ("pre", "post")
 )
+_STOOD_IN = "state that had overflowed was taken to be its format's largest number before the step"
+#: Parameters reported per incident.
+_MAX_PARAMETERS = 4
+_SETTINGS = ("lr", "eps", "betas", "momentum", "weight_decay", "alpha", "rho", "lr_decay", "maximize", "amsgrad")
+#: Settings that an infinity also spoils: others, such as a limit of the group's, may be infinite on purpose.
+_FACTORS = frozenset(
+    ("lr", "betas", "beta1", "beta2", "momentum", "dampening", "weight_decay", "alpha", "rho", "lr_decay", "etas")
+)
 
 
 class _Sandbox(Tracer):
@@ -46,9 +54,6 @@ class _Sandbox(Tracer):
     def admit(self, written: list[Tensor]) -> None:
         if any(storage_key(x) not in self.allowed and not self.made(x) for x in written):
             raise RuntimeError("the optimizer writes to more than this parameter and its state")
-
-
-_STOOD_IN = "state that had overflowed was taken to be its format's largest number before the step"
 
 
 class _ReachedError(Exception):
@@ -197,15 +202,6 @@ def _at_most(x: Tensor) -> Tensor:
     """Infinite elements were finite before, so the format's largest number at most."""
     return torch.nan_to_num(x, 0.0) if x.is_floating_point() else x
 
-
-#: Parameters reported per incident.
-_MAX_PARAMETERS = 4
-_SETTINGS = ("lr", "eps", "betas", "momentum", "weight_decay", "alpha", "rho", "lr_decay", "maximize", "amsgrad")
-
-#: Settings that an infinity also spoils: others, such as a limit of the group's, may be infinite on purpose.
-_FACTORS = frozenset(
-    ("lr", "betas", "beta1", "beta2", "momentum", "dampening", "weight_decay", "alpha", "rho", "lr_decay", "etas")
-)
 
 #: A parameter's root, module and name.
 Named = Callable[[Tensor], tuple[str, str, str]]

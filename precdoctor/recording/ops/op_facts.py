@@ -20,6 +20,8 @@ _FP8 = frozenset(
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     if hasattr(torch, name)
 )
+_MAX_OPERANDS = 8
+_MAX_RESULTS = 3
 
 
 def in_fp64(
@@ -56,9 +58,6 @@ def in_fp64(
         attach.let_through(error)
         return None
 
-
-_MAX_OPERANDS = 8
-_MAX_RESULTS = 3
 
 #: An element: its index, and the shape of the tensor it is of.
 Spot = tuple[list[int], torch.Size]

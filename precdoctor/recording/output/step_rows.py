@@ -17,6 +17,9 @@ from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 
 Row = dict[str, Any]
+#: A run that stays broken has enough of them.
+_MAX_NONFINITE_EVENTS = 100
+_TENSORS_NAMED = 8
 
 # --- loss scale ------------------------------------------------------------------------------------------------------
 
@@ -155,11 +158,6 @@ def _bad_sentinel(batch: StepBatch) -> int:
 def _non_finite(tensors: StepTensors, losses: list[float]) -> int:
     unmeasured = 0 if tensors.of_kinds("loss").any() else sum(not math.isfinite(x) for x in losses)
     return unmeasured + len(tensors.bad_triggers())
-
-
-#: A run that stays broken has enough of them.
-_MAX_NONFINITE_EVENTS = 100
-_TENSORS_NAMED = 8
 
 
 class EventLog:

@@ -30,6 +30,8 @@ _DRAWS = frozenset(
      "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
      "random_", "randperm", "uniform", "uniform_")
 )  # fmt: skip
+#: What ``mapped`` goes into.
+_NESTS = frozenset((list, tuple, dict))
 
 
 class RefusedError(Exception):
@@ -128,10 +130,6 @@ class Widened(_Mode):
 
 def _draws(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags and op_name(func) in _DRAWS
-
-
-#: What ``mapped`` goes into.
-_NESTS = frozenset((list, tuple, dict))
 
 
 @contextlib.contextmanager

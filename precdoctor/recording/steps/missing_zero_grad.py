@@ -28,6 +28,11 @@ from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, r
 
 #: Losses remembered between two steps of a scaler.
 _MAX_GIVEN = 64
+#: Steps in a row that apply what the step before had applied already, before anything is said.
+ENOUGH: Final = 8
+#: Gradients that are copied once to be sure, the smallest ones, and how many elements they may have together.
+_COPIED: Final = 8
+_MOST_ELEMENTS: Final = 1 << 20
 
 
 class ScaledLosses:
@@ -87,13 +92,6 @@ class ScaledLosses:
             "of": self._attempts,
         }
         self._context.event("warning", file=self._line[0], line=self._line[1], data=data)
-
-
-#: Steps in a row that apply what the step before had applied already, before anything is said.
-ENOUGH: Final = 8
-#: Gradients that are copied once to be sure, the smallest ones, and how many elements they may have together.
-_COPIED: Final = 8
-_MOST_ELEMENTS: Final = 1 << 20
 
 
 @dataclass(slots=True, eq=False)

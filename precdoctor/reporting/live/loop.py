@@ -26,6 +26,11 @@ from precdoctor.reporting.live.screen import Size, finding_line, label_of, scree
 from precdoctor.reporting.live.watcher import OVER, Watcher
 from precdoctor.reporting.text import clean, factor, number, power
 
+#: Longest pause between two looks at the keyboard and at a diagnosis under way, in seconds.
+_TICK = 0.2
+#: A poll may take this share of the time at most.
+_BUSY = 0.2
+
 
 class Keys:
     """What is typed, key by key; without a terminal on stdin nothing ever is."""
@@ -82,12 +87,6 @@ def key_presses() -> Iterator[Keys]:
 
 def _leave(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-#: Longest pause between two looks at the keyboard and at a diagnosis under way, in seconds.
-_TICK = 0.2
-#: A poll may take this share of the time at most.
-_BUSY = 0.2
 
 
 def show_live(watcher: Watcher, check: Check, console: Console, keys: Keys, interval: float) -> None:
