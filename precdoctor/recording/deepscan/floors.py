@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.model import static
 
@@ -171,10 +171,9 @@ class Floors:
             noted = self._places.setdefault(place, _Place(event, {**data, "read_by": said(call)}))
             noted.wrong += many
         elif many >= _NOTED * of and many:
-            at = int(torch.where(wrong, size, -1.0).flatten().argmax())
             self._effects.begin(
                 "floor", event, many / of, call.results[0], torch.where(wrong, exact, seen), wrong=many, of=of,
-                seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), read_by=said(call), **data,
+                **worst(wrong, size, seen, exact), read_by=said(call), **data,
             )  # fmt: skip
 
     def finish(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects, Error
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.model import static
 from precdoctor.recording.ops.tensor_facts import dtype_name
@@ -305,7 +305,6 @@ class Sums:
         lost = bits.reshape(wrong.shape)[wrong] if bits.numel() == wrong.numel() else bits
         if not bool(lost.isfinite().any()):
             lost = bits
-        worst = int(torch.where(wrong, off.nan_to_num(torch.inf), -1.0).flatten().argmax())
         self._effects.begin(
             "cancellation",
             difference.event,
@@ -316,8 +315,7 @@ class Sums:
             bits_lost=float(lost.nanmedian()),
             wrong=many,
             of=of,
-            seen=float(seen.flatten()[worst]),
-            exact=float(value.flatten()[worst]),
+            **worst(wrong, off.nan_to_num(torch.inf), seen, value),
             used_by=said(call),
         )
 
