@@ -124,7 +124,8 @@ def environment(**more: str) -> dict[str, str]:
 def warm(*arguments: object) -> list[str]:
     """What stands for ``[PYTHON, *arguments]`` where what is trained matters, and not how its process begins and ends.
 
-    See ``tests/support/quick/warm.py``. torch is there as anywhere, whatever ``QUICK_TORCH`` says.
+    See ``tests/support/quick/warm.py``. torch is there as anywhere, whatever ``QUICK_TORCH`` says. A script that sets
+    no seed draws the same numbers in each of them.
     """
     if not hasattr(os, "pidfd_open"):
         return [PYTHON, *map(str, arguments)]

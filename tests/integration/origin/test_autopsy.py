@@ -57,7 +57,7 @@ def test_loss_code_before_an_early_end_is_led_back_to_its_line(folder):
 
 @pytest.mark.slow
 def test_another_run_proves_nothing(folder):
-    run = record(folder, "--", *warm("gives_up.py", "unseeded"), run=folder / "unseeded")
+    run = record(folder, "--", PYTHON, "gives_up.py", "unseeded", run=folder / "unseeded")
     done = precdoctor_command(folder, "autopsy", str(run.run))
     assert done.status == 3, done.err
     assert "the second run is not the first one again (from step 0)" in done.err
