@@ -23,6 +23,7 @@ from precdoctor.recording.kernels import row_layout as at
 CHUNK_CPU = 32 * 1024
 CHUNK_DEVICE = 1024 * 1024
 
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAGNITUDE = 0x7FFF_FFFF_FFFF_FFFF
 _TOP = 1 + EXP_MAX - EXP_MIN  # key of the last bin; NaN and Inf land there too and are taken out again
 
@@ -269,7 +270,8 @@ def measure_update(
 def _accumulate_lost(old: Tensor, new: Tensor, step: Tensor, ints: Tensor) -> None:
     """Elements whose bits did not change although they should have, and exponent(intended) - exponent(weight)."""
     wanted = (step != 0) & step.isfinite()
-    same = (old.view(torch.uint8) == new.view(torch.uint8)).view(*old.shape, -1).all(dim=-1)
+    bits = _INTEGERS[old.element_size()]  # of the same size: a view as bytes refuses some strides of 1x1 convolutions
+    same = old.view(bits) == new.view(bits)
     ints[at.UNCHANGED] += (same & wanted).sum()
     step_key, weight_key = exponent_key(step.to(torch.float64)), exponent_key(old.to(torch.float64))
     relative = (step_key - weight_key).clamp_(at.REL_MIN, at.REL_MAX) - at.REL_MIN

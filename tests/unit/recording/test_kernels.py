@@ -417,6 +417,16 @@ def test_lost_updates_are_counted_on_bits(kernel):
     assert rel[-14 - -1 - at.REL_MIN] == 1  # 1e-4 is in (2^-14, 2^-13], 1.0 closes bin -1
 
 
+@pytest.mark.parametrize("kernel", ["reference", "native"])
+def test_an_update_of_a_1x1_convolution_in_channels_last_is_counted(kernel):
+    if not available(kernel):
+        pytest.skip("no compiled kernel")
+    before = torch.ones(2, 8, 1, 1, dtype=torch.bfloat16).to(memory_format=torch.channels_last)
+    intended = torch.full((2, 8, 1, 1), 1e-4)
+    assert before.is_contiguous() and before.stride(-1) == 8
+    assert updated(kernel, before, before.clone(), intended).ints[at.UNCHANGED] == 16
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(DTYPES[1:]), st.integers(1, 9000), st.sampled_from([1e-9, 1e-4, 1.0]), st.integers(0, 2**31 - 1))
 def test_the_compiled_update_agrees_with_the_reference(dtype, size, step, seed):
