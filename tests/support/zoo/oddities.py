@@ -68,6 +68,33 @@ def closure_adam() -> Trained:
     return Trained([optimizer.step(closure).item() for _ in range(3)], [model])
 
 
+class _SignSGD(torch.optim.Optimizer):
+    """Gives the gradients back to the allocator as it goes along."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                grad, parameter.grad = parameter.grad, None
+                parameter.sub_(grad.sign(), alpha=group["lr"])
+
+
+@specimen
+def cleared_in_step() -> Trained:
+    torch.manual_seed(8)
+    model, losses = _small(), []
+    optimizer = _SignSGD(model.parameters())
+    for _ in range(3):
+        loss = _loss(model)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, [model])
+
+
 @specimen
 def hand_scaled() -> Trained:
     """A constant loss scale, taken out by hand."""
