@@ -35,7 +35,7 @@ def a_third() -> Training:
 
 
 def optimizer_of_ones_own(run: Training, classname: str = "SignSGD", package: str = "") -> Training:
-    """What it means to do to a weight is not known, nor how it rounds; ``package``, that of its class, is in new logs."""
+    """What it means to do to a weight is not known, nor how it rounds; old logs lack the package of its class."""
     group = {"lr": 1e-3, "parameters": 8}
     optimizer = {"name": f"{classname}#0", "class": classname, "intended_update": "gradient", "groups": [group]}
     run.facts = {**FACTS, "optimizers": [optimizer | ({"package": package} if package else {})]}
