@@ -174,6 +174,7 @@ class Guard:
             return
         step, early = context.step, not weights and context.step == context.options.first_step
         weights = weights or trained_in(c.module for c in self._scene.calls) or context.names.trained_weights()
+        weights = [p for p in weights if p.is_leaf]  # a module may hold weights that an inner loop has computed
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
         if found is not None and not early:  # else an optimizer may come yet, which looks for itself
             context.current.grad_norm, context.current.grad_amax = found
@@ -265,7 +266,7 @@ class Guard:
             context.event("incident", id=number, data=data)
         for row in rows:
             context.event("op", **row)
-        name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".")
+        name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".") or "a parameter"
         attach.say(f"step {context.step}: the optimizer made {name} non-finite; training goes on")
 
     def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:

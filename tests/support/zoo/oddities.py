@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +94,26 @@ def cleared_in_step() -> Trained:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    return Trained(losses, [model])
+
+
+@specimen
+def inner_loop() -> Trained:
+    """A module whose weights are the results of an inner step (MAML); warnings count as losses."""
+    torch.manual_seed(9)
+    model, losses = nn.Linear(8, 1), []
+    fast, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), 1e-2)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            grads = torch.autograd.grad(_loss(model), list(model.parameters()), create_graph=True)
+            for (name, weight), grad in zip(model.named_parameters(), grads, strict=True):
+                fast._parameters[name] = weight - 0.1 * grad
+            loss = _loss(fast)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses += [loss.item(), float(len(seen))]
     return Trained(losses, [model])
 
 
