@@ -196,6 +196,8 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool) -> Ca
         return Cause("nonfinite-input-batch", 0.97, why)
     if kind == "argument":
         return Cause(None, 0.9, f"code between two top-level modules made argument `{name}`")
+    if kind == "computed":
+        return Cause(None, 0.9, f"code before this call, in the same step, computed weight `{name}` from other weights")
     if not name or kind == "variable":  # made by code that leaves no graph, before the op that reads it
         what = f"`{name}`" if name else f"a tensor that {op.short} reads"
         return Cause(None, 0.9, f"{what} was made without a gradient, and non-finite")
