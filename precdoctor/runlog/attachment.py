@@ -22,6 +22,11 @@ def why_nothing_attached(notes: Sequence[Mapping[str, Any]]) -> str:
         return "no process has a rank that --ranks names"
     if "backward" in events:
         return "a backward pass ran, but the process was killed before its first optimizer step"
+    if any(note.get("event") == "model" and note.get("message") for note in notes):
+        return (
+            "a model was called inside torch.func, where tensors and gradients cannot be followed, and neither "
+            "`backward` nor an optimizer of torch's ran outside of it"
+        )
     if "model" in events:
         return (
             "a model was called, but no backward pass and no optimizer step was seen; "
