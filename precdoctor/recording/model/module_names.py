@@ -23,6 +23,7 @@ _WRAPPERS = {
     "DeepSpeedEngine": "module",
     "PipelineEngine": "module",
     "Float16Module": "module",
+    "_FabricModule": "_forward_module",
 }
 _PREFIXES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 #: What stands for a compiled function in replays: the modules it uses are roots, not its own.
