@@ -175,15 +175,6 @@ def _evidence_words(evidence: Mapping[str, Any]) -> str:
     return f"{name}{of}{numbers} at step {integer(evidence.get('step')) or 0}"
 
 
-def empty_scan_words(view: RunView) -> str:
-    """The recorded numbers that triggered scans without a finding, because the cause had passed; mostly empty."""
-    empty = [s for s in scans(view) if s.outcome == "done" and s.evidence and not s.found]
-    if not empty:
-        return ""
-    steps = ", ".join(str(s.step) for s in empty[:3])
-    return f"; recorded numbers triggered a scan of step {steps}, which found nothing: {empty[0].evidence[0]}"
-
-
 def facts(view: RunView, *kinds: str) -> list[Fact]:
     """The facts of steps with a finite loss and without an incident; incidents have findings of their own."""
     return [f for f in view.remember("scan-facts", lambda: _facts(view)) if f.kind in kinds]
@@ -239,8 +230,10 @@ def stands(view: RunView, group: Group) -> bool:
 
 
 def done_steps(view: RunView, group: Group) -> list[int]:
-    """The scanned steps of the process of a group, in order."""
-    return sorted(s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank)
+    """The scanned steps of the process of a group, in order; without skipped ones that do not show it."""
+    skipped = {s.step for p, steps in view.timeline.items() if p.rank == group.worst.rank for s in steps if s.skipped}
+    done = {s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank}
+    return sorted(done - (skipped - set(group.steps)))
 
 
 def check_facts(
@@ -272,7 +265,7 @@ def check_facts(
     checked = f"{plural(sum(s.ops for s in done), 'op')} of {plural(len(done), 'scanned step')}"
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := badness(f)) > 0]
     if not bad:
-        return Checked((), f"{checked}: {seen}{empty_scan_words(view)}")
+        return Checked((), f"{checked}: {seen}")
     groups = [g for g in _grouped(bad) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
     if not groups:
         return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")

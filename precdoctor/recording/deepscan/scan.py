@@ -13,6 +13,7 @@ from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.output.evidence import Evidence
 from precdoctor.recording.process import attach, memory_limits
 from precdoctor.recording.recorder.step_context import StepContext
+from precdoctor.recording.slots.step_batch import StepFacts
 
 
 class DeepScan:
@@ -36,6 +37,9 @@ class DeepScan:
         self._known: frozenset[Any] = frozenset()
         self._number = 0
         self._cost_ns = 0
+        #: The last scan saw gradients that trained nothing; and the step before this one.
+        self._owed = False
+        self._before: StepFacts | None = None
 
     def mode(self, step: int) -> WindowMode | None:
         """A new scan, where the step is due."""
@@ -44,6 +48,8 @@ class DeepScan:
                 self.schedule.arm(evidence.popleft())
         elif self._asked == step:
             return None
+        if self._owed:
+            self._make_up_for_it()
         self._asked, elapsed = step, time.perf_counter_ns() - self._began
         if not self.schedule.wants(step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
             return None
@@ -64,6 +70,13 @@ class DeepScan:
         """Two steps in a row were discarded: the next one is worth a look."""
         self.schedule.arm(Evidence("discarded", self._context.step))
 
+    def _make_up_for_it(self) -> None:
+        """Loss scales often begin too large: have a step scanned that follows one whose gradients were used."""
+        before, self._before = self._before, self._context.current
+        if before is not None and not (before.bad or before.left_out):
+            self.schedule.make_up()
+            self._owed = False
+
     def ended(self, mode: WindowMode) -> None:
         """The step is over: log what was found in it."""
         assert isinstance(mode, ScanMode), "made here"
@@ -71,6 +84,7 @@ class DeepScan:
             return
         context = self._context
         self._cost_ns += mode.spent_ns
+        self._owed, self._before = context.current.bad or context.current.left_out, None
         number = f"{attach.global_rank()}-s{self._number}"
         self._number += 1
         if mode.failure is not None:

@@ -1,4 +1,7 @@
-"""Which steps are scanned: the first two, then ever farther apart, and those that recorded numbers give reason for."""
+"""Which steps are scanned: the first two, then ever farther apart, and those that recorded numbers give reason for.
+
+Where the first ones trained nothing, as long as a loss scale is too large, others make up for them.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,8 @@ class Schedule:
         self.done = 0
         #: Regular scans so far, and steps from the first one to the next one.
         self._regular = self._next = 0
+        #: Scans that make up for one, so far, and whether the next step is to be one.
+        self._made_up, self._makes_up = 0, False
         self.why: dict[str, Any] = {}
         #: Per reason: scans so far, and the step of the last one.
         self._claims: dict[str, tuple[int, int]] = {}
@@ -57,6 +62,10 @@ class Schedule:
         self._facts: Counter[Hashable] = Counter()
         self._confirm: tuple[int, Evidence] | None = None
         self._confirming = 0
+
+    def make_up(self) -> None:
+        """Scans have shown no finite gradient, and now a step has had some: the next one makes up for them."""
+        self._makes_up = not self.off and self._made_up < _FREE
 
     def found(self, step: int, places: Collection[Hashable]) -> None:
         """A scan is over: what only this one has seen so far is to be confirmed by another one.
@@ -120,6 +129,9 @@ class Schedule:
             (_, evidence), self._confirm = self._confirm, None
             self._confirming += 1
             return self._scan(step, "evidence", [evidence])
+        if self._makes_up:
+            self._made_up, self._makes_up = self._made_up + 1, False
+            return self._scan(step, "first", [])
         if self._regular >= self._scans or step - self._first < self._next:
             return False
         if not self._affords(spent_ns, elapsed_ns):

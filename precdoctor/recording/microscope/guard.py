@@ -106,6 +106,7 @@ class Guard:
         loss_bad = self._loss_is_bad(scaled=scaler is not None or self._context.current.loss_scale is not None)
         step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
+        self._context.current.bad = gradients_bad or loss_bad
         streak.add(bad=gradients_bad or loss_bad)
         if not gradients_bad and not loss_bad:
             if poisoned:

@@ -59,6 +59,8 @@ class StepFacts:
     not_reached: bool = False
     #: The script gave the attempt up by itself: it threw the gradients away, or updated the scaler without a step.
     left_out: bool = False
+    #: The guard has found its loss or gradients not finite.
+    bad: bool = False
     autocast_dtype: str | None = None
     sampled: bool = False
     #: Host time in our hooks, without what they waited for the device.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 import precdoctor
 from tests.support.processes import record, script, warm
 
@@ -56,6 +58,23 @@ for step in range(400):
     loss.backward()
     optimizer.step()
 """
+#: The loss scale is too large for the first steps, as GradScaler's default often is.
+SCALED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Linear(8, 8)
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**{log2})
+for step in range(20):
+    optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        loss = net(torch.randn(4, 8)).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
 
 
 def scans(done) -> list[dict[str, Any]]:
@@ -87,3 +106,16 @@ def test_a_noisy_run_is_not_scanned_forever(tmp_path):
     kinds = {e["what"] for f in armed for e in f["evidence"]}
     assert len(armed) <= len(kinds) + 4
     assert not kinds & {"squares", "headroom", "learning-rate", "loss-scale", "discarded"}
+
+
+@pytest.mark.parametrize(("log2", "expected"), [(4, [0, 1, 8]), (20, None)])
+def test_scans_of_overflowing_steps_are_made_up_for_behind_the_first_that_trains(tmp_path, log2, expected):
+    script(tmp_path, "scaled.py", SCALED.format(log2=log2))
+    done = record(tmp_path, "--", *warm("scaled.py"))
+    found = [f["at"] for f in scans(done) if f["kind"] == "step"]
+    if expected is None:
+        rows = precdoctor.open_run(done.run).steps()
+        trained = int(rows.loc[~rows["skipped"].astype(bool), "step"].min())
+        assert trained > 1
+        expected = sorted({0, 1, 8, trained + 1})
+    assert found == expected

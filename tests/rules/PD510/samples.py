@@ -67,6 +67,14 @@ def dropped(steps: tuple[int, ...] = (0, 1)) -> Training:
     return run
 
 
+def dropped_behind_overflows() -> Training:
+    """The first scans are of steps that the scaler skips."""
+    run = with_scans(dropped((8, 9)), 0, 1, 2)
+    for row in run.step_rows.values():
+        row["skipped"] = row["step"] < 3
+    return run
+
+
 def dropped_once() -> Training:
     """On one scanned step of three."""
     return with_scans(dropped((0,)), 1, 8)
@@ -76,6 +84,9 @@ FIRING = {
     "micro_steps": Sample(
         dropped, 0, module=None, kind=None, bare=True, severity="warning", says=("one of 4 micro-steps",),
         evidence={"micro_steps": 4},
+    ),
+    "micro_steps_behind_overflows": Sample(
+        dropped_behind_overflows, 8, module=None, kind=None, bare=True, severity="warning", evidence={"micro_steps": 4},
     ),
     "never_fed": Sample(
         lambda: starved(12), 0, module=None, kind=None, bare=True, says=("12 of 12", "limit 90 %"),

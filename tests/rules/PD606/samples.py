@@ -158,7 +158,11 @@ def too_cold(first: float, last: float) -> Training:
 
 FIRING = {
     "a temperature that is too low": Sample(
-        lambda: too_cold(400.0, 12.0), 0, "", "logits", severity="warning", says=("are 1e+03", "The loss began at"),
+        lambda: too_cold(400.0, 12.0), 0, "", "logits", severity="warning",
+        says=("are 1e+03 from the start", "The loss began at"),
+    ),
+    "one that is learnt away, down to a quarter of equal probabilities": Sample(
+        lambda: too_cold(400.0, 1.0), 0, "", "logits", severity="warning", evidence={"loss_fell_to_a_tenth": True},
     ),
     "closed on the way to three times its limit": Sample(
         lambda: closes(300.0), 5, ATTENTION, "logits", severity="warning",
@@ -201,7 +205,7 @@ FIRING = {
     ),
 }  # fmt: skip
 HEALTHY = {
-    "confident and soon right": lambda: too_cold(60.0, 1.0),
+    "confident and soon right": lambda: too_cold(60.0, 0.2),
     "confident from its pretraining on": lambda: too_cold(2.0, 1.5),
 } | {
     f.__name__: f

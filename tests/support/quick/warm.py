@@ -108,8 +108,10 @@ def become(argv, cwd, env):
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__builtins__ = __builtins__
     if "PRECDOCTOR_RUN" in env:
+        sys.path.append(str(Path(__file__).parents[3]))  # where it is not installed
         from precdoctor import _boot
 
+        sys.path.pop()
         _boot.start()
     if argv[0] == "-m":
         sys.argv = argv[1:]

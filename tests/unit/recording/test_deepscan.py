@@ -555,6 +555,16 @@ def test_discarded_steps_are_looked_into_twice_at_most():
     assert found == [0, 4, 6]
 
 
+def test_scans_of_steps_that_train_nothing_are_made_up_for_twice_at_most():
+    schedule, found = Schedule(RecordOptions(budget=1e-6)), []
+    for step in range(30):
+        if schedule.wants(step, spent_ns=10**9, elapsed_ns=1):
+            found.append(step)
+        if step % 5 == 4:
+            schedule.make_up()
+    assert found == [0, 1, 5, 10]
+
+
 def test_a_new_reason_gets_a_scan_whatever_the_budget_and_the_event_says_why():
     schedule = Schedule(RecordOptions(budget=1e-6))
     found = {}

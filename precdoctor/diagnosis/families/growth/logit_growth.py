@@ -48,8 +48,8 @@ start, count only if it stalls. Large logits also count while it falls, if they 
 or are ten times their limit. With heads that were open at first and are one-hot now, twice the limit is enough where
 the loss no longer falls. Growing logits count unless it fell by a tenth in the newer half. Nothing counts once it has
 fallen to a tenth and stays there. Output logits must still be rising, or have been above their limit from the start,
-with a loss that began at 8 times that of equal probabilities or more and has not come below half of it: a temperature
-that is too low.
+with a loss that began at 8 times that of equal probabilities or more and has not come below a tenth of it: a
+temperature that is too low, or inputs that are too large.
 """,
     matters="""
 A softmax depends on differences in nats. If one logit leads by 20, the others get 2e-9 of the weight and almost no
@@ -91,7 +91,7 @@ _FAR = 10.0
 #: Times its limit: heads that closed on the way there, and a loss that falls no more. Kimi K2 clips at half of it.
 _CLOSED = 2.0
 #: Times the loss of equal probabilities, at first and at the end: logits that are confident and wrong.
-_HOT, _STILL = 8.0, 0.5
+_HOT, _STILL = 8.0, 0.1
 #: From this growth on a title gives it. Chosen empirically.
 _VISIBLE = 1.5
 #: Roles by importance.
@@ -202,7 +202,8 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
         words.append(f"At this rate it passes {case.limit:g} in {trend.steps_to(case.limit)[1]:,.0f} steps.")
     if role == "attention" and len(history.heads[-1]):
         words.append(f"{percent(case.one_hot)} of its {plural(len(history.heads[-1]), 'head')} are as good as one-hot.")
-    if role == "output" and trend is None:
+    from_the_start = role == "output" and trend is None
+    if from_the_start:
         even = math.log(max(history.shape[-1], 2))
         words.append(f"The loss began at {loss.first:.3g}; equal probabilities would give {even:.3g}.")
     if len(cases) > 1:
@@ -211,7 +212,7 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
     if case.state == "collapsed":
         title = f"attention of `{place}` has collapsed: {percent(case.one_hot)} of its heads are one-hot"
     elif history.grown < _VISIBLE:
-        title = f"{role} logits of `{place}` are {history.last:.3g}"
+        title = f"{role} logits of `{place}` are {history.last:.3g}{' from the start' if from_the_start else ''}"
     evidence = {
         "state": case.state,
         "role": role,
@@ -239,7 +240,7 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
         message=" ".join(words),
         location=Location(key[0], key[1], history.module_class or None, "logits", phase, 0, case.step),
         evidence=evidence,
-        prescriptions=_prescriptions(key, history, slope),
+        prescriptions=(_smaller(key, history),) if from_the_start else _prescriptions(key, history, slope),
     )
 
 
@@ -335,6 +336,18 @@ def _cap(key: Key, history: LogitHistory, level: float) -> Prescription:
         change={"module": key[1], "logit_cap": cap},
         predicted=_predicted(level, to),
         snippet=f"import torch\n\nlogits = {cap!r} * torch.tanh(logits / {cap!r})\n",
+    )
+
+
+def _smaller(key: Key, history: LogitHistory) -> Prescription:
+    to = _CAPS[history.role]
+    factor = history.first / to
+    return Prescription(
+        title=f"begin with logits {factor:.2g} times smaller, by a higher temperature, a smaller start of the last "
+        f"layer or normalised vectors: largest logit {history.first:.3g} -> {to:g}",
+        change={"module": key[1], "logits_factor": float(f"{1.0 / factor:.3g}")},
+        predicted=_predicted(history.first, to),
+        snippet=f"logits = logits / {factor:.2g}\n",
     )
 
 
