@@ -175,7 +175,6 @@ class Guard:
             return
         step, early = context.step, not weights and context.step == context.options.first_step
         weights = weights or trained_in(c.module for c in self._scene.calls) or context.names.trained_weights()
-        weights = [p for p in weights if p.is_leaf]  # a module may hold weights that an inner loop has computed
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
         if found is not None and not early:  # else an optimizer may come yet, which looks for itself
             context.current.grad_norm, context.current.grad_amax = found
