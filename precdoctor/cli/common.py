@@ -1,17 +1,20 @@
-"""What several commands share: finding the run, and putting a report where it was asked for."""
+"""What several commands share: finding the run, how far its reading has come, and where reports go."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
-from precdoctor.errors import RunExistsError, UsageError
+from precdoctor.cli.values import OUTPUT_FORMATS
+from precdoctor.errors import RunExistsError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from precdoctor.cli.config import Settings
+    from precdoctor.reporting.outputs import Report
     from precdoctor.runlog import Run
 
 
@@ -57,7 +60,6 @@ def opened(run: Path | None, engine: str | None = None) -> Run:
         UsageError: there is no such engine.
         RunNotFoundError, RunUnreadableError: as :func:`precdoctor.runlog.open_run`.
     """
-    from precdoctor.cli.progress import Progress
     from precdoctor.runlog import open_run
     from precdoctor.runlog.layout import newest_run
     from precdoctor.runlog.pieces import checked_engine
@@ -100,3 +102,62 @@ def rule_options(settings: Settings) -> dict[str, dict[str, Any]]:
 
     regressions = {name for r in REGRESSIONS for name in (r.code, r.name)}
     return {code: options for code, options in settings.rules.items() if code not in regressions}
+
+
+#: Seconds before the first line, and between two of them.
+_PATIENCE, _PERIOD = 1.0, 0.2
+_ERASE = "\r\x1b[2K"
+
+
+class Progress:
+    """Called with what is being done, how much of it is done, and how much there is; the line goes with the last."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._next = clock() + _PATIENCE
+        self._shown = False
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        now = self._clock()
+        if done >= of:
+            if self._shown:
+                self._write(_ERASE)
+            self._shown = False
+        elif now >= self._next:
+            self._next = now + _PERIOD
+            self._write(f"{_ERASE}{what} {done:,} of {of:,}")
+            self._shown = True
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def deliver(report: Report, shape: str, output: Path | None, also: Iterable[str], *, force: bool) -> None:
+    """Write the report in every format asked for.
+
+    Raises:
+        UsageError: ``also`` is not FORMAT=FILE, the same file twice, or a file that cannot be written.
+        RunExistsError: a file is there and ``force`` is not given.
+    """
+    from precdoctor.reporting.outputs import WRITERS
+
+    wanted = [(shape, output), *(_parsed(entry) for entry in also)]
+    files = [file for _, file in wanted if file is not None]
+    twice = next((file for file in files if files.count(file) > 1), None)
+    if twice is not None:
+        raise UsageError(f"two reports would be written to {twice}; give each its own file")
+    # stdout last: whoever reads it may stop reading (`| head`), and that ends us
+    for name, file in sorted(wanted, key=lambda w: w[1] is None):
+        with destination(file, force=force) as stream:
+            WRITERS[name](report, stream)
+
+
+def _parsed(entry: str) -> tuple[str, Path]:
+    shape, equals, file = entry.partition("=")
+    if not equals or not file:
+        raise UsageError(f"--also takes FORMAT=FILE, such as junit=precdoctor.xml, got {entry!r}")
+    if shape not in OUTPUT_FORMATS:
+        raise UsageError(f"--also: {shape!r} is not a format{did_you_mean(shape, OUTPUT_FORMATS)}")
+    return shape, Path(file).expanduser()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import opened, settings_in_force
-from precdoctor.cli.outputs import deliver
+from precdoctor.cli.common import deliver, opened, settings_in_force
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:

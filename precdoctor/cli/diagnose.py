@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import destination, opened, rule_options, say, say_command, settings_in_force
-from precdoctor.cli.outputs import deliver
+from precdoctor.cli.common import deliver, destination, opened, rule_options, say, say_command, settings_in_force
 from precdoctor.runlog.shell import quoted_command, quoted_path
 
 if TYPE_CHECKING:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -11,9 +12,6 @@ from precdoctor.cli import options
 from precdoctor.cli.common import opened, say
 from precdoctor.cli.values import choice, read
 from precdoctor.errors import RunExistsError, UsageError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _TARGETS = ("tensorboard", "wandb", "csv", "parquet")
 
@@ -47,7 +45,7 @@ def export(
     if not to:
         raise UsageError(f"name the tool with --to: {', '.join(_TARGETS)}")
     target = read(choice(*_TARGETS), to, "--to")
-    from precdoctor.integrations.export.choice import Choice
+    from precdoctor.integrations.export.points import Choice
     from precdoctor.runlog.schema import KINDS
 
     for each in kind or ():

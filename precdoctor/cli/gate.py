@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import destination, opened, say, settings_in_force
+from precdoctor.cli.common import deliver, destination, opened, say, settings_in_force
 from precdoctor.cli.config import Settings
-from precdoctor.cli.outputs import deliver
 from precdoctor.errors import UsageError
 
 if TYPE_CHECKING:

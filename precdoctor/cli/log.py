@@ -27,7 +27,7 @@ def verify(run: Annotated[Path, typer.Argument(help="Run directory.", metavar="R
 
     Exits with 0 when the log is whole and with 3 when something in it cannot be trusted.
     """
-    from precdoctor.cli.progress import Progress
+    from precdoctor.cli.common import Progress
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.log_view import print_verification
     from precdoctor.runlog.verify import verify as check

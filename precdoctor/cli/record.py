@@ -188,7 +188,8 @@ def record(
     }
     redact = bool(settings.get("record", "redact-names", redact_names))
     changes, applied = _changes(settings.get("record", "apply", apply), redact=redact)
-    halting = _comma_separated(halt_on) or settings.get("record", "halt-on") or ()
+    # ``--halt-on PD2,PD301`` as well as the flag twice
+    halting = [name for text in halt_on or () for name in parse_list(text)] or settings.get("record", "halt-on") or ()
     healthy = settings.get("record", "reference", reference)
     online = _online(settings, halting, settings.get("record", "on-finding", on_finding), healthy, redact=redact)
     options = RecordOptions(**settings.chosen("record", flags), apply=changes, may_halt=bool(halting))
@@ -211,26 +212,19 @@ def record(
 
 def _with_autopsy(command: list[str], directory: Path | None, start: Callable[[Path], int]) -> int:
     """Record, and when something became non-finite make a second, traced run; the first run's status."""
-    import datetime as dt
-
     from precdoctor.cli.autopsy import second_run
     from precdoctor.cli.common import say
     from precdoctor.errors import PrecdoctorError
     from precdoctor.recording.process.launch import default_run_directory
     from precdoctor.runlog import open_run
 
-    place = (directory or default_run_directory(command, dt.datetime.now(dt.timezone.utc))).absolute()
+    place = (directory or default_run_directory(command)).absolute()
     status = start(place)
     try:
         second_run(open_run(place), died=status != 0)
     except PrecdoctorError as error:  # the run itself is recorded, and its status is what counts
         say(f"precdoctor: no autopsy: {error}")
     return status
-
-
-def _comma_separated(given: list[str] | None) -> list[str]:
-    """``--halt-on PD2,PD301`` as well as the flag twice."""
-    return [name for text in given or () for name in parse_list(text)]
 
 
 def _online(

@@ -49,8 +49,6 @@ def shadow(
     Reports which layers are further from FP32 than their format explains. If none is, precision is not the problem.
     Your script is not modified, and its training stays bitwise identical. The exit status is the command's own.
     """
-    import datetime as dt
-
     from precdoctor.recording.options import RecordOptions
     from precdoctor.recording.process.launch import command_line, default_run_directory, launch
 
@@ -70,7 +68,7 @@ def shadow(
         **redact,
     )
     words = command_line(list(command or []), module)
-    place = settings.get("shadow", "output", output) or default_run_directory(words, dt.datetime.now(dt.timezone.utc))
+    place = settings.get("shadow", "output", output) or default_run_directory(words)
     status = launch(words, place.absolute(), options, force=force, quiet=True)
     _tell(place.absolute(), settings, shape, count)
     return status
@@ -102,7 +100,7 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     from precdoctor.diagnosis.engine import describe, resolve_options, view_of
     from precdoctor.diagnosis.families.configuration.precision_error_above_expectation import RULE, limits_of
     from precdoctor.diagnosis.survey.shadow_errors import shadowed
-    from precdoctor.reporting import shadow_report, shadow_view
+    from precdoctor.reporting import shadow_view
     from precdoctor.reporting.console import make_console
 
     limits = limits_of(resolve_options(rule_options(settings))[RULE.code])
@@ -111,7 +109,7 @@ def _report(run: Run, settings: Settings, shape: str, worst: int) -> None:
     if shape == "json":
         from precdoctor.reporting.json_report import dumps
 
-        sys.stdout.write(dumps(shadow_report.document(found, facts, limits)))
+        sys.stdout.write(dumps(shadow_view.document(found, facts, limits)))
     elif shape == "markdown":
         sys.stdout.write(shadow_view.markdown(found, facts, limits, worst=worst))
     elif shape == "concise":

@@ -44,8 +44,7 @@ def show(
     from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.json_report import dumps
-    from precdoctor.reporting.scans_view import print_dtypes, print_scans
-    from precdoctor.reporting.show_view import print_summary
+    from precdoctor.reporting.show_view import print_dtypes, print_scans, print_summary
     from precdoctor.reporting.summary import summarise
 
     found: Any

@@ -75,8 +75,6 @@ def trial(
     of the planned modules are cast to their formats and back. Exits with 0 if the plan holds, 1 if not, 3 if it cannot
     be judged. What the command prints goes to stderr.
     """
-    import datetime as dt
-
     from precdoctor.diagnosis.offline.whatif.plan_file import load
     from precdoctor.recording.process.launch import command_line, default_run_directory
 
@@ -87,7 +85,7 @@ def trial(
         raise UsageError(f"--steps takes 1 to {_MOST_STEPS:,} steps, got {count}")
     tried, rules = load(plan), rule_options(settings_in_force())
     words = command_line(list(command or []), module)
-    place = (output or default_run_directory(words, dt.datetime.now(dt.timezone.utc))).absolute()
+    place = (output or default_run_directory(words)).absolute()
     if place.exists() and not force and any(place.iterdir() if place.is_dir() else [place]):
         raise RunExistsError(f"{place} is already there; give another name, or --force to replace it")
     statuses = _run_both(words, tried, plan, place, count, force=force)

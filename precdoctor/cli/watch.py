@@ -38,8 +38,7 @@ def watch(
     seconds = (_LIVE if live else _PIPED) if interval is None else parse_interval(interval)
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.live.check import Check
-    from precdoctor.reporting.live.loop import print_lines, show_live
-    from precdoctor.reporting.live.terminal import key_presses
+    from precdoctor.reporting.live.loop import key_presses, print_lines, show_live
     from precdoctor.reporting.live.watcher import Watcher
 
     path = opened(run).path

@@ -219,14 +219,11 @@ def _write_plan(
         document, show = plan_view.document(plan, facts), partial(plan_view.print_plan, plan, facts)
     else:
         from precdoctor.diagnosis.offline.whatif.inference_plan import make_inference_plan
-        from precdoctor.reporting import inference_plan_view
 
         _refuse({"--horizon": horizon is not None}, "nothing trains in this run, so no amax has a trend")
         found = make_inference_plan(run, target, module=module, steps=steps)
-        document, show = (
-            inference_plan_view.document(found, facts),
-            partial(inference_plan_view.print_plan, found, facts),
-        )
+        document = plan_view.inference_document(found, facts)
+        show = partial(plan_view.print_inference_plan, found, facts)
     if shape == "json":
         stream.write(dumps(document))
     elif shape == "toml":

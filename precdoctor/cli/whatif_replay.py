@@ -109,14 +109,14 @@ def _loss_scaler(view: RunView, asked: ReplayQuestion, _worst: int) -> _Told:
     from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
     from precdoctor.diagnosis.offline.replay.specs import parse_policy
     from precdoctor.numerics.names import find_element_format
-    from precdoctor.reporting import replay_report, replay_view
+    from precdoctor.reporting import replay_view, whatif_report
 
     assert asked.loss_scaler is not None
     spec = parse_policy(asked.loss_scaler)
     fmt = find_element_format(asked.number_format or "fp16")
     policy = None if spec == "best" else used_policy(view) if isinstance(spec, str) else spec
     answer = replay_loss_scale(view, policy, fmt=fmt)
-    document = partial(replay_report.loss_scale_document, answer, asked.loss_scaler)
+    document = partial(whatif_report.loss_scale_document, answer, asked.loss_scaler)
     return document, partial(replay_view.print_loss_scale, answer)
 
 
@@ -125,7 +125,7 @@ def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
     from precdoctor.diagnosis.offline.replay.fp8 import CANDIDATES, KINDS, best_delayed, replay_recipes
     from precdoctor.diagnosis.offline.replay.specs import parse_operand_format, parse_recipe
     from precdoctor.numerics.blocks import BlockFormat
-    from precdoctor.reporting import replay_report, replay_view
+    from precdoctor.reporting import replay_view, whatif_report
 
     assert asked.recipe is not None
     recipe = parse_recipe(asked.recipe)
@@ -142,16 +142,16 @@ def _recipe(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
             view, tried, format_of=format_of, kinds=kinds, wanted=asked.wants, steps=asked.steps
         )  # fmt: skip
     best = best_delayed(replays) if recipe == "best" else None
-    document = partial(replay_report.recipe_document, replays, best, asked.recipe)
+    document = partial(whatif_report.recipe_document, replays, best, asked.recipe)
     return document, partial(replay_view.print_recipe, replays, best, worst=worst)
 
 
 def _accumulator(view: RunView, asked: ReplayQuestion, worst: int) -> _Told:
     from precdoctor.diagnosis.offline.replay.accumulator import replay_accumulator
     from precdoctor.diagnosis.offline.replay.specs import parse_accumulator
-    from precdoctor.reporting import replay_report, replay_view
+    from precdoctor.reporting import replay_view, whatif_report
 
     assert asked.accumulator is not None
     answer = replay_accumulator(view, parse_accumulator(asked.accumulator), wanted=asked.wants)
-    document = partial(replay_report.accumulator_document, answer, asked.accumulator)
+    document = partial(whatif_report.accumulator_document, answer, asked.accumulator)
     return document, partial(replay_view.print_accumulator, answer, worst=worst)

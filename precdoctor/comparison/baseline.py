@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from precdoctor.comparison.public_command import without_secrets
 from precdoctor.comparison.spread import moderated, robust_spread
 from precdoctor.comparison.steps import (
     bad_losses,
@@ -24,9 +24,7 @@ from precdoctor.diagnosis.engine import view_of
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import IncomparableRunsError
-
-if TYPE_CHECKING:
-    from precdoctor.runlog.reader import Run
+from precdoctor.runlog.reader import Run
 
 #: Repeats whose first step is kept tensor by tensor, for runs from the same seed.
 MAX_STARTS = 3
@@ -38,6 +36,10 @@ _UNMEASURED_LOSS, _UNMEASURED_SKIPPED = 0.0125, 0.025
 #: Tensors of a kind that say what is typical of it.
 _KIN = 8
 _UNITS = {metric.name: metric.unit for metric in METRICS}
+HIDDEN = "<hidden>"
+#: Parts of an option's name that say its value is nobody's business.
+_SECRET = frozenset(["auth", "credential", "credentials", "key", "passwd", "password", "pat", "secret", "token"])
+_NAME = re.compile(r"-{0,2}([A-Za-z][\w.-]*)")
 
 
 @dataclass(frozen=True)
@@ -250,3 +252,27 @@ def learn_from(runs: Sequence[Run]) -> Baseline:
     if not sampled:
         raise IncomparableRunsError("no step was sampled in all of these runs; record them with the same --every")
     return learn_alike(views, sampled, ", ".join(run.origin for run in runs))
+
+
+def without_secrets(command: Iterable[str]) -> list[str]:
+    """``--api-key abc`` and ``HF_TOKEN=abc`` with ``<hidden>`` for ``abc``; numbers (``--max-token 512``) stay."""
+    out: list[str] = []
+    hide = False
+    for word in command:
+        name, equals, value = word.partition("=")
+        if hide and not word.startswith("-"):
+            out.append(word if _is_number(word) else HIDDEN)
+            hide = False
+            continue
+        hide = not equals and word.startswith("-") and _is_secret(name)
+        out.append(f"{name}={HIDDEN}" if equals and _is_secret(name) and not _is_number(value) else word)
+    return out
+
+
+def _is_secret(name: str) -> bool:
+    found = _NAME.fullmatch(name)
+    return found is not None and not _SECRET.isdisjoint(re.split(r"[._-]", found[1].lower()))
+
+
+def _is_number(value: str) -> bool:
+    return re.fullmatch(r"[-+.\deE]+", value) is not None

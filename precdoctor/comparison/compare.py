@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precdoctor.comparison.divergence import BitComparison, Divergence, compare_bits
 from precdoctor.comparison.drift import Drift, drifts
@@ -21,11 +22,7 @@ from precdoctor.diagnosis.ranking.ending import ending, facts_of_end
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import IncomparableRunsError
 from precdoctor.runlog import open_run
-
-if TYPE_CHECKING:
-    import os
-
-    from precdoctor.runlog.reader import Run
+from precdoctor.runlog.reader import Run
 
 #: Above this difference of losses, in nats, two trainings are no longer the same for practical purposes.
 LOSS_GAP = 0.01

@@ -9,8 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from precdoctor.comparison.lines import phase_of
-from precdoctor.comparison.paired_rows import paired
-from precdoctor.comparison.renames import Module
+from precdoctor.comparison.paired_rows import Module, paired
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView

@@ -7,20 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-from precdoctor.comparison.paired_rows import paired
-from precdoctor.comparison.renames import Module
+from precdoctor.comparison.paired_rows import Module, paired
 from precdoctor.comparison.steps import clean_rows
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, largest
 from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.histogram import EXP_MAX, Histograms
 
-_Floats = npt.NDArray[np.float64]
-_Ints = npt.NDArray[np.int64]
 _MEASURES = ("zero_share", "rms", "multiplier")
 _COLUMNS = ("phase", "dtype", "order", "numel", "amax", "exp_lo", "exp_hist")
 _KINDS = ("batch", "input", "output", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
@@ -48,11 +45,11 @@ class Drift:
     dtypes: tuple[str, str]
     order: int | None
     numel: int
-    steps: _Ints
-    distance: _Floats
-    amax: _Floats
-    rms: _Floats
-    zeros: _Floats
+    steps: Ints
+    distance: Floats
+    amax: Floats
+    rms: Floats
+    zeros: Floats
 
     @property
     def moved_at(self) -> int | None:
@@ -89,12 +86,12 @@ class Drift:
         return _median(self.zeros)
 
 
-def _median(values: _Floats) -> float | None:
+def _median(values: Floats) -> float | None:
     known = values[~np.isnan(values)]
     return float(np.median(known)) if known.size else None
 
 
-def distances(first: Histograms, second: Histograms, shift: _Ints) -> _Floats:
+def distances(first: Histograms, second: Histograms, shift: Ints) -> Floats:
     """How far apart two exponent distributions lie: the 1-Wasserstein (earth mover's) distance over binary exponents.
 
     Scaling all elements by 2**k moves it by exactly ``|k|``. Zeros and non-finite elements do not take part.

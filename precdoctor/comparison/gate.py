@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from precdoctor.comparison.aggregate import agreed
 from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
 from precdoctor.comparison.baseline import Baseline, learn, learn_alike
 from precdoctor.comparison.fail_if import Limit
-from precdoctor.comparison.judge import Judged, accept, judge
+from precdoctor.comparison.judge import Judged, accept, agreed, judge
 from precdoctor.comparison.lines import Line, findings_of, suspects, told
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.comparison.steps import UNSAMPLED, sampled_by_all, step_mismatch, usable_steps
@@ -22,9 +21,7 @@ from precdoctor.diagnosis.ranking.ending import ending, facts_of_end
 from precdoctor.diagnosis.ranking.verdict import ExitCode, at_or_above, exit_code, untrustworthy, worst
 from precdoctor.diagnosis.registry import RULES, select
 from precdoctor.diagnosis.survey.view import RunView
-
-if TYPE_CHECKING:
-    from precdoctor.runlog.reader import Run
+from precdoctor.runlog.reader import Run
 
 
 @dataclass(frozen=True)

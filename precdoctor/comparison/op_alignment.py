@@ -1,20 +1,36 @@
-"""Which op of one list is which of another: the longest common order, by what an op is and where it stands.
+"""Which op of one list is which of another, and how far two tensors are apart.
 
-Ops of one side only (the casts of autocast, the parts of a decomposition, another optimizer's kernels) stay alone. The
-first pass goes by op, module, source line and shapes; what lies between its matches is gone through again without the
-lines, as after an edit, then without the shapes. In each pass the n-th of equal ops is the n-th of the other list.
+Alignment is the longest common order, by what an op is and where it stands. Ops of one side only (the casts of
+autocast, the parts of a decomposition, another optimizer's kernels) stay alone. The first pass goes by op, module,
+source line and shapes; what lies between its matches is gone through again without the lines, as after an edit, then
+without the shapes. In each pass the n-th of equal ops is the n-th of the other list.
+
+Distances are L2, relative to the larger of both, estimated from sketches, with a standard deviation of about a quarter
+of the value. An op in a format of unit roundoff ``u`` may round its result by ``u``, and a sum of ``n`` terms that is
+kept in FP32 by ``sqrt(n)`` units of FP32. What its operands differ by it may pass on, amplified.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from difflib import SequenceMatcher
 
-from precdoctor.comparison.op_lists import Op
+from precdoctor.comparison.op_lists import Op, OpTensor
+from precdoctor.comparison.summary import unit_roundoff
 
 #: Indices into both lists; None on the side that has no such op.
 Slot = tuple[int | None, int | None]
+#: Units of roundoff that a result may be off. As for a first step from equal values (``comparison.rounding``).
+_ROUNDINGS = 4.0
+#: By how much a difference may grow in one op. Chosen empirically.
+_AMPLIFIED = 8.0
+_SINGLE = unit_roundoff("float32")
+_ADDS = ("add", "sub", "rsub", "sum", "mean", "cumsum", "lerp", "addcmul", "addcdiv", "addmm", "baddbmm")
+#: Of two infinities, or of values one of which is none.
+APART = math.inf
 
 
 def _strictly(op: Op) -> Hashable:
@@ -70,3 +86,65 @@ def _numbered(keys: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
         out.append((key, seen[key]))
         seen[key] += 1
     return out
+
+
+def distance(a: OpTensor, b: OpTensor) -> float | None:
+    """Relative L2 distance, element by element in logical order, whatever the shapes.
+
+    Returns:
+        0 for equal bits; infinite where only one is finite; None where it cannot be told.
+    """
+    if a.fingerprint is not None and a.fingerprint == b.fingerprint:
+        return 0.0
+    if a.numel != b.numel or (a.bad is None) != (b.bad is None):
+        return None
+    if a.bad != b.bad:
+        return APART
+    if a.sketch is None or b.sketch is None:
+        if a.bad is not None and a.amax is None and b.amax is None:
+            return 0.0  # no finite element, and the others are as many
+        return None if a.fingerprint is None or b.fingerprint is None else APART
+    size = max(a.norm or 0.0, b.norm or 0.0)
+    apart = math.dist(a.sketch, b.sketch)
+    if not math.isfinite(apart + size):  # squares leave FP64
+        return None
+    return apart / size if size > 0 else 0.0
+
+
+def roundoff(tensors: Sequence[OpTensor]) -> float:
+    """Of the narrowest format among them; that of FP32 where none holds floating-point numbers."""
+    found = [_unit(x.dtype) for x in tensors if x.bad is not None]
+    return max(found, default=_SINGLE)
+
+
+@functools.cache
+def _unit(dtype: str) -> float:
+    return unit_roundoff(dtype.replace("complex128", "float64").replace("complex64", "float32"))
+
+
+def limit(a: Op, b: Op, errors: Sequence[tuple[float, float]], size: float) -> float:
+    """How far a result of ``a`` and ``b`` may be apart, relative to its size.
+
+    Args:
+        errors: of each operand, how far it is apart and its norm.
+        size: norm of the result.
+    """
+    tensors = [*a.reads, *a.makes, *b.reads, *b.makes]
+    own = _ROUNDINGS * (roundoff(tensors) + math.sqrt(terms(a)) * min(_SINGLE, roundoff(tensors)))
+    passed = sum(apart for apart, _ in errors)
+    plain = a.name.removeprefix("aten.").removeprefix("_foreach_").partition(".")[0].rstrip("_")
+    if plain in _ADDS and size > 0 and math.isfinite(passed):  # what cancels leaves the differences
+        passed = max(passed, sum(apart * norm for apart, norm in errors) / size)
+    return own + _AMPLIFIED * passed
+
+
+def terms(op: Op) -> float:
+    """Terms of the sum that makes one element of a result: of a product of matrices its inner dimension."""
+    given = sorted((x.numel for x in op.reads if x.bad is not None), reverse=True)[:2]
+    made = max((x.numel for x in op.makes), default=0)
+    if not given or not made:
+        return 1.0
+    plain = op.name.partition(".")[2]
+    if len(given) == 2 and any(word in plain for word in ("mm", "conv", "attention", "dot", "linear")):
+        return max(1.0, math.sqrt(given[0] * given[1] / made))
+    return max(1.0, given[0] / made)

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from precdoctor.comparison.op_alignment import Slot, align
-from precdoctor.comparison.op_errors import APART, distance, limit, roundoff
+from precdoctor.comparison.op_alignment import APART, Slot, align, distance, limit, roundoff
 from precdoctor.comparison.op_lists import Op, OpTensor
 
 #: Results of ops of one list only that are further apart than this are no counterparts of each other.

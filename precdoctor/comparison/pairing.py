@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from precdoctor.comparison.baseline import Baseline, Expected, learn
-from precdoctor.comparison.renames import Module, overridden, renamed, translated
+from precdoctor.comparison.paired_rows import Module, overridden, renamed, translated
 from precdoctor.comparison.steps import (
     UNSAMPLED,
     bad_losses,

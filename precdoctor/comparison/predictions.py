@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from precdoctor.diagnosis.prescriptions.effects import Effect
 from precdoctor.diagnosis.prescriptions.file import parse
 from precdoctor.diagnosis.prescriptions.measures import steps_in
+from precdoctor.diagnosis.prescriptions.prescribed import Prescribed
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
-
-if TYPE_CHECKING:
-    from precdoctor.diagnosis.prescriptions.prescribed import Prescribed
 
 #: A prediction came true when it is off by at most this share of what was measured, or by :data:`POINTS` in a share.
 RELATIVE = 0.20

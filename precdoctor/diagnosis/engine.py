@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 from precdoctor.diagnosis.advice.prescription_order import worthwhile_first
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption
 from precdoctor.diagnosis.ranking.consequences import fold
 from precdoctor.diagnosis.ranking.ending import facts_of_end
-from precdoctor.diagnosis.ranking.model_names import with_coordinates, with_model
 from precdoctor.diagnosis.registry import RELATIONS, RULES, Named, find, nearest, select_rules
 from precdoctor.diagnosis.survey.recording_cost import overhead
+from precdoctor.diagnosis.survey.replicas import coordinates
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
 from precdoctor.runlog import open_run
 from precdoctor.runlog.attachment import why_nothing_attached
+from precdoctor.runlog.reader import Run
 from precdoctor.runlog.shell import quoted_path
-
-if TYPE_CHECKING:
-    import os
-
-    from precdoctor.runlog.reader import Run
 
 _LOG = logging.getLogger(__name__)
 
@@ -85,7 +83,7 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
     for number, rule in enumerate(rules, 1):
         checked[rule.code] = _check(view, rule, settings[rule.code])
         view.run.progress("rules", number, len(rules))
-    found = [with_coordinates(view, with_model(view, f)) for result in checked.values() for f in result.findings]
+    found = [_with_coordinates(view, _with_model(view, f)) for result in checked.values() for f in result.findings]
     findings = [worthwhile_first(f) for f in fold(found, RELATIONS)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(
@@ -235,3 +233,24 @@ def _changing_options(options: object) -> list[str]:
         "--compiled instrument": known.get("compiled") == "instrument",
     }
     return [flag for flag, used in changing.items() if used]
+
+
+def _with_model(view: RunView, finding: Finding) -> Finding:
+    """The finding, its title ending in the model its module belongs to if that is in doubt and not yet said.
+
+    `main.3` may be in either half of a GAN.
+    """
+    root = finding.location.root
+    if root is None or len(view.models) < 2 or root not in view.models:
+        return finding
+    if not finding.location.module or root in finding.title:
+        return finding
+    return replace(finding, title=f"{finding.title} (in {root})")
+
+
+def _with_coordinates(view: RunView, finding: Finding) -> Finding:
+    """The finding, its location holding the coordinates of its rank in a run of several."""
+    rank = finding.location.rank
+    if rank is None or not (place := coordinates(view, rank)):
+        return finding
+    return replace(finding, location=replace(finding.location, coordinates=place))

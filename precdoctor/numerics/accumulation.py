@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E4M3FN, FP32
-
-Floats = npt.NDArray[np.float64]
 
 #: Dot products per measurement: their mean error is then good to a few percent of itself.
 SAMPLES = 64

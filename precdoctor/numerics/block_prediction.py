@@ -17,8 +17,8 @@ from functools import lru_cache
 import numpy as np
 
 from precdoctor.errors import UsageError
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule, block_divisors, tensor_divisor
-from precdoctor.numerics.casting_array import Floats
 from precdoctor.numerics.cells import (
     Cells,
     Estimate,

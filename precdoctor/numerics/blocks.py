@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.numerics.casting_array import Floats, cast_array
+from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, E8M0, FP32, Format
 from precdoctor.numerics.histogram import ExponentHistogram
 

@@ -13,12 +13,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.casting import decode, nan_code
 from precdoctor.numerics.formats import Format, Kind, NaN
 
-Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.uint64]
 
 

@@ -12,12 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.casting_array import Floats, cast_array
+from precdoctor.numerics.arrays import Bools, Floats
+from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import Format, Kind
-
-Bools = npt.NDArray[np.bool_]
 
 #: Up to this many source mantissa bits the points are every value the source can have.
 _FEW_BITS = 7

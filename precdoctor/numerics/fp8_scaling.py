@@ -21,13 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.formats import FP32, Format
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 class Amax(enum.Enum):

@@ -15,9 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cells import (
     Cells,
     Estimate,
@@ -34,8 +33,6 @@ from precdoctor.numerics.cells import count as counted
 from precdoctor.numerics.formats import Format, Kind
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
-
-Integers = npt.NDArray[np.int64]
 
 #: Which elements share a scale, as ``--scaling`` names it and the columns of the log begin.
 GROUPINGS = ("token", "channel", "head", "group128")
@@ -132,7 +129,7 @@ def _cells(counts: Floats, fmt: Format) -> Cells:
 
 
 def tally_groups(
-    lengths: Integers, counts: Integers, energy: Floats, elements: Integers, sum_sq: Floats, fmt: Format
+    lengths: Ints, counts: Ints, energy: Floats, elements: Ints, sum_sq: Floats, fmt: Format
 ) -> tuple[Tally, Bins]:
     """What becomes of many tensors, from their columns; see :func:`precdoctor.numerics.tally.tally`.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.cells import (
     Cells,
     Estimate,

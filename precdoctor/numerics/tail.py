@@ -20,6 +20,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
@@ -42,8 +43,7 @@ _FREEDOMS = (1, 3, 5, 9)
 #: Tensors matched at a time: bounds the memory, 30 kB each.
 _AT_ONCE = 512
 
-_Floats = npt.NDArray[np.float64]
-_Shape = Callable[[_Floats], _Floats]
+_Shape = Callable[[Floats], Floats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Tail:
     """
 
     lo: int
-    counts: _Floats
+    counts: Floats
 
     @property
     def total(self) -> float:
@@ -74,18 +74,18 @@ class Tails:
     """The same of many tensors; ``counts`` has the shape ``(tensors, bins)``."""
 
     lo: int
-    counts: _Floats
+    counts: Floats
 
     @property
-    def total(self) -> _Floats:
+    def total(self) -> Floats:
         """Elements of each tensor that are estimated to have been rounded to zero."""
-        total: _Floats = self.counts.sum(axis=1)
+        total: Floats = self.counts.sum(axis=1)
         return total
 
     @property
-    def mass(self) -> _Floats:
+    def mass(self) -> Floats:
         """Sum of their magnitudes, each taken at the middle of its bin."""
-        mass: _Floats = (self.counts * _middles(self.lo, self.counts.shape[1])).sum(axis=1)
+        mass: Floats = (self.counts * _middles(self.lo, self.counts.shape[1])).sum(axis=1)
         return mass
 
 
@@ -111,7 +111,7 @@ def flushed_tails(histograms: Histograms, zeros: npt.NDArray[np.int64], fmt: For
     return Tails(limit - _REACH, counts)
 
 
-def _matched(survivors: npt.NDArray[np.int64], zeros: npt.NDArray[np.int64]) -> _Floats:
+def _matched(survivors: npt.NDArray[np.int64], zeros: npt.NDArray[np.int64]) -> Floats:
     """Estimated counts below the limit, shape ``(tensors, _REACH)``, of tensors with ``survivors`` next to it."""
     family = _family()
     seen = survivors.sum(axis=1, dtype=np.float64)
@@ -120,7 +120,7 @@ def _matched(survivors: npt.NDArray[np.int64], zeros: npt.NDArray[np.int64]) -> 
     # Members that hide most of themselves are the less likely ones; and the median forgives the few that fit by chance.
     cumulative = np.cumsum(weight * family.share, axis=1)
     chosen = (cumulative < 0.5 * cumulative[:, -1:]).sum(axis=1)
-    counts: _Floats = family.below[chosen] / family.share[chosen, None] * seen[:, None]
+    counts: Floats = family.below[chosen] / family.share[chosen, None] * seen[:, None]
     total = counts.sum(axis=1)
     counts *= np.where(total > zeros, zeros / np.maximum(total, 1.0), 1.0)[:, None]
     return counts
@@ -131,27 +131,27 @@ def magnitude(histogram: ExponentHistogram) -> float:
     return float((histogram.counts * _middles(histogram.lo, histogram.counts.size)).sum())
 
 
-def magnitudes(histograms: Histograms) -> _Floats:
+def magnitudes(histograms: Histograms) -> Floats:
     """The same of many tensors, shape ``(tensors,)``."""
     return histograms.sums(1.5 * np.exp2(histograms.bins.astype(np.float64)))
 
 
-def _middles(lo: int, size: int) -> _Floats:
+def _middles(lo: int, size: int) -> Floats:
     return 1.5 * np.exp2(np.arange(lo, lo + size, dtype=np.float64))
 
 
 @lru_cache(maxsize=1)
-def _log_grid() -> tuple[_Floats, _Floats]:
+def _log_grid() -> tuple[Floats, Floats]:
     """``log2 x`` from -60 to 60 and ``log2 P(|X| < x)`` of a Gaussian there; straight lines between will do."""
     x = np.arange(-60.0, 60.0, 1.0 / 32.0)
     return x, np.log2([math.erf(v) for v in np.exp2(x) / math.sqrt(2.0)])
 
 
-def _gaussian(x: _Floats) -> _Floats:
+def _gaussian(x: Floats) -> Floats:
     return np.exp2(np.interp(np.log2(np.maximum(x, 2.0**-60)), *_log_grid())) * (x > 0.0)
 
 
-def _normal_quantiles(count: int) -> _Floats:
+def _normal_quantiles(count: int) -> Floats:
     """The middles of ``count`` equally likely slices of a Gaussian, by inverting the grid above."""
     share = (np.arange(count // 2) + 0.5) / (count / 2)
     x, below = _log_grid()
@@ -159,12 +159,12 @@ def _normal_quantiles(count: int) -> _Floats:
     return np.concatenate([-positive[::-1], positive])
 
 
-def _mixture(scales: _Floats) -> _Shape:
+def _mixture(scales: Floats) -> _Shape:
     return lambda x: np.mean([_gaussian(x / scale) for scale in scales], axis=0)
 
 
 def _log_normal(width: float) -> _Shape:
-    def share_below(x: _Floats) -> _Floats:
+    def share_below(x: Floats) -> Floats:
         z = np.log(np.maximum(x, 1e-300)) / width
         return 0.5 + 0.5 * np.sign(z) * _gaussian(np.abs(z))
 
@@ -174,7 +174,7 @@ def _log_normal(width: float) -> _Shape:
 def _student(freedom: int) -> _Shape:
     """Student's distribution with an odd number of degrees of freedom (Abramowitz and Stegun, 26.7.3)."""
 
-    def share_below(x: _Floats) -> _Floats:
+    def share_below(x: Floats) -> Floats:
         angle = np.arctan(x / math.sqrt(freedom))
         term, total = np.cos(angle), np.zeros_like(angle)
         for k in range(1, freedom - 1, 2):
@@ -208,9 +208,9 @@ class _Family:
         below: probabilities of the bins below the limit, shape ``(members, _REACH)``.
     """
 
-    log_shares: _Floats
-    share: _Floats
-    below: _Floats
+    log_shares: Floats
+    share: Floats
+    below: Floats
 
 
 @lru_cache(maxsize=1)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.block_prediction import placement
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule
-from precdoctor.numerics.casting_array import Floats, cast_array
+from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.cells import Limits, quantum
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN
-
-Integers = npt.NDArray[np.int64]
 
 _LARGEST = float(np.finfo(np.float64).max)
 
@@ -37,7 +36,7 @@ class Bins:
     """
 
     tensors: int
-    tensor: Integers
+    tensor: Ints
     counts: Floats
     lo: Floats
     hi: Floats
@@ -47,7 +46,7 @@ class Bins:
 
     @classmethod
     def of_histograms(
-        cls, first: Integers, lengths: Integers, counts: Integers, amax: Floats, amin_nonzero: Floats, scale: Floats
+        cls, first: Ints, lengths: Ints, counts: Ints, amax: Floats, amin_nonzero: Floats, scale: Floats
     ) -> Bins:
         """From the columns ``exp_lo, exp_hist, amax, amin_nonzero`` of many rows.
 
@@ -78,9 +77,7 @@ class Bins:
         return cls(lengths.size, np.concatenate([tensor, known]), n, lo, hi, closed, lo, hi)
 
     @classmethod
-    def of_blocks(
-        cls, lengths: Integers, counts: Integers, blocks: Integers, fmt: BlockFormat, rule: ScaleRule
-    ) -> Bins:
+    def of_blocks(cls, lengths: Ints, counts: Ints, blocks: Ints, fmt: BlockFormat, rule: ScaleRule) -> Bins:
         """From the columns ``block<size>_hist, block<size>_amax_hist`` of rows; takes every scale as a normal number.
 
         Args:
@@ -191,7 +188,7 @@ def _relative_error(bins: Bins, fmt: Format, limits: Limits, per_tensor: Callabl
     return out
 
 
-def ragged(lengths: Integers) -> tuple[Integers, Integers]:
+def ragged(lengths: Ints) -> tuple[Ints, Ints]:
     """For lists one after the other: of which list each entry is, and its place there."""
     whose = np.repeat(np.arange(lengths.size), lengths)
     starts = np.cumsum(lengths) - lengths

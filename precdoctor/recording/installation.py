@@ -15,8 +15,8 @@ from precdoctor.recording.fp8.library_quantisers import LibraryQuantisers
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.observe.backward_hooks import BackwardHooks
-from precdoctor.recording.observe.early_look import EarlyLook
 from precdoctor.recording.observe.forward_hooks import ForwardHooks
+from precdoctor.recording.observe.gradient_looks import EarlyLook
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
 from precdoctor.recording.observe.optimizer_hooks import OptimizerHooks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,10 @@ from rich.text import Text
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Source, jsonable
 from precdoctor.diagnosis.claims.words import percent
-from precdoctor.reporting.code import fitted
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar
 from precdoctor.reporting.sparkline import sparkline
-from precdoctor.reporting.tables import facts, left, right, table
+from precdoctor.reporting.tables import Name, facts, left, right, table
 from precdoctor.reporting.text import clean, clean_block, factor, number
 
 _LABEL = 9
@@ -250,3 +249,28 @@ def predicted_effect(predicted: Mapping[str, Any]) -> str:
             shown = _value(key, value)
         out.append(f"{_words(key)} {shown}")
     return ", ".join(out)
+
+
+_COMMENT = "  # "
+
+
+def fitted(code: str, width: int) -> str:
+    """Code in which a comment never makes a line wider than ``width``.
+
+    A comment behind code that is too wide goes above it; one on a line of its own is broken into several. Code alone
+    stays as it is: where a statement may be broken is for its writer to say.
+    """
+    return "\n".join(part for line in code.split("\n") for part in _fitted(line, width))
+
+
+def _fitted(line: str, width: int) -> list[str]:
+    body = line.lstrip()
+    if len(line) <= width or "#" not in body:
+        return [line]
+    indent = line[: len(line) - len(body)]
+    code, found, comment = ("", "#", body[1:].strip()) if body.startswith("#") else body.rpartition(_COMMENT)
+    if not found:
+        return [line]
+    start = f"{indent}# "
+    above = textwrap.wrap(comment, max(width, len(start) + 20), initial_indent=start, subsequent_indent=start)
+    return [*above, indent + code.rstrip()] if code else above

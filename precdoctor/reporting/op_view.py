@@ -9,14 +9,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from precdoctor.comparison.op_compare import OpComparison, place_of, reason_of
+from precdoctor.comparison.op_compare import Branch, OpComparison, branches, place_of, reason_of
 from precdoctor.comparison.op_differences import Difference, ListComparison
 from precdoctor.comparison.op_lists import Op, OpTensor
-from precdoctor.comparison.op_tree import Branch, branches
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.reporting.names import Name
-from precdoctor.reporting.tables import folded, grid, right, table
+from precdoctor.reporting.tables import Name, folded, grid, right, table
 from precdoctor.reporting.text import clean, number
 
 #: Entries of the tree on a screen, and how far it is indented; differences in the JSON report.

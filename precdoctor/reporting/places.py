@@ -1,14 +1,26 @@
-"""Where a finding belongs in a repository: code hosts want a file and a line, a recorded run has a script."""
+"""Where a finding belongs in a repository: code hosts want a file and a line, a recorded run has a script.
+
+The run may come from a container or from another machine: its paths are looked for in the checkout at hand.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Source
-from precdoctor.reporting.checkout import repository_file
+
+#: Files looked through where git does not list them, and seconds that it may take to.
+MOST_FILES, PATIENCE = 20_000, 20
+_NOT_SOURCE = frozenset({"node_modules", "site-packages", "__pycache__", "build", "dist"})
+_SEPARATORS = re.compile(r"[/\\]+")
 
 
 @dataclass(frozen=True)
@@ -70,3 +82,88 @@ def identity(finding: Finding, diagnosis: Diagnosis) -> str:
     place = file_line(finding, diagnosis) or script(diagnosis)
     where.append(place.file if place is not None else None)
     return hashlib.sha256("\0".join(map(ascii, where)).encode()).hexdigest()[:32]
+
+
+def repository_file(file: str, home: str, line: int | None = None, code: str | None = None) -> str | None:
+    """``file``, recorded in the directory ``home``, relative to the root of the repository, with forward slashes.
+
+    A path that is not below the repository is the file in it that has the longest common end with it. It must be the
+    only one; a name alone is enough only if ``code``, the recorded text, is on that line, or no other file has that
+    name. Outside a repository, paths are relative to the current directory.
+
+    Returns:
+        None where no file can be told without a guess.
+    """
+    if not file:
+        return None
+    here = Path.cwd()
+    root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), None)
+    path = Path(os.path.normpath(here / home / file))
+    if root is None:
+        return path.relative_to(here).as_posix() if path.is_relative_to(here) and path != here else None
+    # os.path.isfile is False for names that no system can hold, where Path.is_file raises.
+    if path.is_relative_to(root) and os.path.isfile(path):  # noqa: PTH113
+        return path.relative_to(root).as_posix()
+    return _nearest(root, _SEPARATORS.split(str(path)), line, code)
+
+
+def _nearest(root: Path, parts: Sequence[str], line: int | None, code: str | None) -> str | None:
+    """The one file of the repository whose path ends most like the recorded one."""
+    named = {name: _common(name.split("/"), parts) for name in tracked(root) if name.split("/")[-1] == parts[-1]}
+    if code and line:
+        same = {name: common for name, common in named.items() if _has_line(root / name, line, code)}
+        if found := _longest(same):
+            return found
+    found = _longest(named)
+    if found is None:
+        return None
+    whole = named[found] == found.count("/") + 1
+    sure = len(named) == 1 and not code if named[found] == 1 else whole or not code
+    return found if sure else None
+
+
+def _longest(named: dict[str, int]) -> str | None:
+    most = max(named.values(), default=0)
+    found = [name for name, common in named.items() if common == most]
+    return found[0] if len(found) == 1 else None
+
+
+def _common(ours: Sequence[str], parts: Sequence[str]) -> int:
+    """How many parts two paths have in common, counted from the end."""
+    pairs = zip(reversed(ours), reversed(parts), strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(parts)))
+
+
+def _has_line(path: Path, line: int, code: str) -> bool:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):
+        return False
+    return line <= len(lines) and lines[line - 1].strip() == code.strip()
+
+
+@lru_cache(maxsize=2)
+def tracked(root: Path) -> tuple[str, ...]:
+    """The files of the repository; where git is not installed or refuses, the Python files that lie in it."""
+    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "ls-files", "-z"]
+    try:
+        listed = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return tuple(_python_files(root))
+    return tuple(os.fsdecode(name) for name in listed.split(b"\0") if name)
+
+
+def _python_files(root: Path) -> Iterator[str]:
+    count = 0
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in _NOT_SOURCE and name[0] != "." and not Path(folder, name, "pyvenv.cfg").exists()
+        )
+        for name in files:
+            count += 1
+            if name.endswith(".py"):
+                yield Path(folder, name).relative_to(root).as_posix()
+        if count > MOST_FILES:
+            return

@@ -1,9 +1,10 @@
-"""FP32 beside the reduced precision, on a terminal or in Markdown: is it precision, or the code?"""
+"""FP32 beside the reduced precision, on a terminal, in Markdown or as JSON: is it precision, or the code?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -11,10 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.shadow_errors import FORWARD, Limits, Piece, Shadowed
 from precdoctor.numerics.formats import format_of_dtype
 from precdoctor.reporting.console import can_draw
+from precdoctor.reporting.json_report import answer_head
 from precdoctor.reporting.run_head import run_facts
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.tables import folded, left, right, table
@@ -241,3 +244,32 @@ def markdown(found: Shadowed | None, run: Mapping[str, Any], limits: Limits, *, 
 
 def _plain(words: str) -> str:
     return words.replace("|", "\\|").replace("<", "&lt;")
+
+
+def document(found: Shadowed | None, run: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+    """All pieces of code with their errors, in order of execution; infinities are the string "Infinity".
+
+    Args:
+        run: as in a diagnosis.
+    """
+    state, sentence = verdict(found, limits)
+    guilty = limits.guilty(found) if found is not None else []
+    return {
+        **answer_head(run),
+        "verdict": state,
+        "sentence": sentence,
+        "reference": found.reference if found is not None else None,
+        "narrowest": found.fmt.dtype if found is not None and found.fmt is not None else None,
+        "u": found.u if found is not None and found.fmt is not None else None,
+        "limits": jsonable(asdict(limits)),
+        "steps": list(found.steps) if found is not None else [],
+        "refused": [{"step": s, "why": why} for s, why in found.refused] if found is not None else [],
+        "bit_for_bit": found.exact if found is not None and found.steps else None,
+        "notes": list(found.notes) if found is not None else [],
+        "pieces": [_piece(p, found.u, p in guilty) for p in found.pieces] if found is not None else [],
+    }
+
+
+def _piece(p: Piece, u: float, guilty: bool) -> dict[str, Any]:
+    own = p.local / u if p.local is not None and u else None
+    return {**jsonable(p), "local_u": jsonable(own), "guilty": guilty}

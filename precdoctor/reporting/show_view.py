@@ -1,4 +1,4 @@
-"""A run at a glance on a terminal: facts, timeline, and the tensors nearest to trouble."""
+"""A run at a glance on a terminal: facts, timeline, the tensors nearest to trouble, and what deep scans saw."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.op_dtypes import OpDtypes, Pattern, patterns
+from precdoctor.diagnosis.survey.scans import Scan
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.names import Name
 from precdoctor.reporting.run_head import print_ending, print_head
 from precdoctor.reporting.sparkline import sparkline
 from precdoctor.reporting.summary import Summary, TensorSummary
-from precdoctor.reporting.tables import facts, grid, left, right, table
+from precdoctor.reporting.tables import Name, facts, folded, grid, left, right, table
 from precdoctor.reporting.text import clean, factor, not_neutral, number, power, recording_cost, size
 
 #: How the series of the timeline are called, and whether they are drawn on a logarithmic scale.
@@ -24,6 +25,10 @@ _SERIES = {"loss": ("loss", False), "grad_norm": ("gradient norm", True), "lr": 
 _SERIES |= {"loss_scale": ("loss scale", True)}
 #: From this width on, module and tensor have a column each.
 _ROOMY = 100
+#: What a reason is called.
+_REASONS = {"first": "first steps", "spaced": "log-spaced", "evidence": "recorded numbers"}
+#: Modules named in one row.
+_MODULES = 4
 
 
 def print_summary(summary: Summary, console: Console) -> None:
@@ -151,5 +156,53 @@ def _print_casts(tensors: Sequence[TensorSummary], several: bool, console: Conso
             number(t.amax),
             factor(t.headroom_binades),
             *("–" if share is None else percent(share) for share in (t.saturated_fraction, t.flushed_fraction)),
+        )
+    console.print(Padding(shown, (0, 0, 0, 2)))
+
+
+def print_scans(scans: Sequence[Scan], console: Console) -> None:
+    """One row per scan."""
+    if not scans:
+        console.print(Text("No step of this run was scanned; record it with --deep-scan N."))
+        return
+    console.print(Text("Deep scans, and why each step was chosen", "pd.strong"))
+    shown = table(*right("step", "rank"), *left("outcome"), *right("ops", "facts"), *folded("why", min_width=20))
+    for scan in scans:
+        why = "; ".join(scan.evidence) or scan.why or _REASONS.get(scan.reason, "-")
+        shown.add_row(
+            number(scan.step), number(scan.rank), clean(scan.outcome), number(scan.ops), number(scan.found), clean(why)
+        )
+    console.print(Padding(shown, (0, 0, 0, 2)))
+
+
+def dtypes_words(row: Pattern) -> str:
+    """``float32 to bfloat16``; one name where they are the same."""
+    inputs, outputs = row.inputs or "-", row.outputs or "-"
+    return inputs if inputs == outputs else f"{inputs} to {outputs}"
+
+
+def modules_words(row: Pattern) -> str:
+    """The first few modules, and how many more."""
+    more = len(row.modules) - _MODULES
+    return ", ".join(row.modules[:_MODULES]) + (f" and {more} more" if more > 0 else "")
+
+
+def print_dtypes(entries: Sequence[OpDtypes], console: Console) -> None:
+    """One row per op, phase and dtypes."""
+    if not entries:
+        console.print(
+            Text("No step of this run was scanned op by op; record it with --deep-scan N to see dtypes per op.")
+        )
+        return
+    console.print(Text("Ops and the dtypes they computed in, of one scanned step", "pd.strong"))
+    shown = table(*left("op", "phase", "dtypes"), *right("calls", "amax"), *folded("modules", min_width=20))
+    for row in patterns(entries):
+        shown.add_row(
+            clean(row.op),
+            clean(row.phase),
+            clean(dtypes_words(row)),
+            number(row.calls),
+            number(row.amax),
+            clean(modules_words(row)),
         )
     console.print(Padding(shown, (0, 0, 0, 2)))

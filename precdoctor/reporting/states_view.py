@@ -13,7 +13,7 @@ from rich.text import Text
 from precdoctor.diagnosis.claims.finding import jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.states import StateForecast, StatesAnswer
-from precdoctor.reporting import replay_report, whatif_report, whatif_view
+from precdoctor.reporting import whatif_report, whatif_view
 from precdoctor.reporting.run_head import print_head
 from precdoctor.reporting.tables import folded, table
 from precdoctor.reporting.text import clean
@@ -103,4 +103,4 @@ def document(answer: StatesAnswer, run: Mapping[str, Any]) -> dict[str, Any]:
         "doubled": answer.share("doubled"),
         "states": states,
     }
-    return replay_report.answer_document("state", recipe.name, run, body)
+    return whatif_report.answer_document("state", recipe.name, run, body)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precdoctor.diagnosis.engine import describe, describe_recorder
 from precdoctor.diagnosis.ranking.ending import facts_of_end
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.sparkline import worst
-
-if TYPE_CHECKING:
-    from precdoctor.runlog import Run
+from precdoctor.runlog import Run
 
 _KEYS = ("root", "module", "kind", "name", "dtype", "format")
 _SUMS = (

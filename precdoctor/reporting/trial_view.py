@@ -17,8 +17,7 @@ from precdoctor.diagnosis.claims.finding import Finding, jsonable
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.offline.whatif.plan_file import Figures
 from precdoctor.reporting.json_report import SCHEMA_VERSION
-from precdoctor.reporting.names import Name
-from precdoctor.reporting.tables import folded, right, table
+from precdoctor.reporting.tables import Name, folded, right, table
 from precdoctor.reporting.text import clean
 from precdoctor.reporting.whatif_report import described
 from precdoctor.reporting.whatif_view import decibels

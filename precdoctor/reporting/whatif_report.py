@@ -1,4 +1,7 @@
-"""The answer of ``precdoctor whatif`` as JSON: one row per tensor, described by ``schema/whatif-1.schema.json``."""
+"""The answers of ``precdoctor whatif`` as JSON: of the plain question one row per tensor, and of the replaying modes.
+
+The first is described by ``schema/whatif-1.schema.json``.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import jsonable
+from precdoctor.diagnosis.offline.replay.accumulator import AccumulatorReplay
+from precdoctor.diagnosis.offline.replay.fp8 import RecipeReplay
+from precdoctor.diagnosis.offline.replay.loss_scale import LossScaleReplay
 from precdoctor.diagnosis.offline.whatif.cache import LayerCache, cache_of
-from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast, Remedy
+from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.offline.whatif.gather import Totals
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe
 from precdoctor.numerics.prediction import Prediction
@@ -72,7 +78,7 @@ def together(answer: Answer) -> Totals:
 
 def tensor(forecast: Forecast, recipe: Recipe) -> dict[str, Any]:
     """One row: the prediction of the tensor's worst step, and what happens over all of its steps."""
-    key = forecast.seen.key
+    key, instead = forecast.seen.key, forecast.instead
     return {
         **jsonable(key),
         "module_class": forecast.seen.module_class or None,
@@ -91,7 +97,7 @@ def tensor(forecast: Forecast, recipe: Recipe) -> dict[str, Any]:
             "rows_left_out_non_finite": forecast.seen.non_finite,
             **_fractions(forecast.totals),
         },
-        "instead": _instead(forecast.instead),
+        "instead": None if instead is None else {**described(instead.recipe), **_prediction(instead.prediction)},
     }
 
 
@@ -129,5 +135,67 @@ def _fractions(totals: Totals) -> dict[str, Any]:
     }
 
 
-def _instead(remedy: Remedy | None) -> dict[str, Any] | None:
-    return None if remedy is None else {**described(remedy.recipe), **_prediction(remedy.prediction)}
+def answer_document(mode: str, asked: str, run: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The envelope of an answer to a question other than the plain one: run, question, and the answer itself."""
+    return {**answer_head(run), "question": {"mode": mode, "asked": asked}, **body}
+
+
+def loss_scale_document(answer: LossScaleReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry per scaler update under ``steps``: what the run did, what the policy would have done, the ideal."""
+    replay = answer.replay
+    recorded = set(answer.recorded_overflows)
+    steps = [
+        {
+            **jsonable(step),
+            "recorded_scale": jsonable(scale),
+            "recorded_overflow": step.step in recorded,
+            "ideal_scale": jsonable(ideal),
+        }
+        for step, scale, ideal in zip(replay.steps, answer.recorded_scales, answer.ideal, strict=True)
+    ]
+    body = {
+        "process": jsonable(answer.process),
+        "format": answer.format,
+        "hypothetical": answer.hypothetical,
+        "policy": jsonable(replay.policy),
+        "policy_used": jsonable(answer.used),
+        "updates": answer.steps,
+        "sampled": answer.sampled,
+        "bounded_by_norm": answer.bounded,
+        "skipped": answer.overflows,
+        "uncertain": replay.uncertain_steps,
+        "flushed": jsonable(replay.flushed),
+        "flushed_steps": replay.flushed_steps,
+        "lost": jsonable(replay.lost),
+        "end": jsonable(replay.end),
+        "best": [jsonable(score) for score in answer.scores],
+        "culprits": [jsonable(culprit) for culprit in answer.culprits],
+        "steps": steps,
+        "notes": list(answer.notes),
+    }
+    return answer_document("loss-scaler", asked, run, body)
+
+
+def recipe_document(
+    replays: Sequence[RecipeReplay], best: RecipeReplay | None, asked: str, run: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Totals of every recipe tried; steps and tensors of the one asked for or found best."""
+    shown = best or replays[0]
+    totals = [
+        {
+            "recipe": r.recipe,
+            "flushed": jsonable(r.flushed),
+            "saturated": jsonable(r.saturated),
+            "stale_tensors": r.stale_tensors,
+            "tensors": len(r.tensors),
+        }
+        for r in replays
+    ]
+    steps, tensors = ([jsonable(part) for part in parts] for parts in (shown.steps, shown.tensors))
+    body = {"recipe": shown.recipe, "recipes": totals, "steps": steps, "tensors": tensors}
+    return answer_document("recipe", asked, run, body)
+
+
+def accumulator_document(answer: AccumulatorReplay, asked: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """One entry per length of sum, the longest first."""
+    return answer_document("accumulator", asked, run, jsonable(answer))

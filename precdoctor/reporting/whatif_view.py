@@ -18,10 +18,9 @@ from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast
 from precdoctor.diagnosis.offline.whatif.native import not_native
 from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.reporting.console import can_draw
-from precdoctor.reporting.names import Name
 from precdoctor.reporting.rangebar import RangeBar, range_words
 from precdoctor.reporting.run_head import print_head, run_facts
-from precdoctor.reporting.tables import left, right, table
+from precdoctor.reporting.tables import Name, left, right, table
 from precdoctor.reporting.text import clean, number, size
 from precdoctor.reporting.whatif_report import together
 
@@ -171,9 +170,7 @@ def notes(answer: Answer, run: Mapping[str, Any]) -> Iterator[str]:
     unknown = Counter(f.unknown for f in answer.unknown)
     for why, count in unknown.items():
         yield f"Not evaluated: {plural(count, 'tensor')}, {why}."
-    sentence = not_native([recipe], run.get("device"))
-    if sentence:
-        yield sentence
+    yield from filter(None, [not_native([recipe], run.get("device"))])
 
 
 def place(forecast: Forecast) -> str:

@@ -1,8 +1,12 @@
-"""How much a log may hold before a command refuses to read it: work grows with what a log states, not with its size."""
+"""How much a log may hold before a command refuses to read it: work grows with what a log states, not with its size.
+
+And how long a name in a log may be: it is cut where it is longer than anything a person would read.
+"""
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import weakref
 from pathlib import Path
@@ -70,3 +74,16 @@ def json_cost(text: bytes) -> int:
     """Bytes that the values of a JSON document may take in memory; at least as many as they do."""
     wide = 1 if text.isascii() and b"\\u" not in text else 4
     return 2 * wide * len(text) + sum(text.count(sign.encode()) * cost for sign, cost in JSON_COSTS.items())
+
+
+#: Characters of a source line or a name in an event.
+MAX_NAME: Final = 1 << 16
+_DIGEST: Final = 8
+
+
+def shortened(text: str, limit: int = MAX_NAME) -> str:
+    """``text``, or its beginning and a digest of all of it where it has more than ``limit`` characters."""
+    if len(text) <= limit:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST // 2).hexdigest()
+    return f"{text[: limit - _DIGEST - 1]}…{digest}"

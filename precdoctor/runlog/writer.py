@@ -313,10 +313,6 @@ def _array(values: Column, field: pa.Field) -> pa.Array:
             values = list(values)
         return pa.array(values, field.type, from_pandas=False)
     except UnicodeEncodeError:  # file names that are not UTF-8 reach Python as lone surrogates
-        return arrays.strings([_encodable(v) for v in values])
+        return arrays.strings([None if v is None else v.encode("utf-8", "backslashreplace").decode() for v in values])
     except (pa.ArrowException, OverflowError, TypeError) as error:
         raise ValueError(f"column {field.name!r} does not hold {field.type}: {error}") from error
-
-
-def _encodable(value: str | None) -> str | None:
-    return None if value is None else value.encode("utf-8", "backslashreplace").decode()

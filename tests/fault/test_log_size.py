@@ -7,7 +7,7 @@ import time
 import pytest
 
 from precdoctor.cli import main
-from precdoctor.cli.progress import Progress
+from precdoctor.cli.common import Progress
 from precdoctor.diagnosis.engine import diagnose, view_of
 from precdoctor.diagnosis.survey import view as view_module
 from precdoctor.diagnosis.survey.view import Process

@@ -7,10 +7,10 @@ import textwrap
 
 import pytest
 
-from precdoctor.recording.output.events import EventLog
+from precdoctor.recording.output.step_rows import EventLog
 from precdoctor.recording.process import attach
 from precdoctor.runlog import open_run
-from precdoctor.runlog.names import MAX_NAME, shortened
+from precdoctor.runlog.caps import MAX_NAME, shortened
 from precdoctor.runlog.verify import verify
 from precdoctor.runlog.writer import MAX_STRING_BYTES
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule, block_divisors, tensor_divisor
-from precdoctor.numerics.casting_array import Floats, cast_array
+from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.group_prediction import LIMIT, GroupHistogram
 from precdoctor.numerics.histogram import ExponentHistogram, bins_of

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 #: By name of a column: its dictionary, and the categories made of it, which takes longest in a short log.
 Categories = dict[str, tuple[pa.Array, pd.CategoricalDtype]]

@@ -23,6 +23,8 @@ from precdoctor.runlog.files import AUTOPSY_DIR
 
 #: Bits of ``bad_in`` and ``bad_out``.
 NAN, POS_INF, NEG_INF = 1, 2, 4
+_OPERAND_COUNTS = ("numel", "nan", "pos_inf", "neg_inf", "zero", "negative")
+_OPERAND_NUMBERS = ("min", "max", "amax", "amin_nonzero", "value")
 
 
 @dataclass(frozen=True)
@@ -288,22 +290,15 @@ def _op(event: Mapping[str, Any]) -> Op | None:
 
 def _operand(data: Mapping[str, Any]) -> Operand:
     first = data.get("first_bad")
+    counts: dict[str, Any] = {name: integer(data.get(name)) or 0 for name in _OPERAND_COUNTS}
+    numbers: dict[str, Any] = {name: real(data.get(name)) for name in _OPERAND_NUMBERS}
     return Operand(
         argument=text(data.get("argument")),
         dtype=text(data.get("dtype")),
         shape=_integers(data.get("shape")),
-        numel=integer(data.get("numel")) or 0,
-        nan=integer(data.get("nan")) or 0,
-        pos_inf=integer(data.get("pos_inf")) or 0,
-        neg_inf=integer(data.get("neg_inf")) or 0,
-        zero=integer(data.get("zero")) or 0,
-        negative=integer(data.get("negative")) or 0,
-        min=real(data.get("min")),
-        max=real(data.get("max")),
-        amax=real(data.get("amax")),
-        amin_nonzero=real(data.get("amin_nonzero")),
         first_bad=_integers(first) if isinstance(first, list) else None,
-        value=real(data.get("value")),
+        **counts,
+        **numbers,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -22,11 +22,8 @@ from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.costs import rows_cost
 from precdoctor.runlog.filters import ATTEMPT
 from precdoctor.runlog.pieces import Piece, piece_rows
-from precdoctor.runlog.reader import advice
+from precdoctor.runlog.reader import RankLog, Run, advice
 from precdoctor.runlog.schema import TABLES
-
-if TYPE_CHECKING:
-    from precdoctor.runlog.reader import RankLog, Run
 
 _STEP_COLUMNS = (
     *("step", "rank", "optimizer", "complete", "micro_steps", "loss", "lr", "lrs", "grad_norm", "clip_norm"),

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from precdoctor.diagnosis.survey.totals import READ, grouped, merged, totals
 from precdoctor.errors import RunTooLargeError, RunUnreadableError
+from precdoctor.numerics.arrays import Ints
 from precdoctor.runlog.caps import Budget
 from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import ATTEMPT
@@ -25,8 +25,6 @@ from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, piece_rows
 from precdoctor.runlog.schema import TENSORS
-
-Ints = npt.NDArray[np.int64]
 
 #: Rows that are kept of a log; with histograms each takes about 400 bytes.
 MOST_ROWS = 1 << 18

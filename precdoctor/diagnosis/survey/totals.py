@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Ints = npt.NDArray[np.int64]
+from precdoctor.numerics.arrays import Ints
 
 #: What a tensor is recognised by, over all ranks and steps.
 KEYS = ("root", "module", "kind", "name", "dtype", "format", "call")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,10 +26,8 @@ from precdoctor.diagnosis.survey.survey import ROWS, Survey, Task, chosen_steps,
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
 from precdoctor.runlog.costs import TENSOR_COST
 from precdoctor.runlog.filters import query
-
-if TYPE_CHECKING:
-    from precdoctor.runlog.pieces import Piece
-    from precdoctor.runlog.reader import Run
+from precdoctor.runlog.pieces import Piece
+from precdoctor.runlog.reader import Run
 
 __all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView", "process_step"]
 
@@ -172,7 +170,7 @@ class RunView(RunFacts):
             hold(count, MAX_STEP_ROWS, f"{self._run.path} holds {{}} or more tensors of step {step}")
         several = len(self.models) > 1
         rows = [TensorRow.of(r, qualified=several) for batch in found for r in batch.to_pylist()]
-        return tuple(sorted(rows, key=_execution))
+        return tuple(sorted(rows, key=lambda r: (r.order is None, r.order or 0)))
 
     def rows(self, process: Process, step: int) -> tuple[TensorRow, ...]:
         """All tensors of one step of one process in execution order; those of unknown order come last."""
@@ -204,7 +202,3 @@ class RunView(RunFacts):
         """How many distinct tensors of these kinds there are, and on how many steps: what a rule looked at."""
         steps = [self.survey.steps_of[k] for k in kinds if k in self.survey.steps_of]
         return sum(len(self.places(k)) for k in kinds), len(np.unique(np.concatenate(steps))) if steps else 0
-
-
-def _execution(row: TensorRow) -> tuple[bool, int]:
-    return (row.order is None, row.order or 0)

@@ -4,13 +4,44 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from precdoctor.diagnosis.survey.rows import known_format
-from precdoctor.integrations.export.choice import Choice
 from precdoctor.runlog import Run
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Tensors of these kinds in modules with these names; empty means all.
+
+    Attributes:
+        kinds: as the column ``kind`` has them.
+        modules: globs.
+    """
+
+    kinds: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def batches(self, run: Run, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of a table: of tensors the chosen ones, of the others all. ``columns`` must name ``module``."""
+        filters = [("kind", "in", list(self.kinds))] if table == "tensors" and self.kinds else None
+        for batch in run.batches(table, columns, filters):
+            chosen = self._of_modules(batch) if table == "tensors" and self.modules else batch
+            if chosen.num_rows:
+                yield chosen
+
+    def _of_modules(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        module = batch.column("module")
+        names = pc.unique(module).to_pylist()
+        wanted = [name for name in names if any(fnmatchcase(name, glob) for glob in self.modules)]
+        return batch.filter(pc.is_in(pc.cast(module, pa.string()), pa.array(wanted, pa.string())))
+
 
 _STEP_COLUMNS = (
     *("step", "rank", "attempt", "optimizer", "wall_time", "loss", "lr", "grad_norm", "loss_scale"),

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from precdoctor.integrations.export.choice import Choice
+from precdoctor.integrations.export.points import Choice
 from precdoctor.runlog import Run
 from precdoctor.runlog.filters import table_schema
 from precdoctor.runlog.schema import TABLES

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from precdoctor.errors import UsageError
-from precdoctor.integrations.export.choice import Choice
-from precdoctor.integrations.export.points import Point, points
+from precdoctor.integrations.export.points import Choice, Point, points
 from precdoctor.runlog import Run
 
 #: At the end of the names of our files: what ends so may be replaced by a later export.

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.errors import UsageError
-from precdoctor.integrations.export.choice import Choice
-from precdoctor.integrations.export.points import Point, points
+from precdoctor.integrations.export.points import Choice, Point, points
 from precdoctor.runlog import Run
 
 

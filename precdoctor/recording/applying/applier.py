@@ -1,12 +1,27 @@
-"""All changes of one process, installed in two halves around the recorder's own hooks."""
+"""All changes of one process, installed in two halves around the recorder's own hooks; those of modules lie beside it.
+
+Flags of torch, the format of autocast, loss scalers as the script makes them, and optimizers: their eps, and FP32
+master weights for 16-bit ones.
+"""
 
 from __future__ import annotations
 
-from precdoctor.recording.applying import flag_changes, optimizer_changes, scaler_changes
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
 from precdoctor.recording.applying.ledger import Ledger
 from precdoctor.recording.applying.module_changes import ModuleFormats
+from precdoctor.recording.model import static
+from precdoctor.recording.process import attach
+from precdoctor.recording.process.attach import is_distributed
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.runlog.changes import SETTINGS, Change
+from precdoctor.runlog.changes import SETTINGS, Change, Value
 
 
 class Applier:
@@ -17,19 +32,17 @@ class Applier:
         self._changes = [Change.of(raw, "PRECDOCTOR_OPTIONS") for raw in context.options.apply]
         self._ledger = Ledger(context, self._changes)
         self._masters = [
-            optimizer_changes.MasterWeights(c, self._ledger)
-            for c in self._changes
-            if c.setting == "optimizer.master_weights"
+            MasterWeights(c, self._ledger) for c in self._changes if c.setting == "optimizer.master_weights"
         ]
 
     def install_before(self) -> None:
         """What has to be in place before the recorder's hooks: they are to see the training as it was changed."""
-        flag_changes.install_flags(self._of("flag."), self._ledger, self._context)
-        scaler_changes.install(self._of("scaler."), self._ledger)
+        _install_flags(self._of("flag."), self._ledger, self._context)
+        _install_scaler_changes(self._of("scaler."), self._ledger)
         for change in self._of("autocast."):
-            flag_changes.install_autocast(change, self._ledger)
+            _install_autocast(change, self._ledger)
         for change in self._of("optimizer.eps"):
-            optimizer_changes.install_eps(change, self._ledger)
+            _install_eps(change, self._ledger)
         if modules := self._of("module."):
             ModuleFormats(self._context, modules, self._ledger).install()
         for masters in self._masters:
@@ -44,3 +57,200 @@ class Applier:
 
     def _of(self, prefix: str) -> list[Change]:
         return [c for c in self._changes if c.setting.startswith(prefix)]
+
+
+def _install_flags(changes: Sequence[Change], ledger: Ledger, context: StepContext) -> None:
+    """Set them now, and once more when training begins: scripts set such flags on their first lines."""
+    first = {change: _tried(change, ledger) for change in changes}
+
+    def again() -> None:
+        for change, before in first.items():
+            was = _tried(change, ledger)
+            if was is not None:
+                ledger.done(change, f"torch {torch.__version__}", was if was != change.to else before)
+
+    context.when_armed.insert(0, again)
+
+
+def _tried(change: Change, ledger: Ledger) -> Value | None:
+    try:
+        return _set(change)
+    except RuntimeError as error:  # torch refuses a mixture of its older and newer spellings
+        attach.let_through(error)
+        ledger.refused(change, f"torch refuses it: {error}")
+        return None
+
+
+def _set(change: Change) -> Value:
+    name = change.setting.removeprefix("flag.")
+    if name == "float32_matmul_precision":
+        before: Value = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(str(change.to))
+        return before
+    if name == "cudnn_allow_tf32":
+        holder, attribute = torch.backends.cudnn, "allow_tf32"
+    else:
+        holder, attribute = torch.backends.cuda.matmul, name.removeprefix("matmul_")  # type: ignore[assignment]
+    was = getattr(holder, attribute)
+    setattr(holder, attribute, change.to)
+    return was if isinstance(was, (bool, int, float, str)) else str(was)
+
+
+def _install_autocast(change: Change, ledger: Ledger) -> None:
+    """Have every autocast region that would be float16 be bfloat16."""
+    kind: Any = torch.amp.autocast_mode.autocast
+    kind.__init__ = _in_bfloat16(kind.__init__, change, ledger)
+
+
+def _in_bfloat16(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def then_change(region: Any, *args: Any, **kwargs: Any) -> None:
+        original(region, *args, **kwargs)
+        if getattr(region, "fast_dtype", None) is torch.float16:
+            region.fast_dtype = torch.bfloat16
+            ledger.done(change, f"autocast on {region.device}", "float16")
+
+    return then_change
+
+
+#: Attribute of ``torch.amp.GradScaler`` per setting, feature-tested when a scaler is made.
+_ATTRIBUTES = {
+    "scaler.init_scale": "_init_scale",
+    "scaler.growth_interval": "_growth_interval",
+    "scaler.enabled": "_enabled",
+}
+
+
+def _install_scaler_changes(changes: Sequence[Change], ledger: Ledger) -> None:
+    """Patch ``torch.amp.GradScaler``, which every scaler of torch derives from."""
+    kind: Any = torch.amp.GradScaler
+    for change in changes:
+        if change.setting == "scaler.min_scale":
+            kind.update = _with_floor(kind.update, change, ledger)
+            continue
+        kind.__init__ = _constructed(kind.__init__, change, ledger)
+        if change.setting == "scaler.growth_interval":  # a checkpoint brings the old one back
+            kind.load_state_dict = _constructed(kind.load_state_dict, change, ledger)
+
+
+def _constructed(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
+    attribute = _ATTRIBUTES[change.setting]
+
+    @functools.wraps(original)
+    def then_change(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        if not scaler.is_enabled():
+            return result
+        was = getattr(scaler, attribute, None)
+        if was is None:
+            ledger.refused(change, f"this torch's GradScaler has no {attribute}")
+        else:
+            setattr(scaler, attribute, type(was)(change.to))
+            ledger.done(change, type(scaler).__name__, was)
+        return result
+
+    return then_change
+
+
+def _with_floor(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def update(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        if scaler.is_enabled() and scaler._scale is not None:
+            scaler._scale.clamp_(min=float(change.to))  # on the device: nobody waits for it
+            ledger.done(change, type(scaler).__name__, 0.0)
+        return result
+
+    return update
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _install_eps(change: Change, ledger: Ledger) -> None:
+    """Set eps as parameter groups are made, and before each step: a checkpoint brings the old one back."""
+
+    def adjust(optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            was = group.get("eps")
+            if isinstance(was, float) and was != change.to and _is_meant(was, change):
+                group["eps"] = float(change.to)
+                ledger.done(change, type(optimizer).__name__, was)
+
+    original = torch.optim.Optimizer.add_param_group
+
+    @functools.wraps(original)
+    def add_param_group(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        adjust(optimizer)
+
+    torch.optim.Optimizer.add_param_group = add_param_group  # type: ignore[method-assign, assignment]
+    register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: adjust(optimizer))
+
+
+def _is_meant(was: float, change: Change) -> bool:
+    """Of several optimizers those with the eps that was diagnosed."""
+    return not isinstance(change.before, (int, float)) or math.isclose(was, change.before, rel_tol=1e-6)
+
+
+class MasterWeights:
+    """Lets an optimizer step on FP32 copies of 16-bit weights.
+
+    For the time of the step a parameter *is* its FP32 master (``Parameter.data``), so that the optimizer, whatever it
+    is, keeps its state in FP32 and adds its update there; afterwards the 16-bit weight is the master rounded. A weight
+    the script changes itself between steps is taken over, element by element.
+
+    Not done with a closure (it would run the model on FP32 weights) nor under ``torch.distributed``, whose wrappers
+    hold on to parameters in ways of their own. Masters are not part of a checkpoint.
+    """
+
+    def __init__(self, change: Change, ledger: Ledger) -> None:
+        self._change = change
+        self._ledger = ledger
+        self._masters: static.ByIdentity[Tensor, Tensor] = static.ByIdentity()
+        self._away: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def install_before(self) -> None:
+        """To be called before the recorder registers its hooks: it is to see the FP32 weights before the step."""
+        register_optimizer_step_pre_hook(self._take_over)
+
+    def install_after(self) -> None:
+        """To be called after that: it is to see them also after the step."""
+        register_optimizer_step_post_hook(self._give_back)
+
+    def _take_over(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._away:
+            return  # an optimizer that drives another one
+        half = [p for g in optimizer.param_groups for p in g["params"] if p.dtype in _HALF and p.grad is not None]
+        if not half:
+            return
+        if (args[1] if len(args) > 1 else kwargs.get("closure")) is not None:
+            self._ledger.refused(self._change, f"{type(optimizer).__name__} steps with a closure")
+            return
+        if is_distributed():
+            self._ledger.refused(self._change, "it would not be sound under torch.distributed")
+            return
+        was = str(half[0].dtype).removeprefix("torch.")
+        with torch.no_grad():
+            for parameter in half:
+                data, gradient = parameter.data, parameter.grad
+                assert gradient is not None
+                parameter.data = self._master(parameter)
+                parameter.grad = gradient.float()
+                self._away.append((parameter, data, gradient))
+        self._ledger.done(self._change, type(optimizer).__name__, was)
+
+    def _master(self, parameter: Tensor) -> Tensor:
+        master = self._masters.get(parameter)
+        if master is None:
+            return self._masters.put(parameter, parameter.detach().float().clone())
+        unmoved = master.to(parameter.dtype) == parameter.detach()
+        return master.copy_(torch.where(unmoved, master, parameter.detach().float()))
+
+    def _give_back(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        away, self._away = self._away, []
+        with torch.no_grad():
+            for parameter, data, gradient in away:
+                data.copy_(parameter.data)
+                parameter.data = data
+                parameter.grad = gradient

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 from precdoctor.recording.ops.tensor_facts import dtype_name
@@ -377,7 +377,6 @@ class Differences:
 def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor) -> dict[str, Any]:
     """The weight of the fact, and its numbers."""
     seen, size = call.results[0].detach().double(), exact.abs()
-    at = int(torch.where(wrong, size, -1.0).flatten().argmax())
     many, of = int(wrong.sum()), int(known.sum())
     return {
         "weight": many / of,
@@ -387,8 +386,7 @@ def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tens
         "zeros": int((wrong & (seen == 0)).sum()),
         "noise": float(off[known].norm() / size[known].norm()),
         "of_data": not any(x.requires_grad for x in call.operands) or call.name in _CENTRES,
-        "seen": float(seen.flatten()[at]),
-        "exact": float(exact.flatten()[at]),
+        **worst(wrong, size, seen, exact),
         "rounded_before": True,
     }
 

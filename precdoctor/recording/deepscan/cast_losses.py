@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
@@ -95,10 +95,9 @@ class Casts:
         many = int(wrong.sum())
         if many < _WRAPPED * result.numel() or (key := storage_key(result)) is None:
             return
-        at = int(torch.where(wrong, exact.double().abs().nan_to_num(), -1.0).flatten().argmax())
         kinds = {"from": dtype_name(source.dtype) if isinstance(source, Tensor) else "", "to": dtype_name(result.dtype)}
-        data = {**kinds, "numel": result.numel(), "wrapped": many, "seen": float(result.flatten()[at]),
-                "exact": float(exact.flatten()[at])}  # fmt: skip
+        data = {**kinds, "numel": result.numel(), "wrapped": many,
+                **worst(wrong, exact.double().abs().nan_to_num(), result, exact)}  # fmt: skip
         self._wrapped[key] = StorageWeakRef(result.untyped_storage()), self._findings.event_of(call), data
 
     def _read_wrapped(self, call: Call) -> None:

@@ -9,16 +9,18 @@ that the result's format could not hold in any case do not count.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
 from precdoctor.recording.deepscan.scanned_op import Call, names
-from precdoctor.recording.deepscan.shadows import Room, Shadows
 
+Owner = TypeVar("Owner")
 #: Errors followed per scan, ops each is followed through, shadows held at a time.
 _MAX_ERRORS, _MAX_HOPS, _MAX_SHADOWS = 64, 64, 64
 #: An error is diluted where its share of a result is below this part of its share of the tensor it began in.
@@ -34,6 +36,54 @@ _ADDITIONS = names("add sub")
 _COMPARISONS = names("lt le gt ge eq ne")
 #: Ops that read the shape of a tensor alone: ``backward`` makes its ones like the loss.
 _SHAPES = names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
+
+
+@dataclass
+class Room:
+    """FP64 elements that the shadows of one scan may still take, all together."""
+
+    left: int
+
+
+class Shadows(Generic[Owner]):
+    """Tensors of the run with the values they should have, each with the owner that follows it.
+
+    Args:
+        room: shared with other shadows of the scan.
+        most: shadows held at a time.
+    """
+
+    def __init__(self, room: Room, most: int) -> None:
+        self._room, self._most = room, most
+        self._held: dict[int, tuple[weakref.ref[Tensor], Tensor, Owner]] = {}
+
+    def get(self, x: Tensor) -> tuple[Tensor, Owner] | None:
+        """The FP64 values and the owner of a tensor; None without a shadow."""
+        found = self._held.get(id(x))
+        return (found[1], found[2]) if found is not None and found[0]() is x else None
+
+    def put(self, x: Tensor, value: Tensor, owner: Owner) -> bool:
+        """Hold a shadow in place of the one there is; False where there is no room."""
+        self.drop(x)
+        if len(self._held) >= self._most or value.numel() > self._room.left:
+            return False
+        self._room.left -= value.numel()
+        self._held[id(x)] = (weakref.ref(x), value, owner)
+        return True
+
+    def drop(self, x: Tensor) -> None:
+        """Let go of a tensor's shadow, if it has one."""
+        self._drop(id(x))
+
+    def tidy(self, over: Callable[[Owner], bool]) -> None:
+        """Let go of shadows whose tensors are gone, and of those of owners that need them no more."""
+        for key in [k for k, (ref, _, owner) in self._held.items() if ref() is None or over(owner)]:
+            self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._room.left += held[1].numel()
 
 
 @dataclass(eq=False)

@@ -8,7 +8,6 @@ normalise have their epsilon inside; they are run again without it.
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +16,9 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.model import static
 
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 #: Ops that keep a number above a constant, ops that carry that number on, and those that read it.
@@ -42,7 +42,6 @@ _FOLLOWED = frozenset(("script", "forward", "loss"))
 class _Guarded:
     """A result of a guard: what it would be without the constant, and the guard."""
 
-    ref: weakref.ref[Tensor]
     value: Tensor
     event: Event
     data: dict[str, Any]
@@ -62,7 +61,7 @@ class Floors:
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
-        self._held: dict[int, _Guarded] = {}
+        self._held: static.ByIdentity[Tensor, _Guarded] = static.ByIdentity()
         #: By op and line, outside of modules and losses; and the numbers there that are not zero.
         self._places: dict[Any, _Place] = {}
         self._guarded: Counter[Any] = Counter()
@@ -84,15 +83,11 @@ class Floors:
         if call.name in _NORMS and call.phase in _FOLLOWED:
             self._norm(call)
             return
-        given = {id(x): known for x in call.operands if (known := self._of(x)) is not None}
+        given = {id(x): known for x in call.operands if (known := self._held.get(x)) is not None}
         if given:
             self._read(call, given)
         elif call.plain_name in _GUARDS:
             self._begin(call)
-
-    def _of(self, x: Tensor) -> _Guarded | None:
-        known = self._held.get(id(x))
-        return known if known is not None and known.ref() is x else None
 
     def _begin(self, call: Call) -> None:
         result = call.results[0]
@@ -121,9 +116,9 @@ class Floors:
 
     def _keep(self, x: Tensor, value: Tensor, event: Event, data: dict[str, Any]) -> None:
         if len(self._held) >= _MAX_HELD:
-            self._held = {k: g for k, g in self._held.items() if g.ref() is not None}
+            self._held.tidy()
         if len(self._held) < _MAX_HELD:
-            self._held[id(x)] = _Guarded(weakref.ref(x), value, event, data)
+            self._held.put(x, _Guarded(value, event, data))
 
     def _read(self, call: Call, given: dict[int, _Guarded]) -> None:
         guarded = next(iter(given.values()))
@@ -176,10 +171,9 @@ class Floors:
             noted = self._places.setdefault(place, _Place(event, {**data, "read_by": said(call)}))
             noted.wrong += many
         elif many >= _NOTED * of and many:
-            at = int(torch.where(wrong, size, -1.0).flatten().argmax())
             self._effects.begin(
                 "floor", event, many / of, call.results[0], torch.where(wrong, exact, seen), wrong=many, of=of,
-                seen=float(seen.flatten()[at]), exact=float(exact.flatten()[at]), read_by=said(call), **data,
+                **worst(wrong, size, seen, exact), read_by=said(call), **data,
             )  # fmt: skip
 
     def finish(self) -> None:

@@ -14,7 +14,6 @@ Probabilities that a loss takes for logits, and normalises again, keep it from i
 from __future__ import annotations
 
 import math
-import weakref
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.scan_facts import Findings
 from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.model import static
 
 #: Backward ops of functions that are flat beyond a bound; and of those that are flat for good where FP64 says so too.
 _FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward gelu_backward silu_backward")
@@ -60,8 +60,8 @@ class Saturation:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._places: dict[Any, int] = {}
-        #: Results of functions that normalise, by ``id``, with the function.
-        self._normalised: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        #: Results of functions that normalise, with the function.
+        self._normalised: static.ByIdentity[Tensor, str] = static.ByIdentity()
 
     def forward(self, call: Call) -> None:
         """An op of a module or of loss code has run."""
@@ -91,8 +91,7 @@ class Saturation:
         given = call.args[0] if call.args else None
         if not isinstance(given, Tensor) or not call.results:
             return
-        known = self._normalised.get(id(given))
-        function = known[1] if known is not None and known[0]() is given else None
+        function = self._normalised.get(given)
         if function is not None and function == _LOSSES.get(call.plain_name):
             width = given.shape[call.args[1]] if function == "softmax" else 2
             self._findings.add("closed", call, 1.0, function=function, again=True, of=given.numel(), classes=width)
@@ -100,9 +99,9 @@ class Saturation:
         if (made := passed or _NORMALISING.get(call.plain_name)) is None:
             return
         if len(self._normalised) >= _MAX_NORMALISED:
-            self._normalised = {k: n for k, n in self._normalised.items() if n[0]() is not None}
+            self._normalised.tidy()
         if len(self._normalised) < _MAX_NORMALISED:
-            self._normalised[id(call.results[0])] = weakref.ref(call.results[0]), made
+            self._normalised.put(call.results[0], made)
 
     def flushed(self, call: Call) -> None:
         """An op of the backward pass has run: has it made zeros?"""

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from precdoctor.recording.deepscan.scanned_op import Call, Counts
 from precdoctor.recording.ops.op_facts import closer_look
 from precdoctor.recording.ops.source_lines import Line
@@ -65,6 +68,12 @@ class Findings:
 def line_columns(line: Line | None) -> dict[str, Any]:
     """``file``, ``line`` and ``code`` of an event."""
     return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
+
+
+def worst(wrong: Tensor, size: Tensor, seen: Tensor, exact: Tensor) -> dict[str, float]:
+    """``seen`` and ``exact`` of the wrong element with the largest ``size``; all four of one shape."""
+    at = int(torch.where(wrong, size, -1.0).flatten().argmax())
+    return {"seen": float(seen.flatten()[at]), "exact": float(exact.flatten()[at])}
 
 
 def said(call: Call) -> Event:

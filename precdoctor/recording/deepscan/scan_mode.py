@@ -10,24 +10,24 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.cancellation import Differences
 from precdoctor.recording.deepscan.cast_losses import Casts
-from precdoctor.recording.deepscan.effects import Effects
+from precdoctor.recording.deepscan.effects import Effects, Room
 from precdoctor.recording.deepscan.floors import Floors
 from precdoctor.recording.deepscan.micro_steps import MicroSteps
 from precdoctor.recording.deepscan.op_audit import Audit
+from precdoctor.recording.deepscan.repeats import Repeats
 from precdoctor.recording.deepscan.saturation import Saturation
 from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
 from precdoctor.recording.deepscan.scanned_op import Call, Where
-from precdoctor.recording.deepscan.shadows import Room
 from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
 from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import left_to_others
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
     is_out_variant,
+    left_to_others,
     op_name,
     sequence_number,
     tensors_in,
@@ -80,6 +80,7 @@ class ScanMode(WindowMode):
         self._audit, self._differences = Audit(self._findings), Differences(self._findings, self._effects)
         self._casts, self._sums = Casts(self._findings, self._effects), Sums(self._findings, self._effects)
         self._floors, self._saturation = Floors(self._findings, self._effects), Saturation(self._findings)
+        self._repeats = Repeats(self._findings)
         self._micro_steps = MicroSteps(self._findings, targets or Targets())
         #: Samples of states as they were before the op that is running.
         self._old: list[Tensor | None] = []
@@ -119,6 +120,7 @@ class ScanMode(WindowMode):
         self._effects.finish()
         self._audit.finish(targets)
         self._floors.finish()
+        self._repeats.finish()
         events = self._findings.events()
         if ends := [e for e in events if e["data"]["kind"] in ("flush", "closed")]:
             zero = targets.zero_gradients()
@@ -278,6 +280,8 @@ class ScanMode(WindowMode):
                 return  # coverage is of modules
             counts = call.counts(results[0]) if results else None
             self.coverage.note(call, _dtypes(call.operands), _dtypes(results), counts)
+            if counts is not None:
+                self._repeats.note(call, counts)
 
 
 def _is_elsewhere(x: Tensor) -> bool:

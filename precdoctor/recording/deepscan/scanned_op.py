@@ -13,7 +13,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.ops.dispatched_ops import tensors_in
-from precdoctor.recording.ops.fp64_result import in_fp64
+from precdoctor.recording.ops.op_facts import in_fp64
 from precdoctor.recording.ops.source_lines import Line
 
 

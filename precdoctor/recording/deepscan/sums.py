@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects, Error
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.model import static
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
@@ -74,7 +75,6 @@ class _Total:
 class _Moment:
     """A small tensor that goes back to reductions: its FP64 value, and what it is."""
 
-    ref: weakref.ref[Tensor]
     value: Tensor
     #: mean | mean-of-products | product | difference
     kind: str
@@ -90,10 +90,10 @@ class Sums:
         self._findings, self._effects = findings, effects
         self._places: dict[Any, int] = {}
         self._totals: dict[Any, _Total] = {}
-        self._moments: dict[int, _Moment] = {}
-        self._products: dict[int, weakref.ref[Tensor]] = {}
+        self._moments: static.ByIdentity[Tensor, _Moment] = static.ByIdentity()
+        self._products: static.ByIdentity[Tensor, bool] = static.ByIdentity()
         #: Totals that were scaled (``discount * total``), with their values in FP64.
-        self._scaled: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor], Tensor]] = {}
+        self._scaled: static.ByIdentity[Tensor, tuple[weakref.ref[Tensor], Tensor]] = static.ByIdentity()
 
     def after(self, call: Call) -> None:
         """Any op has run."""
@@ -114,7 +114,7 @@ class Sums:
     @property
     def has_moments(self) -> bool:
         """Whether there are moments to follow."""
-        return bool(self._moments)
+        return len(self._moments) > 0
 
     @staticmethod
     def averages(name: str) -> bool:
@@ -173,7 +173,7 @@ class Sums:
         if known.twin is None:
             known.twin = known.start = call.before(last).detach().double()
         twins = {id(last): known.twin.clone() if within else known.twin}
-        twins |= {id(x): s[2] for x in call.operands if (s := self._scaled_total(x, last)) is not None}
+        twins |= {id(x): s for x in call.operands if (s := self._scaled_total(x, last)) is not None}
         again = call.again(twins)
         if again is None:
             del self._totals[place]
@@ -194,13 +194,12 @@ class Sums:
                 continue
             again = call.again({id(last): known.twin if known.twin is not None else last.detach().double()})
             if again is not None:
-                self._scaled = {k: s for k, s in self._scaled.items() if s[0]() is not None}
-                result = call.results[0]
-                self._scaled[id(result)] = weakref.ref(result), known.last, again[0]
+                self._scaled.tidy()
+                self._scaled.put(call.results[0], (known.last, again[0]))
 
-    def _scaled_total(self, x: Tensor, last: Tensor) -> tuple[Any, Any, Tensor] | None:
-        found = self._scaled.get(id(x))
-        return found if found is not None and found[0]() is x and found[1]() is last else None
+    def _scaled_total(self, x: Tensor, last: Tensor) -> Tensor | None:
+        found = self._scaled.get(x)
+        return found[1] if found is not None and found[0]() is last else None
 
     def _goes_on(self, call: Call, known: _Total, last: Tensor) -> bool:
         if not any(x is last or self._scaled_total(x, last) is not None for x in call.operands):
@@ -234,18 +233,14 @@ class Sums:
 
     # --- differences of moments --------------------------------------------------------------------------------------
 
-    def _moment(self, x: Tensor) -> _Moment | None:
-        found = self._moments.get(id(x))
-        return found if found is not None and found.ref() is x else None
-
     def _follow_moments(self, call: Call) -> None:
         result = call.results[0]
         if call.plain_name in _SQUARES:
-            self._products[id(result)] = weakref.ref(result)
+            self._products.put(result, True)
         if call.plain_name in _MOMENTS:
             self._new_moment(call, result)
             return
-        given = {id(x): m for x in call.operands if (m := self._moment(x)) is not None}
+        given = {id(x): m for x in call.operands if (m := self._moments.get(x)) is not None}
         if not given:
             return
         difference = next((m for m in given.values() if m.kind == "difference"), None)
@@ -266,8 +261,7 @@ class Sums:
             return
         exact = call.exact()
         if exact is not None:
-            of = self._products.get(id(terms))
-            self._keep(result, exact[0], "mean-of-products" if of is not None and of() is terms else "mean")
+            self._keep(result, exact[0], "mean-of-products" if self._products.get(terms) else "mean")
 
     def _kind(
         self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
@@ -291,11 +285,11 @@ class Sums:
         self, x: Tensor, value: Tensor, kind: str, event: Event | None = None, bits: Tensor | None = None
     ) -> None:
         if len(self._moments) >= _MAX_SHADOWS:
-            gone = [k for k, m in self._moments.items() if m.ref() is None]
-            for key in gone or list(self._moments):
-                del self._moments[key]
-            self._products = {k: ref for k, ref in self._products.items() if ref() is not None}
-        self._moments[id(x)] = _Moment(weakref.ref(x), value, kind, event, bits)
+            self._moments.tidy()
+            if len(self._moments) >= _MAX_SHADOWS:
+                self._moments.clear()
+            self._products.tidy()
+        self._moments.put(x, _Moment(value, kind, event, bits))
 
     def _judge(self, call: Call, difference: _Moment, value: Tensor) -> None:
         """Where the difference is used: how far off is what comes out?"""
@@ -311,7 +305,6 @@ class Sums:
         lost = bits.reshape(wrong.shape)[wrong] if bits.numel() == wrong.numel() else bits
         if not bool(lost.isfinite().any()):
             lost = bits
-        worst = int(torch.where(wrong, off.nan_to_num(torch.inf), -1.0).flatten().argmax())
         self._effects.begin(
             "cancellation",
             difference.event,
@@ -322,8 +315,7 @@ class Sums:
             bits_lost=float(lost.nanmedian()),
             wrong=many,
             of=of,
-            seen=float(seen.flatten()[worst]),
-            exact=float(value.flatten()[worst]),
+            **worst(wrong, off.nan_to_num(torch.inf), seen, value),
             used_by=said(call),
         )
 

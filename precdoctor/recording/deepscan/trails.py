@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.effects import Effects, Room, Shadows
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
-from precdoctor.recording.deepscan.shadows import Room, Shadows
 
 #: Trails followed per scan and from one line, and ops a trail is followed through.
 _MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
@@ -174,12 +173,10 @@ class Trails:
         trail.over = True
         result, many = call.results[number], int(wrong.sum())
         seen = result.detach().double()
-        at = int(torch.where(wrong, value.abs(), -math.inf).flatten().argmax())
         data = {
             "wrong": many,
             "of": int(value.numel()),
-            "seen": float(seen.flatten()[at]),
-            "exact": float(value.flatten()[at]),
+            **worst(wrong, value.abs(), seen, value),
             "hops": trail.hops,
             "hidden_by": trail.hidden_by,
             "shown_by": said(call),

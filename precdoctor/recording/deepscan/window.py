@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.ops.dispatch_modes import in_backward, open_modes, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.ops.dispatched_ops import in_backward, open_modes, put_on, retire, retired, sweep, take_off
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import is_capturing

@@ -11,7 +11,7 @@ from torch import nn
 
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.scanned_op import Where
-from precdoctor.recording.ops.dispatch_modes import Retiring
+from precdoctor.recording.ops.dispatched_ops import Retiring
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
 from precdoctor.recording.slots.deferred import is_capturing

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from precdoctor.numerics.formats import Format
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
 from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, scalar, scaled
@@ -19,9 +20,6 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand, launcher
 from precdoctor.recording.slots.slot_table import Entry
-
-if TYPE_CHECKING:
-    from precdoctor.numerics.formats import Format
 
 #: A clamp to exactly this range is half of a cast to that format.
 _MAXIMA: dict[float, Format] = {f.max: f for f in reversed(FLOAT8.values())}

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import (
 )
 
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import left_to_others
+from precdoctor.recording.ops.dispatched_ops import left_to_others
 
 if TYPE_CHECKING:
     from precdoctor.recording.fp8.cast_observer import Observer

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.microscope import event_rows, examination, optimizer_facts
+from precdoctor.recording.microscope import event_rows, examination, optimizer_replay
 from precdoctor.recording.microscope.last_gradients import LastGradients
 from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
@@ -32,7 +32,7 @@ from precdoctor.recording.slots.deferred import Deferred, read
 from precdoctor.recording.slots.step_batch import looks_like_a_scale
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
 from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel
-from precdoctor.recording.steps.skip_streak import Streak
+from precdoctor.recording.steps.step_attempt import Streak
 
 #: Incidents examined per process; a run that stays broken repeats itself.
 MAX_EXAMINED = 4
@@ -245,11 +245,11 @@ class Guard:
     ) -> None:
         context = self._context
         values = not context.options.redact_names
-        bad = optimizer_facts.bad_parameters(optimizer)
+        bad = optimizer_replay.bad_parameters(optimizer)
         self._examined += 1
         number = self._number()
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad)}
-        data["bad_settings"] = optimizer_facts.bad_settings(optimizer, [p for p, _ in bad])
+        data["bad_settings"] = optimizer_replay.bad_settings(optimizer, [p for p, _ in bad])
         first = bad[0][0]
         line = innermost_user_line(past_own=True)
         done = replay_until_closure(optimizer, given, before, line, values=values)
@@ -259,7 +259,7 @@ class Guard:
             rows = event_rows.op_events(done, number)
             context.event("incident", **incident)
         else:
-            facts = optimizer_facts.parameter_events(optimizer, bad, before, self._named, values=values)
+            facts = optimizer_replay.parameter_events(optimizer, bad, before, self._named, values=values)
             where = event_rows.place(line)
             rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
             data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
@@ -271,13 +271,13 @@ class Guard:
 
     def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:
         context = self._context
-        rows = optimizer_facts.state_events(optimizer, poisoned, self._named, values=not context.options.redact_names)
+        rows = optimizer_replay.state_events(optimizer, poisoned, self._named, values=not context.options.redact_names)
         self._examined += 1
         number = self._number()
         data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
         data |= {
             "target": "optimizer-state",
-            "bad_settings": optimizer_facts.bad_settings(
+            "bad_settings": optimizer_replay.bad_settings(
                 optimizer, [p.parameter for p in poisoned if p.parameter is not None]
             ),
             "origins": list(range(len(rows))),

@@ -18,7 +18,7 @@ from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import in_backward, put_on, retire
+from precdoctor.recording.ops.dispatched_ops import in_backward, put_on, retire
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.recorder.step_context import StepContext
 

@@ -58,7 +58,11 @@ def replay_loss(
     """
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
     leaves = _leaves(nodes)
-    known = {k: _external(leaf) for leaf, x in leaves if (k := storage_key(x)) is not None}
+    known = {
+        k: External("weight" if leaf.name == "weight" else "argument", leaf.name)
+        for leaf, x in leaves
+        if (k := storage_key(x)) is not None
+    }
     tracer = _LossTracer(known, wanted, values=values)
     done = Replay(before, tracer, micro_step=graph.micro_step)
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
@@ -157,11 +161,6 @@ def _leaves(nodes: list[LossNode]) -> list[tuple[Leaf, Tensor]]:
     return [(leaf, leaf.value.detach().requires_grad_()) for leaf in found.values() if leaf.value is not None]
 
 
-def _external(leaf: Leaf) -> External:
-    """What a leaf was before the loss code read it."""
-    return External("weight" if leaf.name == "weight" else "argument", leaf.name)
-
-
 def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
     """Values of nodes as later ones saved them, and as they saved their own results."""
     values: dict[int, Tensor] = {}
@@ -176,12 +175,7 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
             value = node.saved.get(name)
             if isinstance(behind, LossNode) and output == 0 and isinstance(value, Tensor):
                 values.setdefault(id(behind), value)
-    return {key: _leaf_of(x) for key, x in values.items()}
-
-
-def _leaf_of(x: Tensor) -> Tensor:
-    """The same values; gradients end there."""
-    return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
+    return {k: x.detach().requires_grad_(x.is_floating_point() or x.is_complex()) for k, x in values.items()}
 
 
 def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[int]) -> int:

@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from precdoctor.recording.model import tensor_leaves
-from precdoctor.recording.ops.dispatch_modes import Retiring, left_to_others
 from precdoctor.recording.ops.dispatched_ops import (
     OVERWRITING,
     UNINITIALISED,
+    Retiring,
     is_out_variant,
+    left_to_others,
     op_name,
     sequence_number,
     storage_key,

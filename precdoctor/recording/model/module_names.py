@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording.model import live_objects, static
-from precdoctor.runlog.names import shortened
+from precdoctor.runlog.caps import shortened
 
 #: Wrappers whose child is the model: the attribute it lives under, by class name.
 _WRAPPERS = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -82,14 +83,6 @@ def _by_table(x: Any, *, packed: bool) -> Quantised | None:
     return Quantised("codebook4" if packed else "codebook8", values.reshape(_shape(x)), scale.reciprocal())
 
 
-def _codebook8(x: Any) -> Quantised | None:
-    return _by_table(x, packed=False)
-
-
-def _codebook4(x: Any) -> Quantised | None:
-    return _by_table(x, packed=True)
-
-
 def _float8(x: Any) -> Quantised | None:
     parts = _parts(x)
     if parts is None or not parts[0].is_floating_point():
@@ -130,8 +123,8 @@ _QTYPES: Final = {
 }
 #: By package and name of the class.
 _KNOWN: Final[dict[tuple[str, str], Callable[[Any], Quantised | None]]] = {
-    ("torchao", "OptimState8bit"): _codebook8,
-    ("torchao", "OptimState4bit"): _codebook4,
+    ("torchao", "OptimState8bit"): partial(_by_table, packed=False),
+    ("torchao", "OptimState4bit"): partial(_by_table, packed=True),
     ("torchao", "OptimStateFp8"): _float8,
     ("msamp", "ScalingTensor"): _scaling_tensor,
     ("msamp", "ScalingParameter"): _scaling_tensor,

@@ -195,6 +195,14 @@ class ByIdentity(Generic[K, V]):
         """Take it away again, if it has one."""
         self._found.pop(id(key), None)
 
+    def clear(self) -> None:
+        """Take it away from all."""
+        self._found.clear()
+
+    def tidy(self) -> None:
+        """Let go of the values of objects that are gone."""
+        self._found = {k: found for k, found in self._found.items() if found[0]() is not None}
+
     def __len__(self) -> int:
         """How many have a value, those that are gone included."""
         return len(self._found)

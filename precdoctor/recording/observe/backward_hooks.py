@@ -19,10 +19,10 @@ from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
 from precdoctor.recording.model.weight_pieces import gathered
-from precdoctor.recording.observe.early_look import EarlyLook
+from precdoctor.recording.observe.gradient_looks import EarlyLook
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks
-from precdoctor.recording.ops.dispatch_modes import open_modes, sweep
+from precdoctor.recording.ops.dispatched_ops import open_modes, sweep
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded

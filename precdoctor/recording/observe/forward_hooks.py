@@ -22,12 +22,10 @@ from precdoctor.recording.fp8.cast_scope import node_number
 from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.call_frame import CallMode, Frame
-from precdoctor.recording.observe.callers import STAGES, asks_for_shapes, inside_function
-from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers
+from precdoctor.recording.observe.call_frame import STAGES, CallMode, Frame, asks_for_shapes, inside_function
+from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
-from precdoctor.recording.observe.recorded_tensors import RecordedTensors
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode

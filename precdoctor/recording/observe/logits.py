@@ -21,7 +21,7 @@ from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.kv_caches import KvCaches
 from precdoctor.recording.observe.module_hooks import something_is_compiled
-from precdoctor.recording.ops.dispatch_modes import Retiring, is_own_run, left_to_others, put_on, retire, take_off
+from precdoctor.recording.ops.dispatched_ops import Retiring, is_own_run, left_to_others, put_on, retire, take_off
 from precdoctor.recording.recorder import MAX_CALLS, Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.deferred import deferred, is_capturing
@@ -222,7 +222,7 @@ class Logits:
     def _followed(self, what: str | None, given: dict[str, Any], result: Any) -> None:
         """Something is done with tensors, which may be the results of a softmax."""
         for x in given.values():
-            entry = self._entry_of(x)
+            entry = self._known_as(x)[1]
             if entry is None or entry.sharpness is None:
                 continue
             if what == "passes":
@@ -244,9 +244,6 @@ class Logits:
             return False, None
         found = self._made.get(int(x.untyped_storage()._cdata))
         return (False, None) if found is None else (True, found[1])
-
-    def _entry_of(self, x: Any) -> Entry | None:
-        return self._known_as(x)[1]
 
     def _softmax(self, op: str, given: dict[str, Any], result: Any, caller: str) -> None:
         x, dim = given.get("self", given.get("input")), given.get("dim")

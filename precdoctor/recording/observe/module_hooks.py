@@ -18,17 +18,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
 from precdoctor.recording.model import static
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 #: These choose another implementation when they, or a part of them, have hooks.
 _LOOK_FOR_HOOKS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)

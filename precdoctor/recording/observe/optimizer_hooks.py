@@ -24,8 +24,7 @@ from precdoctor.recording.model.optimizer_contents import (
     groups_of,
     parameters_of,
 )
-from precdoctor.recording.observe.early_look import EarlyLook
-from precdoctor.recording.observe.gradient_looks import GradientLooks
+from precdoctor.recording.observe.gradient_looks import EarlyLook, GradientLooks
 from precdoctor.recording.observe.optimizer_rows import OptimizerRows
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder

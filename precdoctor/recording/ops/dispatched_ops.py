@@ -1,4 +1,8 @@
-"""Facts of an op that torch dispatches: its name, what it writes to, whose memory its tensors are."""
+"""Facts of an op that torch dispatches, and putting dispatch modes of ours on torch's stack.
+
+The stack does not keep its modes alive. One that is on another thread's, or on the one that autograd will put back as a
+backward pass ends, must be kept.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.model import tensor_leaves
 
@@ -67,3 +72,97 @@ def is_out_variant(func: Any) -> bool:
 def op_name(func: Any) -> str:
     """``add_`` of ``aten.add_.Tensor``."""
     return str(func.overloadpacket.__name__)
+
+
+class Retiring(TorchDispatchMode):
+    """A mode that may be over while it is still open; then it must do nothing but run the op.
+
+    Attributes:
+        over: it is.
+        watches: it sees the user's own run of every op, and changes nothing: no replay, no trace.
+        ignores_ours: it does nothing about ops of the recorder.
+    """
+
+    over = False
+    watches = False
+    ignores_ours = False
+
+
+#: Tensors that a mode of torch's runs the ops of; it lies beneath all other modes.
+_RUN_BY_A_MODE = frozenset(("FakeTensor", "FunctionalTensor"))
+
+
+def left_to_others(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an op for a mode that does not look into tensors that compute by themselves.
+
+    Returns:
+        ``NotImplemented`` for DTensors and their like: they run the op, and the mode sees the ops inside of it. Fake
+        tensors, with which a DTensor finds out how a result is sharded, have a mode of torch's, which is asked next.
+    """
+    if any(kind.__name__ in _RUN_BY_A_MODE for kind in types):
+        return func(*args, **kwargs)
+    return NotImplemented
+
+
+#: What is on some thread's stack, by ``id``.
+open_modes: dict[int, TorchDispatchMode] = {}
+
+
+def in_backward() -> bool:
+    """Whether this thread runs part of a backward pass.
+
+    When that ends, autograd puts the stack back as it was when it began: what had been open before has to stay open
+    until then.
+    """
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def put_on(mode: TorchDispatchMode) -> None:
+    """Open a mode in this thread."""
+    open_modes[id(mode)] = mode
+    mode.__enter__()
+
+
+def take_off(mode: TorchDispatchMode) -> None:
+    """Close a mode, if it is open in this thread, also under modes that somebody has opened since and not closed."""
+    depth = torch._C._len_torch_dispatch_stack()
+    if not any(torch._C._get_dispatch_stack_at(i) is mode for i in range(depth)):
+        return
+    above: list[Any] = []
+    while torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1) is not mode:
+        above.append(torch._C._pop_torch_dispatch_stack(None))
+    mode.__exit__(None, None, None)
+    for other in reversed(above):
+        torch._C._push_on_torch_dispatch_stack(other)
+    open_modes.pop(id(mode), None)
+
+
+def is_own_run(*beside: type[TorchDispatchMode]) -> bool:
+    """Whether this thread runs the user's code as it is: no mode on its stack replays, traces or counts.
+
+    Args:
+        beside: modes of these classes may be open.
+    """
+    stack = (torch._C._get_dispatch_stack_at(i) for i in range(torch._C._len_torch_dispatch_stack()))
+    return all(isinstance(m, beside) or (isinstance(m, Retiring) and m.watches) for m in stack)
+
+
+def retire(mode: Retiring) -> None:
+    """Close a mode for good, from wherever: what cannot be taken off now is over, and :func:`sweep` takes it off."""
+    mode.over = True
+    if not in_backward():
+        take_off(mode)
+
+
+def retired() -> list[TorchDispatchMode]:
+    """Those on this thread's stack that are over."""
+    depth = torch._C._len_torch_dispatch_stack() if open_modes else 0
+    modes = [open_modes.get(id(torch._C._get_dispatch_stack_at(i))) for i in range(depth)]
+    return [m for m in modes if isinstance(m, Retiring) and m.over]
+
+
+def sweep() -> None:
+    """Take off this thread's stack what is over, and only in the way."""
+    if open_modes and not in_backward():
+        for mode in retired():
+            take_off(mode)

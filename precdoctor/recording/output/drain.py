@@ -18,9 +18,8 @@ from typing import Any
 
 from precdoctor.recording import kernels
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.output.events import EventLog
 from precdoctor.recording.output.evidence import Evidence, Watcher
-from precdoctor.recording.output.step_rows import LossScales, step_row
+from precdoctor.recording.output.step_rows import EventLog, LossScales, step_row
 from precdoctor.recording.output.tensor_table import Sites, StepTensors
 from precdoctor.recording.process import attach
 from precdoctor.recording.slots.step_batch import EventBatch, OpBatch, StepBatch, StepFacts

@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_Floats = npt.NDArray[np.float64]
-_Ints = npt.NDArray[np.int64]
+from precdoctor.numerics.arrays import Floats, Ints
 
 #: Largest finite number of the 16-bit formats with an exponent.
 _MAXIMA: Final = {"float16": 65504.0, "bfloat16": 3.3895e38}
@@ -54,12 +53,12 @@ class Readings(NamedTuple):
         numel: numbers of elements.
     """
 
-    slots: _Ints
+    slots: Ints
     kinds: npt.NDArray[np.str_]
     dtypes: npt.NDArray[np.str_]
-    amax: _Floats
-    zeros: _Floats
-    numel: _Ints
+    amax: Floats
+    zeros: Floats
+    numel: Ints
 
 
 @dataclass(frozen=True)
@@ -102,8 +101,8 @@ class Watcher:
 
     def __init__(self) -> None:
         #: Per slot: rows seen, range of the exponent of amax, largest share of zeros, largest amax.
-        self._seen: _Ints = np.zeros(0, np.int64)
-        self._state: _Floats = np.zeros((4, 0))
+        self._seen: Ints = np.zeros(0, np.int64)
+        self._state: Floats = np.zeros((4, 0))
         self._optimizers: dict[str, _Numbers] = {}
         #: Whether there are FP16 gradients of weights; and the largest norm that any were clipped by.
         self._half, self._clipped = False, 0.0
@@ -142,7 +141,7 @@ class Watcher:
         limit = np.select([rows.dtypes == name for name in _MAXIMA], list(_MAXIMA.values()), math.inf)
         stored = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
 
-        def crosses(level: _Floats) -> npt.NDArray[np.bool_]:
+        def crosses(level: Floats) -> npt.NDArray[np.bool_]:
             crossed: npt.NDArray[np.bool_] = stored & (amax > level) & (largest <= level)
             return crossed
 
@@ -167,7 +166,7 @@ class Watcher:
         fresh = np.array([math.inf, -math.inf, 0.0, 0.0])
         self._state = np.concatenate([self._state, np.repeat(fresh[:, None], more, axis=1)], axis=1)
 
-    def _learn(self, slots: _Ints, exponent: _Floats, sized: npt.NDArray[np.bool_], rows: Readings) -> None:
+    def _learn(self, slots: Ints, exponent: Floats, sized: npt.NDArray[np.bool_], rows: Readings) -> None:
         self._seen[slots] += 1
         low, high, zeros, largest = self._state[:, slots]
         self._state[0, slots] = np.where(sized, np.minimum(low + _FORGET, exponent), low)

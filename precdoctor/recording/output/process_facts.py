@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 from precdoctor._version import __version__
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import LONGEST_NAME, Names, Root
 from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in
-from precdoctor.recording.output.gradient_reduction import reduction
-from precdoctor.recording.output.numeric_flags import flags
+from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.output.parallel_layout import LayoutReader
+from precdoctor.recording.process import attach
+from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.files import SCHEMA_VERSION
-from precdoctor.runlog.names import shortened
 
 #: Products of float8 tensors reported; a model has a few kinds per layer.
 _MAX_PRODUCTS = 4096
@@ -169,3 +172,84 @@ def _device() -> dict[str, Any]:
             "count": torch.cuda.device_count(),
         }
     return {"type": "cpu", "name": platform.machine(), "capability": torch.backends.cpu.get_cpu_capability()}
+
+
+#: Communication hooks of torch that send another format than the gradient's, by a part of their name.
+_HOOKS = {"fp16_compress": "float16", "bf16_compress": "bfloat16"}
+
+
+def reduction(outer: nn.Module | None, inner: nn.Module) -> dict[str, Any] | None:
+    """``wrapper``, ``ranks``, ``hook`` and ``dtype`` (null: that of the gradients); null where nothing is reduced.
+
+    Args:
+        outer: the module as it is called, when it is a wrapper.
+        inner: the model in it.
+    """
+    if not attach.is_distributed():
+        return None
+    ranks = int(sys.modules["torch.distributed"].get_world_size())
+    if outer is not None and type(outer).__name__ == "DistributedDataParallel":
+        hooks = static.elements(static.attribute(outer, "_comm_hooks"))
+        names = [hook[0].__qualname__ if type(hook[0]) is FunctionType else type(hook[0]).__name__ for hook in hooks]
+        hook = names[-1] if names else None
+        dtype = next((d for part, d in _HOOKS.items() if hook is not None and part in hook), None)
+        return {"wrapper": "DistributedDataParallel", "ranks": ranks, "hook": hook, "dtype": dtype}
+    if outer is not None and type(outer).__name__ == "FullyShardedDataParallel":
+        return {"wrapper": "FullyShardedDataParallel", **_sharded(ranks, static.attribute(outer, "mixed_precision"))}
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not issubclass(type(inner), getattr(fsdp, "FSDPModule", ())):
+        return None
+    state: Any = fsdp.FSDPModule._get_fsdp_state(inner)
+    return {"wrapper": "fully_shard", **_sharded(ranks, static.attribute(state, "_mp_policy"))}
+
+
+def _sharded(ranks: int, policy: Any) -> dict[str, Any]:
+    dtype = static.attribute(policy, "reduce_dtype")
+    return {"ranks": ranks, "hook": None, "dtype": None if dtype is None else dtype_name(dtype)}
+
+
+def flags() -> dict[str, Any]:
+    """Every switch this torch has; null where it cannot be read.
+
+    Torch has two spellings for TF32 (``allow_tf32`` and ``fp32_precision``) and refuses to read the older one after
+    the newer one was set.
+    """
+    return {name: value for name, read in _readers().items() if (value := _read(read)) is not _ABSENT}
+
+
+_ABSENT = object()
+
+
+def _read(read: Callable[[], Any]) -> Any:
+    try:
+        value = read()
+    except AttributeError:
+        return _ABSENT
+    except RuntimeError as error:
+        attach.let_through(error)
+        return None
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+
+
+def _readers() -> Mapping[str, Callable[[], Any]]:
+    backends: Any = torch.backends
+    matmul = backends.cuda.matmul
+    return {
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
+        "cublas_workspace_config": lambda: os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        "float32_matmul_precision": torch.get_float32_matmul_precision,
+        "cudnn_allow_tf32": lambda: backends.cudnn.allow_tf32,
+        "cudnn_benchmark": lambda: backends.cudnn.benchmark,
+        "cudnn_deterministic": lambda: backends.cudnn.deterministic,
+        "num_threads": torch.get_num_threads,
+        "python_flags_optimize": lambda: sys.flags.optimize,
+        "matmul_allow_tf32": lambda: matmul.allow_tf32,
+        "matmul_allow_fp16_reduced_precision_reduction": lambda: matmul.allow_fp16_reduced_precision_reduction,
+        "matmul_allow_bf16_reduced_precision_reduction": lambda: matmul.allow_bf16_reduced_precision_reduction,
+        "matmul_allow_fp16_accumulation": lambda: matmul.allow_fp16_accumulation,
+        # the spelling of torch 2.9 and later
+        "matmul_fp32_precision": lambda: matmul.fp32_precision,
+        "cudnn_conv_fp32_precision": lambda: backends.cudnn.conv.fp32_precision,
+        "mkldnn_matmul_fp32_precision": lambda: backends.mkldnn.matmul.fp32_precision,
+    }

@@ -15,20 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from precdoctor.numerics import EXP_MIN
+from precdoctor.numerics.arrays import Bools, Ints
 from precdoctor.recording.kernels import Snapshot
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.output.evidence import Readings
-from precdoctor.recording.output.group_columns import group_columns
-from precdoctor.recording.output.logit_columns import sharpness_columns
+from precdoctor.recording.output.group_columns import group_columns, sharpness_columns
 from precdoctor.recording.slots.cast_operand import flush_bins
 from precdoctor.recording.slots.deferred import read
 from precdoctor.recording.slots.slot_table import Entry
 from precdoctor.recording.slots.step_batch import StepBatch
 from precdoctor.runlog import arrays
-
-_Ints = npt.NDArray[np.int64]
-_Floats = npt.NDArray[np.float64]
-_Bools = npt.NDArray[np.bool_]
 
 #: Gradients of these kinds still carry the loss scale.
 _SCALED_KINDS: Final = ("grad_output", "weight_grad", "loss")
@@ -62,7 +58,7 @@ class Sites:
         self._codes = np.empty((0, len(_TEXTS)), np.int32)
         self._calls = np.empty(0, np.int32)
 
-    def codes(self, entries: Sequence[Entry], slots: _Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    def codes(self, entries: Sequence[Entry], slots: Ints) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Per entry the numbers of its texts (rows x ``_TEXTS``), and the call."""
         size = int(slots.max(initial=-1)) + 1
         if size > len(self._calls):
@@ -104,11 +100,11 @@ class _Trimmed(NamedTuple):
     """Histograms without their empty ends."""
 
     lowest: npt.NDArray[np.int32]  # bin of the first count
-    used: _Bools  # whether the row has any
-    lengths: _Ints
-    counts: _Ints  # those of all rows, one after the other
+    used: Bools  # whether the row has any
+    lengths: Ints
+    counts: Ints  # those of all rows, one after the other
 
-    def column(self, valid: _Bools | None = None) -> Any:
+    def column(self, valid: Bools | None = None) -> Any:
         """As an Arrow list array."""
         return arrays.lists(self.lengths, arrays.numbers(self.counts), valid)
 
@@ -134,16 +130,16 @@ class StepTensors:
         self._slots = slots = np.fromiter((e.slot for e in entries), np.int64, self.rows)
         self._codes, self._calls = sites.codes(entries, slots)
         self._kinds = np.ascontiguousarray(self._codes[:, _KIND])
-        self._bad: _Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
+        self._bad: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
         self._cast_rows = [row for row, entry in enumerate(entries) if entry.operand is not None]
         self._logit_rows = [row for row, entry in enumerate(entries) if entry.sharpness is not None]
 
     # --- what the steps row and the events are made from --------------------------------------------------------------
 
-    def of_kinds(self, *kinds: str) -> _Bools:
+    def of_kinds(self, *kinds: str) -> Bools:
         """Which rows are of one of these kinds."""
-        found: _Bools = np.zeros(self.rows, np.bool_)
+        found: Bools = np.zeros(self.rows, np.bool_)
         for kind in kinds if self.rows else ():
             found |= self._kinds == self._sites.number(kind)
         return found
@@ -234,7 +230,7 @@ class StepTensors:
     def _scales(self, loss_scale: float | None) -> dict[str, Any]:
         """The loss scale of gradients, the quantiser's of tensors that were cast."""
         scales = np.full(self.rows, math.nan if loss_scale is None else loss_scale)
-        known: _Bools = np.zeros(self.rows, np.bool_)
+        known: Bools = np.zeros(self.rows, np.bool_)
         if loss_scale is not None:
             known = self.of_kinds(*_SCALED_KINDS) | np.fromiter((e.scaled for e in self._entries), np.bool_, self.rows)
         for row in self._cast_rows:
@@ -296,7 +292,7 @@ class StepTensors:
 
     def _extremes_and_histogram(self) -> dict[str, Any]:
         hist = self._histogram(at.HIST + 1, at.HIST_BINS, EXP_MIN)
-        finite: _Bools = hist.used | (self._head[:, at.HIST] > 0)
+        finite: Bools = hist.used | (self._head[:, at.HIST] > 0)
         amax, amin, total, squares = (self._floats[:, i] for i in (at.AMAX, at.AMIN, at.SUM, at.SUM_SQ))
         return {
             "amax": arrays.numbers(amax, finite),
@@ -339,9 +335,9 @@ class StepTensors:
         start = 0 if more.get("keep_front") else start
         return _trim(self._ints(first + start, first + stop), first_bin + start, **more)
 
-    def _ints(self, first: int, stop: int) -> _Ints:
+    def _ints(self, first: int, stop: int) -> Ints:
         """Columns ``first .. stop - 1`` of the integer rows."""
-        ints: _Ints = self._read(lambda snapshot, slots: snapshot.ints(slots, first, stop), stop - first, np.int64)
+        ints: Ints = self._read(lambda snapshot, slots: snapshot.ints(slots, first, stop), stop - first, np.int64)
         return ints
 
     def _read(self, part: Any, width: int, dtype: Any) -> Any:
@@ -353,7 +349,7 @@ class StepTensors:
         return out
 
 
-def _launched(entries: Iterable[Entry], batch: StepBatch) -> tuple[list[Entry], list[tuple[Snapshot, _Ints, _Ints]]]:
+def _launched(entries: Iterable[Entry], batch: StepBatch) -> tuple[list[Entry], list[tuple[Snapshot, Ints, Ints]]]:
     """The entries whose slot was written to, and per device the slots of those and their positions among them."""
     by_device: dict[Any, list[Entry]] = {}
     for entry in entries:
@@ -374,7 +370,7 @@ def _launched(entries: Iterable[Entry], batch: StepBatch) -> tuple[list[Entry], 
     return kept, slices
 
 
-def _trim(counts: _Ints, first_bin: int, *, among: _Bools | None = None, keep_front: bool = False) -> _Trimmed:
+def _trim(counts: Ints, first_bin: int, *, among: Bools | None = None, keep_front: bool = False) -> _Trimmed:
     """Cut the empty ends off every row.
 
     Args:
@@ -386,7 +382,7 @@ def _trim(counts: _Ints, first_bin: int, *, among: _Bools | None = None, keep_fr
     full = counts != 0
     if among is not None:
         full &= among[:, None]
-    used: _Bools = full.any(axis=1)
+    used: Bools = full.any(axis=1)
     first = np.zeros(len(full), np.int64) if keep_front else full.argmax(axis=1)
     last = full.shape[1] - 1 - full[:, ::-1].argmax(axis=1)
     bins = np.arange(full.shape[1])

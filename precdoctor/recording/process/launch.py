@@ -78,8 +78,9 @@ def _why_no_program(name: str) -> str:
     return f"no program named {name!r} was found; check the spelling or give its path"
 
 
-def default_run_directory(command: Sequence[str], now: dt.datetime) -> Path:
-    """``precdoctor-runs/<script>-<utc>-<pid>``."""
+def default_run_directory(command: Sequence[str], now: dt.datetime | None = None) -> Path:
+    """``precdoctor-runs/<script>-<utc>-<pid>``, of this moment by default."""
+    now = now or dt.datetime.now(dt.timezone.utc)
     names = [a for a in command[1:] if a.endswith(".py")]
     following = [command[i + 1] for i, a in enumerate(command[:-1]) if a == "-m"]
     stem = Path(names[0]).stem if names else (following[0] if following else Path(command[0]).name)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from precdoctor.recording.ops.dispatch_modes import sweep
+from precdoctor.recording.ops.dispatched_ops import sweep
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import waits
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from precdoctor.recording.model import static
-from precdoctor.recording.ops.dispatch_modes import is_own_run
+from precdoctor.recording.ops.dispatched_ops import is_own_run
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.loss_graph import Taken

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from precdoctor.recording.model import static
-from precdoctor.recording.ops.dispatch_modes import is_own_run
+from precdoctor.recording.ops.dispatched_ops import is_own_run
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.compiled_function import CompiledFunction, reads_of, runs_again, trains

@@ -22,9 +22,8 @@ from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.deliveries import Deliveries
-from precdoctor.recording.scene.first_call import FirstCall
+from precdoctor.recording.scene.first_call import FirstCall, TopLevel
 from precdoctor.recording.scene.state_restore import Autocast, RandomState
-from precdoctor.recording.scene.top_level import TopLevel
 from precdoctor.recording.slots.deferred import is_capturing
 
 if TYPE_CHECKING:
@@ -232,7 +231,7 @@ class Scene:
             call.before = {
                 name: p.detach().clone()
                 for name, p in (static.named_parameters(unwrap(module)) if known.writes else ())
-                if name in known.writes and self.affords_aside(p)
+                if name in known.writes and self.affords(p, _ASIDE)
             }
 
     def _graphs_behind(self, arguments: tuple[Any, Any]) -> Iterator[LossGraph]:
@@ -329,10 +328,6 @@ class Scene:
         ]
         sizes = {s._cdata: s.nbytes() for s in (x.untyped_storage() for x in dense)}
         return sum(n for key, n in sizes.items() if key not in self._storages) <= self._left
-
-    def affords_aside(self, x: Tensor) -> bool:
-        """Count a tensor that is good to have: it takes a small part of what is left, and leaves the rest."""
-        return self.affords(x, _ASIDE)
 
 
 def _stand_in(module: nn.Module) -> nn.Module | None:

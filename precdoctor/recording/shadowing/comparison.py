@@ -19,7 +19,7 @@ from precdoctor.recording.scene.step_snapshot import RootCall
 from precdoctor.recording.shadowing import wide_replay
 from precdoctor.recording.shadowing.relative_errors import Layer, relative_l2
 from precdoctor.recording.shadowing.replay_walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider
-from precdoctor.recording.shadowing.widening import Watching, Widened
+from precdoctor.recording.shadowing.wide_replay import Watching, Widened
 
 #: A parameter: itself, its gradient in the reduced run, its layer, its name there.
 _Weights = dict[str, tuple[Tensor, Tensor, Layer, str]]

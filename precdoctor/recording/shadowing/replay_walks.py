@@ -8,7 +8,6 @@ first one, so that what differs behind it, it has made itself.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -102,16 +101,16 @@ class Known:
     """Tensor objects a walk has seen come out of a module or handed to one, as they were then."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
+        self._seen: static.ByIdentity[Tensor, tuple[int, Any]] = static.ByIdentity()
 
     def add(self, x: Tensor, what: Any = True) -> None:
         """Note one, and what is to be remembered with it."""
-        self._seen[id(x)] = (weakref.ref(x), tensor_leaves.version(x), what)
+        self._seen.put(x, (tensor_leaves.version(x), what))
 
     def get(self, x: Tensor) -> Any:
         """What was noted with this very object; None when it is new, or was written to since."""
-        found = self._seen.get(id(x))
-        return found[2] if found is not None and found[0]() is x and found[1] == tensor_leaves.version(x) else None
+        found = self._seen.get(x)
+        return found[1] if found is not None and found[0] == tensor_leaves.version(x) else None
 
 
 class Reduced(Walk):

@@ -18,7 +18,7 @@ from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.state_restore import Attributes, RandomState
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 from precdoctor.recording.shadowing.comparison import Compared, compare
-from precdoctor.recording.shadowing.widening import RefusedError
+from precdoctor.recording.shadowing.wide_replay import RefusedError
 
 #: What ``--reference`` names.
 REFERENCES = {"fp32": torch.float32, "fp64": torch.float64}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
-
-from markupsafe import Markup
 
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.engine import describe_recorder
@@ -15,24 +12,11 @@ from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.html.layers import KIND_ORDER, KIND_TITLES
 from precdoctor.reporting.html.survey import Survey
-from precdoctor.reporting.scans_view import dtypes_words, modules_words
+from precdoctor.reporting.show_view import dtypes_words, modules_words
 from precdoctor.reporting.text import clean, not_neutral, number, size
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """One kind of tensors in one dtype."""
-
-    kind: str
-    dtype: str
-    tensors: str
-    rows: str
-    elements: str
-    share: str
-    bar: Markup
-
-
-def coverage(survey: Survey) -> list[Coverage]:
+def coverage(survey: Survey) -> list[dict[str, Any]]:
     """Per kind and dtype: tensors, rows, elements, and the share of the kind's elements."""
     found: dict[tuple[str, str], list[int]] = {}
     per_kind: dict[str, int] = {}
@@ -50,8 +34,8 @@ def coverage(survey: Survey) -> list[Coverage]:
         share = elements / per_kind[kind] if per_kind[kind] else 0.0
         bar = svg.stretched(svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="sharebar"))
         title = KIND_TITLES.get(kind, clean(kind, 40))
-        counts = (number(tensors), number(rows), number(elements))
-        out.append(Coverage(title, clean(dtype, 40), *counts, percent(share), bar))
+        counts = {"tensors": number(tensors), "rows": number(rows), "elements": number(elements)}
+        out.append({"kind": title, "dtype": clean(dtype, 40), **counts, "share": percent(share), "bar": bar})
     return out
 
 

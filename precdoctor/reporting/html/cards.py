@@ -27,21 +27,6 @@ _NEAR = 2.0
 
 
 @dataclass(frozen=True)
-class Node:
-    """A tensor on the way from the first suspicious one to the loss."""
-
-    label: str
-    kind: str
-    dtype: str
-    amax: str
-    headroom: str
-    meter: Markup | None
-    count: str
-    state: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Strip:
     """Exponents of one tensor against the range of its format."""
 
@@ -51,53 +36,33 @@ class Strip:
     rows: list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """A prescription: what to do, what the log predicts of it, what to paste."""
-
-    title: str
-    predicted: str
-    snippet: str
-
-
-@dataclass(frozen=True)
-class Card:
-    """One finding."""
-
-    code: str
-    name: str
-    severity: str
-    title: str
-    message: str
-    facts: list[tuple[str, str, str]]
-    strip: Strip | None
-    history: Strip | None
-    path: list[Node]
-    shares: list[tuple[str, str, Markup]]
-    consequences: list[str]
-    remedies: list[Remedy]
-
-
-def card(view: RunView, finding: Finding) -> Card:
-    """Everything about one finding, as text and drawings."""
+def card(view: RunView, finding: Finding) -> dict[str, Any]:
+    """Everything about one finding, as text and drawings, by the names that the page calls it."""
     evidence = finding.evidence
-    return Card(
-        code=clean(finding.code, 40),
-        name=clean(finding.name, 80),
-        severity=finding.severity.value,
-        title=_sentence(clean(finding.title)),
-        message=clean_block(finding.message),
-        facts=list(_facts(finding)),
-        strip=_strip(evidence.get("range")),
-        history=_history(finding),
-        path=_path(view, finding),
-        shares=_shares(evidence.get("tensors")),
-        consequences=[_consequence(c) for c in _items(evidence.get("consequences"))],
-        remedies=[
-            Remedy(_sentence(clean(p.title)), predicted_effect(p.predicted), clean_block(p.snippet.strip("\n")))
+    return {
+        "code": clean(finding.code, 40),
+        "name": clean(finding.name, 80),
+        "severity": finding.severity.value,
+        "title": _sentence(clean(finding.title)),
+        "message": clean_block(finding.message),
+        "facts": list(_facts(finding)),
+        "strip": _strip(evidence.get("range")),
+        "history": _history(finding),
+        "path": _path(view, finding),
+        "shares": _shares(evidence.get("tensors")),
+        "consequences": [
+            clean(f"{c.get('code', '')} {c.get('name', '')}: {c.get('message', '')}", 300)
+            for c in _items(evidence.get("consequences"))
+        ],
+        "remedies": [
+            {
+                "title": _sentence(clean(p.title)),
+                "predicted": predicted_effect(p.predicted),
+                "snippet": clean_block(p.snippet.strip("\n")),
+            }
             for p in finding.prescriptions
         ],
-    )
+    }
 
 
 def _sentence(text: str) -> str:
@@ -124,10 +89,6 @@ def _facts(finding: Finding) -> list[tuple[str, str, str]]:
     if resume is not None:
         out.append(("resume", f"from a checkpoint at or before step {number(resume)}", ""))
     return [fact for fact in out if fact[1]]
-
-
-def _consequence(entry: Mapping[str, Any]) -> str:
-    return clean(f"{entry.get('code', '')} {entry.get('name', '')}: {entry.get('message', '')}", 300)
 
 
 def _shares(tensors: Any) -> list[tuple[str, str, Markup]]:
@@ -229,7 +190,7 @@ def _history(finding: Finding) -> Strip | None:
 # -- the way to the loss ----------------------------------------------------------------------------------------------
 
 
-def _path(view: RunView, finding: Finding) -> list[Node]:
+def _path(view: RunView, finding: Finding) -> list[dict[str, Any]]:
     """The tensors that lead to the finding's own, then where its values went, up to the loss."""
     entries = _items(finding.evidence.get("path"))
     if not entries:
@@ -241,7 +202,8 @@ def _path(view: RunView, finding: Finding) -> list[Node]:
     after = [_node(path_evidence([row])[0], "after") for row in rows]
     if len(after) > _AFTER:
         left_out = f"{number(len(after) - _AFTER)} more tensors"
-        after[_AFTER - 2 : -2] = [Node(left_out, "", "", "", "", None, "", "gap", "")]
+        names = ("kind", "dtype", "amax", "headroom", "count", "source")
+        after[_AFTER - 2 : -2] = [{"label": left_out, "meter": None, "state": "gap", **dict.fromkeys(names, "")}]
     return nodes + after
 
 
@@ -257,7 +219,7 @@ def _downstream(view: RunView, finding: Finding, origin: Mapping[str, Any]) -> l
     return [r for r in rows if r.order is not None and r.order > order]
 
 
-def _node(entry: Mapping[str, Any], state: str, source: str = "") -> Node:
+def _node(entry: Mapping[str, Any], state: str, source: str = "") -> dict[str, Any]:
     nan, inf = (entry.get(k) if isinstance(entry.get(k), int) else 0 for k in ("nan", "inf"))
     room, amax = entry.get("headroom_binades"), entry.get("amax")
     room = float(room) if isinstance(room, (int, float)) else None
@@ -266,17 +228,17 @@ def _node(entry: Mapping[str, Any], state: str, source: str = "") -> Node:
         state = "bad" if bad else "near" if room is not None and room < _NEAR else "ok"
     count = " and ".join(f"{number(n)} {w}" for n, w in ((nan, "NaN"), (inf, "Inf")) if n)
     kind, name = str(entry.get("kind") or ""), str(entry.get("name") or "")
-    return Node(
-        label=clean(entry.get("module") or ("loss" if kind == "loss" else "(model)"), 200),
-        kind=clean(f"{KINDS.get(kind, kind)} {name}".strip(), 120) if kind != "loss" else "",
-        dtype=clean(entry.get("dtype") or "", 40),
-        amax=number(float(amax)) if isinstance(amax, (int, float)) else "–",
-        headroom="" if room is None else f"{number(round(room, 1))} binades",
-        meter=_meter(room),
-        count=count,
-        state=state,
-        source=source,
-    )
+    return {
+        "label": clean(entry.get("module") or ("loss" if kind == "loss" else "(model)"), 200),
+        "kind": clean(f"{KINDS.get(kind, kind)} {name}".strip(), 120) if kind != "loss" else "",
+        "dtype": clean(entry.get("dtype") or "", 40),
+        "amax": number(float(amax)) if isinstance(amax, (int, float)) else "–",
+        "headroom": "" if room is None else f"{number(round(room, 1))} binades",
+        "meter": _meter(room),
+        "count": count,
+        "state": state,
+        "source": source,
+    }
 
 
 def _meter(room: float | None) -> Markup | None:

@@ -8,9 +8,8 @@ from typing import Any
 from markupsafe import Markup
 
 import precdoctor
-from precdoctor.comparison.op_compare import OpComparison
+from precdoctor.comparison.op_compare import OpComparison, branches
 from precdoctor.comparison.op_differences import Difference, ListComparison
-from precdoctor.comparison.op_tree import branches
 from precdoctor.reporting import op_view
 from precdoctor.reporting.html.page import asset, digest, template
 from precdoctor.reporting.text import clean, number

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -18,9 +18,10 @@ from markupsafe import Markup, escape
 import precdoctor
 from precdoctor.diagnosis.claims.finding import Diagnosis, RuleOutcome, Status
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
+from precdoctor.diagnosis.engine import RuleOptions, diagnose_view, resolve_options, view_of
 from precdoctor.diagnosis.ranking.ending import ending
 from precdoctor.diagnosis.registry import select_rules
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import E4M3FN
 from precdoctor.reporting.html import about, cards, heatmap, rangemap, trends, versus
 from precdoctor.reporting.html.layers import KIND_TITLES
@@ -29,11 +30,7 @@ from precdoctor.reporting.html.timeline import timeline
 from precdoctor.reporting.run_head import run_facts
 from precdoctor.reporting.terminal import MARKS, verdict_line
 from precdoctor.reporting.text import clean, number
-
-if TYPE_CHECKING:
-    from precdoctor.diagnosis.engine import RuleOptions
-    from precdoctor.diagnosis.survey.view import RunView
-    from precdoctor.runlog.reader import Run
+from precdoctor.runlog.reader import Run
 
 #: A report never gets larger; histograms of some steps are left out until it fits.
 MOST_BYTES = 2_000_000

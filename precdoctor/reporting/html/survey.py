@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +18,9 @@ from precdoctor.diagnosis.survey.measures import entries
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.totals import grouped
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.tally import ragged
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 
 #: Most columns of a layer x step chart.
 COLUMNS = 120
@@ -85,7 +82,6 @@ class Survey:
     """
 
     def __init__(self, view: RunView) -> None:
-        self._budget = view.run.budget
         steps = view.kept_steps or (int(view.steps["step"].min()),)
         per_column = math.ceil(len(steps) / COLUMNS)
         self.edges: Ints = np.asarray(steps[::per_column], dtype=np.int64)
@@ -93,22 +89,24 @@ class Survey:
         self.drawn_steps = len(steps)
         self.rows = int(pc.sum(view.survey.totals["rows"]).as_py() or 0)
         self.tensors: list[TensorId] = []
-        self._index: dict[TensorId, int] = {}
         self._first_order: dict[int, int] = {}
-        width = len(self.edges)
-        self._cells = {name: np.full((64, width), np.nan) for name in MEASURES}
-        self._histograms: Ints = np.zeros((64, _BINS), dtype=np.int64)
-        self._sums: Floats = np.zeros((64, len(_COUNTS) + 2))
-        self._relative: Ints = np.zeros((64, REL_MAX - REL_MIN + 1), dtype=np.int64)
-        self._updates: Floats = np.zeros((64, 2))
-        self._scales: Floats = np.tile([np.nan, np.nan], (64, 1))
-        self._extremes: Floats = np.tile([np.nan, np.nan], (64, 1))
-        if view.survey.rows.num_rows:
-            self._add(view.survey.rows)
+        batch = view.survey.rows
+        which = self._identify(batch)
+        count, width = len(self.tensors), len(self.edges)
+        bins = _BINS + REL_MAX - REL_MIN + 1
+        view.run.budget.keep("charts", 8 * count * (len(MEASURES) * width + bins + len(_COUNTS) + 8))
+        self._cells = {name: np.full((count, width), np.nan) for name in MEASURES}
+        self._histograms: Ints = np.zeros((count, _BINS), dtype=np.int64)
+        self._sums: Floats = np.zeros((count, len(_COUNTS) + 2))
+        self._relative: Ints = np.zeros((count, REL_MAX - REL_MIN + 1), dtype=np.int64)
+        self._updates: Floats = np.zeros((count, 2))
+        self._scales: Floats = np.full((count, 2), np.nan)
+        self._extremes: Floats = np.full((count, 2), np.nan)
+        self._add(batch, which)
 
     def cells(self, measure: str) -> Floats:
         """Shape ``(tensors, columns)``; NaN where the tensor was not recorded."""
-        return self._cells[measure][: len(self.tensors)]
+        return self._cells[measure]
 
     def order(self, tensor: int) -> int | None:
         """Where it stood in execution order on the first step it was seen."""
@@ -142,8 +140,7 @@ class Survey:
         lost, intended = self._updates[tensor]
         return int(lost), int(intended), ExponentHistogram(REL_MIN, self._relative[tensor]).trimmed()
 
-    def _add(self, batch: pa.RecordBatch) -> None:
-        which = self._identify(batch)
+    def _add(self, batch: pa.RecordBatch, which: Ints) -> None:
         values = {n: _numbers(batch, n) for n in (*_COUNTS, "amax", "amin_nonzero", "unchanged", "scale")}
         column = np.maximum(np.searchsorted(self.edges, _integers(batch, "step"), side="right") - 1, 0)
         for name, measured in _measures(values).items():
@@ -177,37 +174,15 @@ class Survey:
         np.add.at(self._updates[:, 1], which[told], (values["numel"] - values["zero"] + lost)[told])
 
     def _identify(self, batch: pa.RecordBatch) -> Ints:
-        """The index of each row's tensor; tensors met for the first time get the next ones."""
-        code = grouped(batch, ("call", *_NAMES))
-        unique, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-        local = np.empty(unique.size, dtype=np.int64)
-        for at, row in enumerate(first):
-            root, module, kind, name, dtype = (str(batch.column(n)[int(row)].as_py()) for n in _NAMES)
-            key = TensorId(root, module, kind, name, dtype, int(batch.column("call")[int(row)].as_py()))
-            local[at] = self._index_of(key)
-            order = batch.column("order")[int(row)].as_py()
+        """The index of each row's tensor."""
+        _, first, inverse = np.unique(grouped(batch, ("call", *_NAMES)), return_index=True, return_inverse=True)
+        for at, row in enumerate(first.tolist()):
+            root, module, kind, name, dtype = (str(batch.column(n)[row].as_py()) for n in _NAMES)
+            self.tensors.append(TensorId(root, module, kind, name, dtype, int(batch.column("call")[row].as_py())))
+            order = batch.column("order")[row].as_py()
             if order is not None:
-                self._first_order.setdefault(int(local[at]), int(order))
-        return local[inverse]
-
-    def _index_of(self, key: TensorId) -> int:
-        known = self._index.get(key)
-        if known is not None:
-            return known
-        at = self._index[key] = len(self.tensors)
-        self.tensors.append(key)
-        if at == self._sums.shape[0]:
-            arrays = (self._histograms, self._relative, self._sums, self._updates, self._extremes, self._scales)
-            size = sum(a.nbytes for a in (*arrays, *self._cells.values()))
-            self._budget.keep("charts", 3 * size)  # twice as large, beside the old ones
-            self._cells = {name: _doubled(cells, np.nan) for name, cells in self._cells.items()}
-            self._histograms = _doubled(self._histograms, 0)
-            self._relative = _doubled(self._relative, 0)
-            self._sums = _doubled(self._sums, 0.0)
-            self._updates = _doubled(self._updates, 0.0)
-            self._extremes = _doubled(self._extremes, np.nan)
-            self._scales = _doubled(self._scales, np.nan)
-        return at
+                self._first_order[at] = int(order)
+        return inverse
 
 
 def headroom(survey: Survey, tensor: int) -> Floats | None:
@@ -267,7 +242,3 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
 def _integers(batch: pa.RecordBatch, name: str) -> Ints:
     values: Ints = batch.column(name).to_numpy(zero_copy_only=False).astype(np.int64)
     return values
-
-
-def _doubled(array: Any, fill: float) -> Any:
-    return np.concatenate([array, np.full_like(array, fill)])

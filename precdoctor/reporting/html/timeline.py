@@ -14,10 +14,9 @@ from markupsafe import Markup
 from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Floats
 from precdoctor.reporting.html import svg
 from precdoctor.reporting.text import number, power
-
-Floats = npt.NDArray[np.float64]
 
 #: More points than twice this, and each of this many stretches keeps its smallest and largest value.
 BUCKETS = 500

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,31 +31,11 @@ _NEAR, _POINTS, _AGREEING = 16.0, 6, 0.8
 _SCALED_BITS = 8
 
 
-@dataclass(frozen=True)
-class Update:
-    """One parameter: what share of its intended updates left it unchanged, and how large they were beside it."""
+def updates(view: RunView, survey: Survey) -> dict[str, Any] | None:
+    """The parameters that lose most of their intended updates, in order of depth; None when no update was recorded.
 
-    label: str
-    full: str
-    dtype: str
-    share: str
-    lost: str
-    intended: str
-    drawing: Markup
-    bar: Markup
-
-
-@dataclass(frozen=True)
-class Updates:
-    """The parameters that lose most, in order of depth."""
-
-    rows: list[Update]
-    axis: Markup
-    note: str
-
-
-def updates(view: RunView, survey: Survey) -> Updates | None:
-    """Lost updates per parameter; None when no update was recorded."""
+    ``rows`` with how much each loses, and how large the updates were beside it; the ``axis`` of that, and a ``note``.
+    """
     several = has_several_roots(survey.tensors)
     found = []
     for t in in_order(view, survey, ("update",)):
@@ -72,17 +53,18 @@ def updates(view: RunView, survey: Survey) -> Updates | None:
         if t in kept:
             full, share = labels[t], lost / intended if intended else 0.0
             bar = svg.el("rect", width=svg.WIDE * share, height=svg.HIGH, class_="lostbar")
-            counts = (number(lost), number(intended))
+            dtype = survey.tensors[t].dtype
             rows.append(
-                Update(
-                    short[full], full, clean(survey.tensors[t].dtype, 40), percent(share), *counts,
-                    _relative(relative, survey.tensors[t].dtype), svg.stretched(bar),
-                )
+                {
+                    "label": short[full], "full": full, "dtype": clean(dtype, 40), "share": percent(share),
+                    "lost": number(lost), "intended": number(intended), "drawing": _relative(relative, dtype),
+                    "bar": svg.stretched(bar),
+                }
             )  # fmt: skip
     note = f"{number(len(rows))} of {number(len(found))} parameters" + (
         ", those that lose most" if len(found) > len(rows) else ""
     )
-    return Updates(rows, _relative_axis(), note + ", over all recorded steps.")
+    return {"rows": rows, "axis": _relative_axis(), "note": note + ", over all recorded steps."}
 
 
 def _relative(histogram: ExponentHistogram, dtype: str) -> Markup:

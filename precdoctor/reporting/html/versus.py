@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from typing import Any
 
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.reporting.html.layers import KIND_TITLES, LABEL, elided, has_several_roots, label
@@ -14,33 +14,11 @@ from precdoctor.reporting.text import clean, number
 ROWS = 20
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One tensor in both runs, over all steps, scales taken out."""
-
-    label: str
-    full: str
-    kind: str
-    dtype: str
-    amax: tuple[str, str]
-    moved: str
-    subnormal: tuple[str, str]
-    non_finite: tuple[str, str]
-
-
-@dataclass(frozen=True)
-class Versus:
-    """The pairs that differ most, and what could not be paired."""
-
-    pairs: list[Pair]
-    note: str
-
-
-def side_by_side(ours: Survey, other: Survey) -> Versus:
-    """Pairs by root, module, kind, name and call, whatever the dtypes."""
+def side_by_side(ours: Survey, other: Survey) -> dict[str, Any]:
+    """``pairs`` that differ most, by root, module, kind, name and call, and a ``note`` on what could not be paired."""
     theirs = {_name(t): at for at, t in reversed(list(enumerate(other.tensors)))}
     several = has_several_roots(ours.tensors)
-    found: list[tuple[float, Pair]] = []
+    found: list[tuple[float, dict[str, Any]]] = []
     for at, tensor in enumerate(ours.tensors):
         match = theirs.get(_name(tensor))
         if match is not None:
@@ -52,26 +30,25 @@ def side_by_side(ours: Survey, other: Survey) -> Versus:
     if len(found) > ROWS:
         note += f"; shown are the {ROWS} whose largest element differs most"
     pairs = [pair for _, pair in found[:ROWS]]
-    short = elided((pair.full for pair in pairs), LABEL)
-    return Versus([replace(pair, label=short[pair.full]) for pair in pairs], note + ".")
+    short = elided((pair["full"] for pair in pairs), LABEL)
+    return {"pairs": [pair | {"label": short[pair["full"]]} for pair in pairs], "note": note + "."}
 
 
-def _pair(tensor: TensorId, match: TensorId, a: Total, b: Total, several: bool) -> tuple[float, Pair]:
+def _pair(tensor: TensorId, match: TensorId, a: Total, b: Total, several: bool) -> tuple[float, dict[str, Any]]:
     assert a.amax is not None
     assert b.amax is not None
     moved = math.log2(b.amax) - math.log2(a.amax)
     full = label(tensor, several_roots=several)
     dtypes = dict.fromkeys((clean(tensor.dtype, 40), clean(match.dtype, 40)))
-    return abs(moved), Pair(
-        label=full,
-        full=full,
-        kind=KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40)),
-        dtype=" / ".join(dtypes),
-        amax=(number(a.amax), number(b.amax)),
-        moved=f"{moved:+.1f}",
-        subnormal=(_share(a.subnormal, a), _share(b.subnormal, b)),
-        non_finite=(number(a.non_finite), number(b.non_finite)),
-    )
+    return abs(moved), {
+        "full": full,
+        "kind": KIND_TITLES.get(tensor.kind, clean(tensor.kind, 40)),
+        "dtype": " / ".join(dtypes),
+        "amax": (number(a.amax), number(b.amax)),
+        "moved": f"{moved:+.1f}",
+        "subnormal": (_share(a.subnormal, a), _share(b.subnormal, b)),
+        "non_finite": (number(a.non_finite), number(b.non_finite)),
+    }
 
 
 def _share(count: int, total: Total) -> str:

@@ -1,7 +1,10 @@
 """Towers of layers whose activations grow, and towers whose do not."""
 
 from tests.support.samples import Sample
+from tests.support.scanning import fact, scanned, with_scans
 from tests.support.training import Training, normal, tensor
+
+LAYER = "blocks.0.attn.qkv"
 
 
 def tower(factor: float, *, layers: int = 8, start: float = 1.0, dtype: str = "float32") -> Training:
@@ -43,6 +46,35 @@ def near_the_end_of_fp16_but_level() -> Training:
     return tower(1.0, start=700.0, dtype="float16")
 
 
+def recurrence(binades: float, phase: str = "forward", *, calls: int = 50, steps: tuple[int, ...] = (0, 1)) -> Training:
+    """An op that a module repeats; each of its results is larger than the one before, and the last is the output."""
+    course = [2.0 ** (binades * i / 15) for i in range(16)]
+    told = fact(
+        "repeated", "addmm.default", module=LAYER, dtype="float32", phase=phase, calls=calls, rising=1.0, amax=course
+    )
+    run = scanned(told, steps=steps)
+    return run.change(lambda r: r.update(normal(2.0 ** (binades - 3))), kind="output", module=LAYER)
+
+
+def frequencies() -> Training:
+    """`2**i * x` for each i, of which the module returns the sines."""
+    run = recurrence(15.0)
+    return run.change(lambda r: r.update(normal(0.5)), kind="output", module=LAYER)
+
+
+def a_recurrence_with_clipped_gradients() -> Training:
+    return recurrence(18.0, "backward")
+
+
+def a_recurrence_that_settles() -> Training:
+    """It explodes in the first steps only."""
+    return with_scans(recurrence(20.0), 8, 16, 24)
+
+
+def few_repetitions() -> Training:
+    return recurrence(20.0, calls=4)
+
+
 FIRING = {
     "five_times_per_layer": Sample(
         lambda: tower(5.0), module="tower.7", kind="output", severity="warning", says=("limit 2^13", "5 per layer"),
@@ -53,5 +85,25 @@ FIRING = {
     "half_of_it_in_fp16": Sample(
         lambda: tower(2.4, start=10.0, dtype="float16"), module="tower.7", severity="warning",
     ),
+    "a_recurrence": Sample(
+        lambda: recurrence(20.0), 0, module=LAYER, severity="warning", bare=True,
+        says=("activations grow 1.33 times per repetition", "limit 2^13"),
+    ),
+    "gradients_of_a_recurrence": Sample(
+        lambda: recurrence(26.0, "backward"), 0, module=LAYER, severity="warning", bare=True,
+        says=("gradients grow", "limit 2^24"),
+    ),
 }  # fmt: skip
-HEALTHY = {f.__name__: f for f in (a_steady_cell, a_residual_stream, one_large_layer, near_the_end_of_fp16_but_level)}
+HEALTHY = {
+    f.__name__: f
+    for f in (
+        a_steady_cell,
+        a_residual_stream,
+        one_large_layer,
+        near_the_end_of_fp16_but_level,
+        frequencies,
+        a_recurrence_with_clipped_gradients,
+        a_recurrence_that_settles,
+        few_repetitions,
+    )
+}

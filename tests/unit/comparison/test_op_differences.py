@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.comparison.op_alignment import align
+from precdoctor.comparison.op_compare import branches
 from precdoctor.comparison.op_differences import compare_lists
-from precdoctor.comparison.op_tree import branches
 from tests.support.op_lists import LAYERS, Program, network
 
 CHAINS = st.lists(st.integers(0, len(LAYERS) - 1), min_size=2, max_size=8)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from precdoctor.comparison.public_command import without_secrets
+from precdoctor.comparison.baseline import without_secrets
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from precdoctor.numerics.formats import BF16, E5M2, FP16
 from precdoctor.numerics.histogram import ExponentHistogram
-from precdoctor.numerics.loss_scaling import ScalerPolicy, ScalerState, simulate
-from precdoctor.numerics.scaler_search import search
+from precdoctor.numerics.loss_scaling import ScalerPolicy, ScalerState, search, simulate
 from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from precdoctor.recording.deepscan.scan_mode import ScanMode
 from precdoctor.recording.deepscan.schedule import DEFAULT_SCANS, GRANT_NS, Schedule, offset
 from precdoctor.recording.deepscan.window import why_not
-from precdoctor.recording.ops.dispatch_modes import take_off
+from precdoctor.recording.ops.dispatched_ops import take_off
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence
 
@@ -507,6 +507,48 @@ def test_where_it_must_not_look():
     with ScanMode(MEMORY, values=True):
         assert "another dispatch mode" in str(why_not(nn.Linear(2, 2)))
     assert "compiled" in str(why_not(nn.Sequential(torch.fx.symbolic_trace(nn.Linear(2, 2)))))
+
+
+# --- what a module repeats --------------------------------------------------------------------------------------------
+
+
+def repeat(gain: float, times: int = 40):
+    def run(x):
+        for _ in range(times):
+            x = x * gain
+        return x
+
+    return run
+
+
+def test_an_op_that_a_module_repeats_with_ever_larger_results_is_told_by_its_course():
+    found = scan(repeat(2.0), torch.ones(8))["repeated"]
+    assert (found["module"], found["op"], found["calls"], found["rising"]) == ("layer", "aten.mul.Tensor", 40, 1.0)
+    assert len(found["amax"]) == 16
+    assert (found["amax"][0], found["amax"][-1]) == (2.0, 2.0**40)
+
+
+def test_a_recurrence_inside_torchs_own_module_is_told():
+    torch.manual_seed(0)
+    cell = nn.RNN(4, 16, nonlinearity="relu")
+    with torch.no_grad():
+        cell.weight_hh_l0.copy_(1.5 * torch.eye(16))
+    assert scan(cell, torch.randn(40, 2, 4).abs())["repeated"]["calls"] == 40
+
+
+def test_a_sum_in_a_loop_is_no_recurrence_that_grows():
+    def pool(x):
+        total = torch.zeros(8)
+        for _ in range(2000):
+            total = total + x
+        return total
+
+    assert kinds(pool, torch.ones(8)) == set()
+
+
+@pytest.mark.parametrize("run", [repeat(1.0), repeat(1.1), repeat(0.5), repeat(2.0, times=7)])
+def test_repetitions_that_stay_as_large_or_are_few_are_no_fact(run):
+    assert kinds(run, torch.ones(8)) == set()
 
 
 # --- when -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from precdoctor.recording.output.events import EventLog
+from precdoctor.recording.output.step_rows import EventLog
 from precdoctor.recording.slots.step_batch import StepBatch, StepFacts
 
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from precdoctor.recording.output.numeric_flags import flags
+from precdoctor.recording.output.process_facts import flags
 
-READ = "import json; from precdoctor.recording.output.numeric_flags import flags; print(json.dumps(flags()))"
+READ = "import json; from precdoctor.recording.output.process_facts import flags; print(json.dumps(flags()))"
 
 
 def read_after(*lines: str) -> dict[str, object]:

@@ -16,7 +16,7 @@ import precdoctor
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import Bank
 from precdoctor.recording.options import RecordOptions
-from precdoctor.recording.output import numeric_flags
+from precdoctor.recording.output import process_facts
 from precdoctor.recording.output.drain import Drain
 from precdoctor.recording.process.deferral import HeldSignals
 from precdoctor.recording.recorder import Recorder
@@ -85,7 +85,7 @@ def interrupted_once(call, code, wanted) -> bool:
 
 def test_switches_that_cannot_be_read_are_told_from_an_interruption(handler):
     with pytest.raises(Timeout):
-        numeric_flags._read(handler)
+        process_facts._read(handler)
 
 
 def test_a_bank_never_points_to_memory_it_has_given_away():

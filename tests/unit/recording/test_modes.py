@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.microscope.live import LiveTrace
-from precdoctor.recording.ops.dispatch_modes import Retiring, in_backward, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.ops.dispatched_ops import Retiring, in_backward, put_on, retire, retired, sweep, take_off
 
 
 class Counting(TorchDispatchMode):

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from precdoctor.recording.deepscan import op_table
-from precdoctor.recording.deepscan.op_mode import OpMode
+from precdoctor.recording.deepscan.op_list import OpMode
+from precdoctor.recording.deepscan.op_table import print_of, sketch_of
 from precdoctor.recording.deepscan.targets import Targets
-from precdoctor.recording.deepscan.tensor_prints import print_of, sketch_of
 from tests.support.op_lists import sketch_of as by_definition
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from precdoctor.recording.microscope.optimizer_facts import bad_settings
-from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
+from precdoctor.recording.microscope.optimizer_replay import bad_settings, replay_step, replay_until_closure
 
 
 def stepped(kind, gradient, **how):

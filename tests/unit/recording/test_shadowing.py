@@ -14,7 +14,7 @@ from precdoctor.errors import UsageError
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.shadowing import wide_replay
 from precdoctor.recording.shadowing.relative_errors import ratio, relative_l2
-from precdoctor.recording.shadowing.widening import RefusedError, Watching, Widened
+from precdoctor.recording.shadowing.wide_replay import RefusedError, Watching, Widened
 
 finite = st.floats(-(2.0**10), 2.0**10, width=32).filter(lambda x: x == 0.0 or abs(x) > 2.0**-10)
 

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from precdoctor.recording.steps.skip_streak import MAX_SKIPS, Streak  # noqa: E402
+from precdoctor.recording.steps.step_attempt import MAX_SKIPS, Streak  # noqa: E402
 
 
 def after(*bad: bool) -> Streak:

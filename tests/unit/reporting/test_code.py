@@ -5,7 +5,7 @@ import ast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from precdoctor.reporting.code import fitted
+from precdoctor.reporting.finding_view import fitted
 
 
 def test_a_comment_behind_a_wide_line_goes_above_it():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 
 from precdoctor.reporting.console import make_console
-from precdoctor.reporting.names import Name, wrapped
+from precdoctor.reporting.tables import Name, wrapped
 
 
 @pytest.mark.parametrize(

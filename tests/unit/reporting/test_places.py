@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Source
-from precdoctor.reporting.checkout import repository_file, tracked
 from precdoctor.reporting.outputs import WRITERS, Report
-from precdoctor.reporting.places import FileLine, file_line, script
+from precdoctor.reporting.places import FileLine, file_line, repository_file, script, tracked
 from tests.support.diagnoses import BROKEN, OVERFLOW
 
 FILES = {

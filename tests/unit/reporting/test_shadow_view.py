@@ -11,7 +11,7 @@ import pytest
 
 from precdoctor.diagnosis.survey.shadow_errors import Limits, Piece, Shadowed
 from precdoctor.numerics.formats import FORMATS
-from precdoctor.reporting import shadow_report, shadow_view
+from precdoctor.reporting import shadow_view
 from precdoctor.reporting.console import make_console
 from precdoctor.reporting.json_report import schema
 from tests.support.hostile import NAMES
@@ -66,7 +66,7 @@ def test_the_sentence_says_it(name):
 @pytest.mark.parametrize("name", FULL)
 def test_json_is_of_its_schema_and_of_the_same_verdict(name):
     found, _ = FULL[name]
-    document = json.loads(json.dumps(shadow_report.document(found, RUN, Limits()), allow_nan=False))
+    document = json.loads(json.dumps(shadow_view.document(found, RUN, Limits()), allow_nan=False))
     jsonschema.validate(document, schema("shadow"))
     assert (document["verdict"], document["sentence"]) == shadow_view.verdict(found, Limits())
     assert sum(p["guilty"] for p in document["pieces"]) == (document["verdict"] == "precision")

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 
-from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, Link, call_chains, chains, rising_share, slope
 from precdoctor.diagnosis.survey.histories import watched_steps
+from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.rows import known_format, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.scans import (
+    Fact,
+    Group,
+    check_facts,
+    elsewhere_words,
+    op_words,
+    place_finding,
+    place_words,
+    stands,
+)
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -22,6 +33,11 @@ between layers. Half of that growth is enough if the last output is within `head
 its format. A residual stream adds up: the RMS of L layers grows by about sqrt(L), in trained transformers by a factor
 of 100 and more. That is no finding, unlike a factor that repeats from layer to layer. The calls of one module that a
 step calls at least `min_calls` times, as it does a recurrent cell, also form such a chain.
+
+Inside a module an op that it repeats forms one (`nn.RNN`, a loop over time steps or iterations): the amax of its
+results grows by a factor, and not as a sum does, on half of the deep-scanned steps or more. Forward, the limits are the
+same, and what has grown must reach the module's output, not only a sine of it. Backward the limit is
+`gradient_growth`.
 """,
     matters="""
 Growth by a factor per layer is exponential in depth: with a few more layers or a slightly larger learning rate the last
@@ -36,7 +52,7 @@ Normalise between the layers, or draw the weights with a gain that fits the acti
 scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding states the excess gain of each layer.
 """,
     confidence="""
-0.85; 0.7 if fewer than four steps were recorded or the chain has fewer than six layers.
+0.85; 0.7 if fewer than four steps were recorded or the chain has fewer than six layers, or one scan alone shows it.
 """,
     references=(
         "He et al., Delving Deep into Rectifiers, arXiv:1502.01852 (initialisation that keeps the variance)",
@@ -44,9 +60,94 @@ scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding s
     ),
 )
 
+#: Binades by which a module's output may lie below what has grown inside it. Chosen empirically.
+_AS_LARGE = 4.0
+
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the chain that grows most."""
+    """One finding: the chain that grows most, else the op whose repetitions do."""
+    along = _along_layers(view, options)
+    if along.findings:
+        return along
+    repeated = check_facts(
+        view, ("repeated",), lambda f: _excess(view, f, options), lambda g: _repeated(view, g, options),
+        seen="no op whose results grow as a module repeats it", keep=lambda g: stands(view, g),
+    )  # fmt: skip
+    if repeated.findings:
+        return Checked(repeated.findings[:1], repeated.reason)
+    return repeated if along.status is Status.NOT_APPLICABLE else along
+
+
+# -- repetitions of an op ---------------------------------------------------------------------------------------------
+
+
+def _course(fact: Fact) -> list[float]:
+    """Amax of the results of some repetitions, from the first to the last."""
+    values = fact.data.get("amax")
+    return [v for x in values if (v := real(x))] if isinstance(values, list) else []
+
+
+def _excess(view: RunView, fact: Fact, options: Options) -> float:
+    """Growth over its limit, from one on; else 0."""
+    course = _course(fact)
+    if len(course) < 2 or fact.count("calls") < options["min_calls"]:
+        return 0.0
+    if fact.number("rising") < options["consistent_share"]:
+        return 0.0
+    grown, limit = math.log2(course[-1] / course[0]), options["gradient_growth"]
+    if not fact.backward:
+        if not _reaches_output(view, fact, course[-1]):
+            return 0.0
+        fmt = known_format(fact.dtype)
+        near = fmt is not None and fmt.headroom(course[-1]) <= options["headroom"]
+        limit = (0.5 if near else 1.0) * options["growth"]
+    return grown / limit if grown >= limit else 0.0
+
+
+def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
+    """Whether an output of the module, of any one below a top-level module, is about as large on the scanned step."""
+    rows = [r for r in view.any_rows(fact.step) if r.kind == "output" and r.root == fact.root]
+    outputs = [r.amax for r in rows if r.amax and fact.module in ("", r.module)]
+    return bool(outputs) and max(outputs) * 2.0**_AS_LARGE >= last
+
+
+def _repeated(view: RunView, group: Group, options: Options) -> Finding:
+    fact, course = group.worst, _course(group.worst)
+    calls, grown = fact.count("calls"), math.log2(course[-1] / course[0])
+    gain, what = 2.0 ** (grown / (calls - 1)), "gradients" if fact.backward else "activations"
+    limit = options["gradient_growth" if fact.backward else "growth"]
+    lost = " What the first of them add to a gradient of the weights, FP32 rounds away." if fact.backward else ""
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"{what} grow {gain:.3g} times per repetition {place_words(fact)}: {course[0]:.2g} at the first, "
+        f"{course[-1]:.2g} at the {calls}th{fact.line}",
+        message=f"{op_words(fact)} runs {calls} times, and the amax of its results goes from {course[0]:.3g} to "
+        f"{course[-1]:.3g}. That is growth by 2^{grown:.1f} (limit 2^{limit:g}), a factor of {gain:.3g} per repetition."
+        f"{lost}{elsewhere_words(group)}",
+        certain=(
+            0.85 if len(group.steps) > 1 else 0.7,
+            f"it grows in {percent(fact.number('rising'))} of the repetitions",
+        ),
+        limits={"growth": limit},
+        prescription=Prescription(
+            title=f"divide the recurrence's initial weights by {gain:.3g}: last / first {2.0**grown:.2g} -> about 1",
+            change={"modules": fact.module, "initial_gain": {"from": gain, "to": 1.0}},
+            predicted={"last_to_first_amax": {"from": 2.0**grown, "to": 1.0}},
+            snippet=(
+                "import torch\n\n"
+                "with torch.no_grad():  # at initialisation; what the last state is multiplied by\n"
+                f"    recurrent_weight.div_({gain:.3g})\n"
+            ),
+        ),
+    )
+
+
+# -- layers, and calls of a module ------------------------------------------------------------------------------------
+
+
+def _along_layers(view: RunView, options: Options) -> Checked:
     known = [
         *chains(view, "output", int(options["min_layers"])),
         *call_chains(view, "output", int(options["min_calls"])),
@@ -164,8 +265,10 @@ RULE = Rule(
                    "From 1 to FP16's largest number are 16; amax is commonly 2 to 3 binades above the RMS."),
         RuleOption("headroom", 4.0, "binades", "Headroom of the last layer's RMS below which half of it is enough.",
                    "Chosen empirically: amax is commonly 4 to 8 times the RMS, and two binades vary between batches."),
+        RuleOption("gradient_growth", 24.0, "binades", "Minimum growth of gradients over the repetitions of an op.",
+                   "FP32 has 24 significant bits: added to the last share of a weight's gradient, the first is lost."),
         RuleOption("min_layers", 4.0, "layers", "Minimum length of a chain.", "A trend needs a few points.", 3.0),
-        RuleOption("min_calls", 8.0, "calls", "Minimum number of calls of a module in a step.",
+        RuleOption("min_calls", 8.0, "calls", "Minimum number of calls of a module in a step, or of runs of an op.",
                    "A module that two or three inputs share is no recurrence.", 3.0),
         RuleOption("consistent_share", 0.75, "fraction", "Minimum share of the steps from layer to layer that go up.",
                    "Chosen empirically: one large layer is not growth with depth.", maximum=1.0),

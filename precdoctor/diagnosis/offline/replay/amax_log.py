@@ -9,18 +9,16 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
-from precdoctor.diagnosis.survey.histogram_columns import magnitudes, with_exponents
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, magnitudes, with_exponents
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cast_counts import HistogramTable
 
 _KEY = ("root", "module", "kind", "name")
 #: Rows whose histograms are held at a time.
 _AT_ONCE = 1 << 14
 Key = tuple[str, str, str, str]
-_Ints = npt.NDArray[np.int64]
-_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +31,9 @@ class AmaxLog:
     """
 
     keys: list[Key]
-    bounds: _Ints
-    steps: _Ints
-    amax: _Floats
+    bounds: Ints
+    steps: Ints
+    amax: Floats
     non_finite: npt.NDArray[np.bool_]
 
     @classmethod
@@ -65,21 +63,21 @@ class AmaxLog:
         )
 
     @cached_property
-    def numbers(self) -> _Ints:
+    def numbers(self) -> Ints:
         """Every step there is, in order."""
         return np.unique(self.steps)
 
     @cached_property
-    def _places(self) -> _Ints:
+    def _places(self) -> Ints:
         """Tensor and step of every entry as one increasing number."""
         owner = np.repeat(np.arange(len(self.keys)), np.diff(self.bounds))
-        places: _Ints = owner * self.numbers.size + np.searchsorted(self.numbers, self.steps)
+        places: Ints = owner * self.numbers.size + np.searchsorted(self.numbers, self.steps)
         return places
 
-    def rows_of(self, code: _Ints, steps: _Ints) -> _Ints:
+    def rows_of(self, code: Ints, steps: Ints) -> Ints:
         """The entries of tensors ``code`` at ``steps``, which must be there."""
         wanted = code * self.numbers.size + np.searchsorted(self.numbers, steps)
-        found: _Ints = np.searchsorted(self._places, wanted)
+        found: Ints = np.searchsorted(self._places, wanted)
         return found
 
 
@@ -92,7 +90,7 @@ def vectors(view: RunView) -> Iterator[Key]:
                     yield text(root.get("name")), text(parameter.get("module")), "weight", text(parameter.get("name"))
 
 
-def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[HistogramTable, _Ints, _Ints]]:
+def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[HistogramTable, Ints, Ints]]:
     """Histograms of some thousand rows at a time, their entries in the amax log, and their tensors."""
     frame = view.measured((), kinds, columns=("amax", "exp_lo", "exp_hist"))
     known, tensors = {key: i for i, key in enumerate(log.keys)}, groups(frame, _KEY)

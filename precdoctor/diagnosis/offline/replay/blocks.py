@@ -14,8 +14,7 @@ import numpy as np
 
 from precdoctor.diagnosis.offline.replay.amax_log import vectors
 from precdoctor.diagnosis.offline.replay.fp8 import KINDS, RecipeReplay, TensorReplay
-from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, largest
-from precdoctor.diagnosis.survey.histogram_columns import magnitudes
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, largest, magnitudes
 from precdoctor.diagnosis.survey.measures import lists
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import CorruptRunError, NothingRecordedError, UsageError

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from precdoctor.diagnosis.offline.replay.amax_log import AmaxLog, exponents_of
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cast_counts import CastCounts, cast_counts
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
@@ -37,9 +38,6 @@ CANDIDATES: tuple[Recipe, ...] = (
 )
 #: A recipe that flushes no more than this is judged by what it saturates.
 FLUSHED_TARGET = 0.005
-
-_Ints = npt.NDArray[np.int64]
-_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,7 @@ def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
     return min((r for r in replays if r.recipe.startswith("delayed")), key=lambda r: r.rank)
 
 
-def _within(steps: _Ints, wanted: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
+def _within(steps: Ints, wanted: tuple[int | None, int | None]) -> npt.NDArray[np.bool_]:
     first, stop = wanted
     within: npt.NDArray[np.bool_] = steps >= (first or 0)
     return within if stop is None else within & (steps < stop)
@@ -267,7 +265,7 @@ class _Scales:
         stale: those of them whose amax saturates.
     """
 
-    scale: _Floats
+    scale: Floats
     counted: npt.NDArray[np.bool_]
     stale: npt.NDArray[np.bool_]
     courses: tuple[_Course, ...]

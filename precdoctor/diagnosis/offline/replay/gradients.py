@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from precdoctor.diagnosis.offline.replay.updates import Update, updates_of
-from precdoctor.diagnosis.survey.frames import firsts, groups, histograms
-from precdoctor.diagnosis.survey.histogram_columns import magnitudes
+from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, magnitudes
 from precdoctor.diagnosis.survey.measures import format_values
 from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
@@ -30,8 +29,6 @@ HISTOGRAMS = 1024
 
 _MODULE = ("root", "module")
 _COLUMNS = ("dtype", "numel", "zero", "amax", "exp_lo", "exp_hist", "scale")
-_Floats = npt.NDArray[np.float64]
-_Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +141,7 @@ class _Evidence:
         if whole.any():
             self._add_exponents(frame[whole], self._slot[at[whole]])
 
-    def _add_exponents(self, frame: pd.DataFrame, slot: _Ints) -> None:
+    def _add_exponents(self, frame: pd.DataFrame, slot: Ints) -> None:
         np.add.at(self._zeros, slot, frame["zero"].to_numpy())
         held = histograms(frame)
         np.add.at(self._counts, (slot[held.whose], held.bins - EXP_MIN), held.counts)
@@ -220,7 +217,7 @@ class _Evidence:
         return float(np.median(usable)) if usable.size else None
 
 
-def _nearest(limits: Sequence[float]) -> _Floats:
+def _nearest(limits: Sequence[float]) -> Floats:
     """For each entry the nearest finite one's value, the earlier of two; Inf when there is none."""
     values = np.array(limits)
     known = np.flatnonzero(np.isfinite(values))

@@ -12,8 +12,15 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import NothingRecordedError, UsageError
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import FP16, Format
-from precdoctor.numerics.loss_scaling import ScalerPolicy, ScalerReplay, ScalerState, mean_share, simulate
-from precdoctor.numerics.scaler_search import PolicyScore, search
+from precdoctor.numerics.loss_scaling import (
+    PolicyScore,
+    ScalerPolicy,
+    ScalerReplay,
+    ScalerState,
+    mean_share,
+    search,
+    simulate,
+)
 
 #: Backoffs whose tensors are looked up, evenly spread.
 EXAMINED = 16

@@ -21,7 +21,7 @@ from precdoctor.diagnosis.offline.whatif.recipe import LOSS_SCALED, Recipe
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.offline.whatif.trend import Trends
 from precdoctor.diagnosis.survey.measures import entries
-from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.group_prediction import tally_groups
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.tally import Bins, Tally, ragged, tally
@@ -29,7 +29,6 @@ from precdoctor.numerics.tally import Bins, Tally, ragged, tally
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
 
-Integers = npt.NDArray[np.int64]
 
 _ROW_COLUMNS = (
     *("step", "rank", "call", "numel", "zero", "amax", "amin_nonzero", "sum_sq", "exp_lo", "exp_hist", "scale"),
@@ -176,7 +175,7 @@ class _Collector:
             judged |= recipe.take(rows, ids, self._target)
         self._steps.update(np.unique(step[judged]).tolist())
 
-    def _grow(self, batch: pa.RecordBatch, ids: Integers) -> None:
+    def _grow(self, batch: pa.RecordBatch, ids: Ints) -> None:
         """Make room for tensors met for the first time, and keep what their first row says about them."""
         before, now = len(self._first), len(self._keys.known)
         if now == before:
@@ -276,7 +275,7 @@ class _PerRecipe:
             [self._drawn, np.zeros((tensors - len(self._drawn), self._drawn.shape[1]), np.int64)]
         )
 
-    def take(self, rows: _Rows, ids: Integers, target: Target) -> npt.NDArray[np.bool_]:
+    def take(self, rows: _Rows, ids: Ints, target: Target) -> npt.NDArray[np.bool_]:
         """Tally the rows and keep those that are the worst so far; says which rows could be judged.
 
         A row without a non-zero element always can, and says nothing of whether its step had block histograms.
@@ -321,7 +320,7 @@ class _Kept:
     def grow(self, tensors: int) -> None:
         self._at = np.concatenate([self._at, np.full(tensors - self._at.size, -1, dtype=np.int64)])
 
-    def put(self, batch: pa.RecordBatch, rows: Integers, tensors: Integers) -> None:
+    def put(self, batch: pa.RecordBatch, rows: Ints, tensors: Ints) -> None:
         """Let ``rows`` of the batch stand for ``tensors`` from now on."""
         if not rows.size:
             return
@@ -361,10 +360,10 @@ class _Table:
             self._arrays[name] = np.concatenate([old, np.full(size - old.size, value, dtype=old.dtype)])
 
 
-def _exponents(bins: Bins) -> Integers:
+def _exponents(bins: Bins) -> Ints:
     """The exponent each bin is drawn at: that of its middle."""
     middle = np.sqrt(np.maximum(bins.likely_lo, bins.likely_hi / 2.0)) * np.sqrt(np.maximum(bins.likely_hi, 1e-300))
-    out: Integers = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
+    out: Ints = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
     return out
 
 
@@ -384,8 +383,8 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
     return out
 
 
-def _sums(lengths: Integers, values: Integers) -> Integers:
+def _sums(lengths: Ints, values: Ints) -> Ints:
     total = np.concatenate([[0], np.cumsum(values)])
     ends = np.cumsum(lengths)
-    out: Integers = total[ends] - total[ends - lengths]
+    out: Ints = total[ends] - total[ends - lengths]
     return out

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-Integers = npt.NDArray[np.int64]
+from precdoctor.numerics.arrays import Ints
 
 #: What tells tensors apart; steps, ranks and calls of one tensor go together.
 KEY_COLUMNS = ("root", "module", "kind", "name", "dtype")
@@ -35,10 +34,10 @@ class Keys:
         #: The tensors by number.
         self.known: list[TensorKey] = []
 
-    def of(self, batch: pa.RecordBatch) -> Integers:
+    def of(self, batch: pa.RecordBatch) -> Ints:
         """One number per row, shape ``(rows,)``; the batch holds :data:`KEY_COLUMNS`."""
         code = np.zeros(batch.num_rows, dtype=np.int64)
-        columns: list[tuple[list[str], Integers]] = []
+        columns: list[tuple[list[str], Ints]] = []
         for name in KEY_COLUMNS:
             encoded = batch.column(name)
             if not pa.types.is_dictionary(encoded.type):

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.errors import UsageError
 from precdoctor.numerics import blocks
+from precdoctor.numerics.arrays import Bools, Floats
 from precdoctor.numerics.blocks import BlockFormat, ScaleRule
-from precdoctor.numerics.casting_array import Floats
 from precdoctor.numerics.formats import (
     BF16,
     E4M3FN,
@@ -29,8 +28,6 @@ from precdoctor.numerics.formats import (
 )
 from precdoctor.numerics.group_prediction import GROUPINGS
 from precdoctor.numerics.names import find_format
-
-Bools = npt.NDArray[np.bool_]
 
 _WIDE_BITS = 16
 #: dB by which the smaller nine tenths of a Gaussian fall short of the whole (2.0), and a little.

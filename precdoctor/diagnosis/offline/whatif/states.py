@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from precdoctor.diagnosis.offline.whatif.forecast import Answer, Forecast, Question, forecast
+from precdoctor.diagnosis.offline.whatif.recipe import Recipe
 from precdoctor.diagnosis.survey.optimizer_states import is_second_moment
 from precdoctor.diagnosis.survey.parameters import beta2_of, parameter_groups, parameter_label
 from precdoctor.diagnosis.survey.rows import number
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
-from precdoctor.numerics.casting_array import Floats, cast_array
+from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.casting_array import cast_array
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.histogram import ExponentHistogram
-
-if TYPE_CHECKING:
-    from precdoctor.diagnosis.offline.whatif.recipe import Recipe
-    from precdoctor.runlog.reader import Run
+from precdoctor.runlog.reader import Run
 
 #: The default of torch.optim.Adam, AdamW and RMSprop.
 _USUAL_EPS, _USUAL_BETA2 = 1e-8, 0.999

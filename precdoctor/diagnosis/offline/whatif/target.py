@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.numerics.casting_array import Floats
+from precdoctor.numerics.arrays import Floats
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.numerics.tally import Tally
 

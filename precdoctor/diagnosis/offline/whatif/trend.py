@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.casting_array import Floats
-
-Integers = npt.NDArray[np.int64]
+from precdoctor.numerics.arrays import Floats, Ints
 
 
 class Trends:
@@ -22,7 +19,7 @@ class Trends:
         """Make room."""
         self._sums = np.concatenate([self._sums, np.zeros((7, tensors - self._sums.shape[1]))], axis=1)
 
-    def add(self, ids: Integers, steps: Integers, amax: Floats, typical: Floats) -> None:
+    def add(self, ids: Ints, steps: Ints, amax: Floats, typical: Floats) -> None:
         """Add rows; those without a non-zero element say nothing.
 
         Args:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, supported
-from precdoctor.recording.ops.dispatch_modes import take_off
+from precdoctor.recording.ops.dispatched_ops import take_off
 
 
 class Other(TorchDispatchMode):

@@ -269,7 +269,7 @@ def test_the_way_leads_from_the_first_suspicious_tensor_to_the_loss(tmp_path):
     path = [entry("m02", 2), entry("m03", 3, nan=4)]
     finding = Finding("PD101", "x", Severity.ERROR, 0.9, "`m03` fails", "", location, evidence={"path": path})
     card = cards.card(view, finding)
-    states = [(n.label, n.state) for n in card.path]
+    states = [(n["label"], n["state"]) for n in card["path"]]
     assert states[:3] == [("m02", "near"), ("m03", "origin"), ("m04", "after")]
     assert [n for n, s in states if s == "gap"] == ["11 more tensors"]
     assert states[-1] == ("loss", "after") and len(states) <= 9
@@ -281,7 +281,7 @@ def test_evidence_of_the_wrong_shape_is_left_out(tmp_path):
         evidence = {"range": odd, "path": odd, "history": odd, "tensors": odd, "consequences": odd, "detected_at": odd}
         finding = Finding("PD101", "x", Severity.INFO, 1.0, "t", "m", Location(), evidence=evidence)
         card = cards.card(view, finding)
-        assert (card.strip, card.history, card.shares, card.consequences) == (None, None, [], [])
+        assert [card[name] for name in ("strip", "history", "shares", "consequences")] == [None, None, [], []]
 
 
 # -- what was recorded ------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_coverage_adds_up(tmp_path):
     rows = [{"step": s, "module": m, "dtype": d, "numel": n} for s in range(2) for m, d, n in tensors]
     view = opened(tmp_path / "run", rows)
     found = about.coverage(Survey(view))
-    assert [(c.dtype, c.tensors, c.rows, c.elements, c.share) for c in found] == [
+    assert [tuple(c[n] for n in ("dtype", "tensors", "rows", "elements", "share")) for c in found] == [
         ("float16", "1", "2", "60", "75 %"),
         ("float32", "1", "2", "20", "25 %"),
     ]

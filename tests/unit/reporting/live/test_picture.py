@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from precdoctor.reporting.live.picture import EVENT_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, Picture
-from precdoctor.reporting.live.series import MOST, Series
+from precdoctor.reporting.live.picture import EVENT_COLUMNS, MOST, STEP_COLUMNS, TENSOR_COLUMNS, Picture, Series
 from precdoctor.runlog.schema import TABLES
 from tests.support.runs import DEFAULTS
 
