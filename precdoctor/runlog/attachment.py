@@ -29,7 +29,9 @@ def why_nothing_attached(notes: Sequence[Mapping[str, Any]]) -> str:
     Args:
         notes: the objects in attach.jsonl; see ``precdoctor._attach_file.note`` for their events.
     """
-    events = {"transform" if note.get("event") == "model" and note.get("message") else note.get("event") for note in notes}
+    events = {note.get("event") for note in notes}
+    if any(note.get("event") == "model" and note.get("message") for note in notes):
+        events.add("transform")
     for note in notes:
         if note.get("event") == "error":
             return f"the recorder could not start in {note.get('executable')}: {note.get('message')}"
