@@ -20,7 +20,7 @@ def note(run: str, event: str, message: str | None = None) -> None:
         run: the run directory.
         event: ``boot``, ``torch``, ``model`` (one was called), ``backward``, ``armed`` (a rank began: its directory is
             there), ``left out`` (by ``--ranks``) or ``error``.
-        message: what went wrong, for ``error``.
+        message: what went wrong, for ``error``; of ``model`` where it was called, if that was inside torch.func.
     """
     said = "null" if message is None else _quoted(message)
     where = _quoted(sys.executable or "")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: The events, the furthest first.
+#: The events, the furthest first; ``transform`` is ``model`` with a message.
 _FURTHEST = {
     "armed": "a process began to record, but its directory is gone",
     "left out": "no process has a rank that --ranks names",
     "backward": "a backward pass ran, but the process was killed before its first optimizer step",
+    "transform": "a model was called inside torch.func, where tensors and gradients cannot be followed, and neither "
+    "`backward` nor an optimizer of torch's ran outside of it",
     "model": "a model was called, but no backward pass and no optimizer step was seen; "
     "`precdoctor record --inference` records such runs",
     "torch": "torch was imported, but no module was ever called and no optimizer stepped",
@@ -28,6 +30,8 @@ def why_nothing_attached(notes: Sequence[Mapping[str, Any]]) -> str:
         notes: the objects in attach.jsonl; see ``precdoctor._attach_file.note`` for their events.
     """
     events = {note.get("event") for note in notes}
+    if any(note.get("event") == "model" and note.get("message") for note in notes):
+        events.add("transform")
     for note in notes:
         if note.get("event") == "error":
             return f"the recorder could not start in {note.get('executable')}: {note.get('message')}"

@@ -55,6 +55,7 @@ _ROOT: Final[Shape] = {
 _OPTIMIZER: Final[Shape] = {
     "name!": "text",
     "class": "text",
+    "package": "text",
     "intended_update": "text",
     "groups": Each(Each("free", keyed=True)),
 }

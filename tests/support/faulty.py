@@ -478,6 +478,26 @@ def softmin(values):
     return -0.1 * (weights.sum(-1).log() + top.squeeze(-1))
 
 
+@fault("PD101", None, module="0", reads=True)
+def an_inner_loop_diverges():
+    """The step's own weights are finite; those that the inner step has computed of them are not."""
+    torch.manual_seed(0)
+    net, losses = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), []
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+    for step in range(5):
+        weights, x = dict(net.named_parameters()), torch.randn(8, 4)
+        inner = torch.func.functional_call(net, weights, (x,)).square().mean()
+        grads = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
+        rate = math.inf if step == BAD_STEP else 0.1
+        fast = {name: w - rate * g for (name, w), g in zip(weights.items(), grads, strict=True)}
+        loss = torch.func.functional_call(net, fast, (x,)).square().mean()  # here
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, [net])
+
+
 @fault("PD103", None, module="")
 def a_softmin_of_nothing():
     """What the exponential is of is in no graph: infinities were put there, and nobody saved the difference."""

@@ -194,7 +194,7 @@ class ScanMode(WindowMode):
         within = name.endswith("_")
         if not within:
             self._audit.born(result)
-        if any(map(_is_elsewhere, results)):
+        if any(map(_is_elsewhere, whole)):
             return
         sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
         stays = any(x is not None for x in self._old)
@@ -253,7 +253,7 @@ class ScanMode(WindowMode):
             self._audit.born(result)
         if phase == "backward" and not func.is_view:
             self._micro_steps.made(result)
-        if name in UNINITIALISED or any(map(_is_elsewhere, results)):
+        if name in UNINITIALISED or any(map(_is_elsewhere, whole)):
             return
         where = self.where(phase, sequence)
         if phase == "recompute":

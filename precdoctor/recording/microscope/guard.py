@@ -266,7 +266,7 @@ class Guard:
             context.event("incident", id=number, data=data)
         for row in rows:
             context.event("op", **row)
-        name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".")
+        name = self.full_name(first).partition("/")[2].strip("/").replace("/", ".") or "a parameter"
         attach.say(f"step {context.step}: the optimizer made {name} non-finite; training goes on")
 
     def _report_state(self, optimizer: torch.optim.Optimizer, poisoned: list[Poisoned]) -> None:

@@ -107,7 +107,7 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
         given = call.bound or {name: _before(call, name, own[name]) for name in call.writes if name in own}
         bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in given.items()}
         for name, x in bound.items():
-            tracer.note(x, External("weight", name))
+            tracer.note(x, External("computed" if name in call.computed else "weight", name))
         step = module if type(module) is CompiledFunction and module.trains else None
         with tracer, gradients_aside(list(static.parameters(module)) if step is not None else []):
             result = (

@@ -42,8 +42,8 @@ _MAX_WRITERS = 64
 
 @dataclass(frozen=True)
 class External:
-    """A tensor that existed before the trace: ``kind`` is weight, buffer, batch, argument (made by the code
-    between two top-level modules) or constant.
+    """A tensor that existed before the trace: ``kind`` is weight, computed (a weight that the step made of
+    others), buffer, batch, argument (made by the code between two top-level modules) or constant.
     """
 
     kind: str

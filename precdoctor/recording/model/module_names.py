@@ -23,6 +23,7 @@ _WRAPPERS = {
     "DeepSpeedEngine": "module",
     "PipelineEngine": "module",
     "Float16Module": "module",
+    "_FabricModule": "_forward_module",
 }
 _PREFIXES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 #: What stands for a compiled function in replays: the modules it uses are roots, not its own.
@@ -150,9 +151,9 @@ class Names:
             self._parameters[id(other)] = (weakref.ref(other), *found)
 
     def trained_weights(self) -> list[torch.Tensor]:
-        """The parameters of every root that a backward pass went through."""
+        """The parameters of every root that a backward pass went through, but for those an inner loop has computed."""
         models = [module for root in self.roots.values() if root.trained and (module := root.module()) is not None]
-        return list({id(p): p for module in models for p in static.parameters(module)}.values())
+        return list({id(p): p for module in models for p in static.parameters(module) if p.is_leaf}.values())
 
     def search_parameter(self, parameter: torch.Tensor) -> tuple[Place, str] | None:
         """Like :meth:`parameter`; reads the trees again for one put there since (``.to()``, weight tying, adapters)."""

@@ -303,7 +303,7 @@ class OptimizerHooks:
             if self._recorder.live:
                 self._rows.updates(attempt)
                 self._rows.states(attempt)
-        attempt.before, attempt.given = {}, []
+        attempt.before, attempt.gradients, attempt.given = {}, {}, []
         if not (attempt.by_scaler or attempt.by_library):
             self._close(attempt)
 

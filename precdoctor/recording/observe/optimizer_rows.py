@@ -181,6 +181,7 @@ class OptimizerRows:
                 budget -= size
                 taken += 1
                 attempt.before[id(parameter)] = dense.detach().clone()
+                attempt.gradients[id(parameter)] = parameter.grad
         self._next_copied = start + taken
 
     def updates(self, attempt: Attempt) -> None:
@@ -195,12 +196,13 @@ class OptimizerRows:
             for held in self._held(attempt.optimizer):
                 parameter = held.parameter
                 before = attempt.before.get(id(parameter))
-                if before is None or parameter.grad is None:
+                grad = attempt.gradients.get(id(parameter)) if parameter.grad is None else parameter.grad
+                if before is None or grad is None:
                     continue
                 with kernels.apart_from_user_modes():
                     after = tensor_leaves.plain(parameter)
                     if last[0] is not parameter:  # several parts of one
-                        intended = intended_update(attempt.optimizer, parameter, before, held.group, corrections)
+                        intended = intended_update(attempt.optimizer, parameter, grad, before, held.group, corrections)
                         last = parameter, intended
                     intended = last[1]
                     if after is None or intended is None or not after.shape == before.shape == intended.shape:

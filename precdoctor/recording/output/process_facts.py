@@ -51,8 +51,9 @@ class Facts:
             plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
             groups.append({**plain, "parameters": len(parameters_in(group))})
         self._noted += 1
-        kind = static.text(type(optimizer).__name__)
-        self._optimizers[name] = {"name": name, "class": kind, "intended_update": intended_update, "groups": groups}
+        kind, package = type(optimizer), static.text(type(optimizer).__module__).partition(".")[0]
+        self._optimizers[name] = {"name": name, "class": static.text(kind.__name__), "package": package,
+                                  "intended_update": intended_update, "groups": groups}  # fmt: skip
 
     def scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Note a loss scaler."""

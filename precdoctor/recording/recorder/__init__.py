@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from precdoctor import _attach_file
@@ -106,7 +107,8 @@ class Recorder:
             self.facts = Facts(self._write_facts, self.names)
             self.state = "armed"
             self._begin_step(self.step)
-            _attach_file.note(str(self.run), "model")
+            inside = torch._C._functorch.maybe_current_level() is not None
+            _attach_file.note(str(self.run), "model", "inside torch.func" if inside else None)
             attach.at_exit(self.close)
             for message in self.warnings:
                 self.event("warning", data={"message": message})

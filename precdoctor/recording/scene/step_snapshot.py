@@ -62,6 +62,8 @@ class RootCall:
     stand_in: bool = False
     #: ``torch.func.functional_call``: the tensors that stood for its parameters, by name.
     bound: Mapping[str, Tensor] = field(default_factory=dict)
+    #: Names of those that the step has computed from others: by an inner loop, by a network that makes weights.
+    computed: frozenset[str] = frozenset()
     #: Values before the call of buffers that forward passes write to, by ``id``.
     buffers: Mapping[int, Tensor] = field(default_factory=dict)
     #: Names of parameters that forward passes write to; and of the call that was the first, what it found.
@@ -187,7 +189,9 @@ class Scene:
         )
         if first is not None and not issubclass(type(first), nn.Parameter):
             keep = _copied if self._copying else _without_graph
-            call.bound = {name: keep(x) for name, x in static.named_parameters(module)}
+            own = dict(static.named_parameters(module))
+            call.bound = {name: keep(x) for name, x in own.items()}
+            call.computed = frozenset(name for name, x in own.items() if x.grad_fn is not None)
         for _, x, _ in versions:
             self._afford(x)
         for x in call.bound.values():

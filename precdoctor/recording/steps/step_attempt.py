@@ -46,6 +46,8 @@ class Attempt:
         self.aside: GradientsAside | None = None
         #: Copies of weights from before the step, by id of the parameter.
         self.before: dict[int, Tensor] = {}
+        #: Their gradients, by reference: an optimizer may clear them within its step.
+        self.gradients: dict[int, Tensor | None] = {}
         #: The gradients that a step with a closure began with, and their version counters.
         self.given: list[tuple[Tensor, Tensor, int]] = []
         #: Optimizers that this one drives, and that stepped.

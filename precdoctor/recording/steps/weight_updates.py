@@ -103,6 +103,7 @@ def intention_of(optimizer: torch.optim.Optimizer) -> str:
 def intended_update(
     optimizer: torch.optim.Optimizer,
     parameter: Tensor,
+    grad: Tensor,
     before: Tensor,
     group: Group,
     corrections: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
@@ -111,18 +112,16 @@ def intended_update(
 
     Args:
         optimizer: after its step.
-        parameter: one of its parameters, with the gradient of that step still there.
+        parameter: one of its parameters.
+        grad: its gradient of that step.
         before: a copy of its values from before the step, as ``leaves.plain`` gives them: of this rank's shard.
         group: the parameter group it is in.
         corrections: as :func:`corrections_on_device` gives them.
 
     Returns:
         dw, of Adam in its terms; for optimizers not known here the gradient itself, whose zeros are those of dw; null
-        where neither exists.
+        where it has no memory of its own.
     """
-    grad = parameter.grad
-    if grad is None:
-        return None
     if grad.layout is not torch.strided:
         grad = grad.to_dense()
     local = tensor_leaves.plain(grad.detach())

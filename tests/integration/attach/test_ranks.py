@@ -357,6 +357,26 @@ def test_a_run_without_training_says_what_would_record_it(server):
     assert shown.err.count("precdoctor record --inference") == 1
 
 
+PURE = """
+import torch
+
+net, x = torch.nn.Linear(8, 1), torch.randn(4, 8)
+weights = {name: w.detach() for name, w in net.named_parameters()}
+for _ in range(3):
+    grads = torch.func.grad(lambda w: torch.func.functional_call(net, w, (x,)).square().mean())(weights)
+    weights = {name: w - 0.1 * grads[name] for name, w in weights.items()}
+"""
+
+
+def test_a_training_inside_torch_func_says_that_it_cannot_be_followed(server):
+    script(server, "pure.py", PURE)
+    run = record(server, "pure.py", run=server / "pure")
+    assert run.status == 0 and not run.ranks
+    (said,) = run.said
+    assert said.startswith("nothing was recorded: a model was called inside torch.func")
+    assert "--inference" not in said
+
+
 def test_each_call_of_a_model_is_a_step_of_an_inference_run(server):
     run = record(server, "--inference", "--", *warm("server.py", "-1"), run=server / "healthy")
     assert run.steps() == list(range(12)), run.err

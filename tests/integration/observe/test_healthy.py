@@ -11,7 +11,8 @@ HEALTHY = [
     "gpt", "gpt_checkpoint", "gpt_checkpoint_reentrant", "gpt_accumulate", "gpt_bf16_autocast", "gpt_compiled",
     "fresh_scaler", "dead_units", "distillation", "warm_up", "sparse_rows", "recurrent", "gan", "gradient_penalty",
     "zero_initialised", "padded", "late_adapter", "cnn", "encoder", "odd_outputs", "evaluations", "submodules",
-    "lbfgs", "closure_adam", "hand_scaled", "weighted_loss", "caught_exception", "functional_loss",
+    "lbfgs", "closure_adam", "cleared_in_step", "inner_loop", "hand_scaled", "weighted_loss", "caught_exception",
+    "functional_loss",
     "fp8_checkpointed", "fp8_scaled_mm", "fp8_three_products", "fp8_compiled", "spectral",
 ]  # fmt: skip
 

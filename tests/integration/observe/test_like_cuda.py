@@ -246,9 +246,9 @@ def counted(t, group):
     return corrections(t, group)
 weight_updates._corrections = counted
 intended = optimizer_rows.intended_update
-def compared(optimizer, parameter, before, group, given):
-    found = intended(optimizer, parameter, before, group, given)
-    alone = intended(optimizer, parameter, before, group)
+def compared(optimizer, parameter, grad, before, group, given):
+    found = intended(optimizer, parameter, grad, before, group, given)
+    alone = intended(optimizer, parameter, grad, before, group)
     counts.pop()
     whole.append(bool(torch.eq(found.factor, alone.factor) & torch.eq(found.root, alone.root)))
     return found

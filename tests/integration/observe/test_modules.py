@@ -164,7 +164,7 @@ def test_rank_json_describes_roots_optimizers_and_scalers(zoo):
         "tied": ["head.weight"],
     } in root["parameters"]  # fmt: skip
     (optimizer,) = facts["optimizers"]
-    assert optimizer["class"] == "AdamW" and optimizer["intended_update"] == "exact"
+    assert (optimizer["class"], optimizer["package"], optimizer["intended_update"]) == ("AdamW", "torch", "exact")
     assert optimizer["groups"][0]["lr"] == 1e-3
     (scaler,) = facts["scalers"]
     assert scaler["init_scale"] == 1024.0 and scaler["growth_interval"] == 3

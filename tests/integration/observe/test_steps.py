@@ -104,6 +104,12 @@ def test_a_closure_runs_inside_the_step_it_belongs_to(zoo):
     assert len(zoo.steps("lbfgs")) == 3
 
 
+def test_updates_of_an_optimizer_that_clears_gradients_within_its_step(zoo):
+    updates = zoo.rows("cleared_in_step", step=1, kind="update")
+    assert len(updates) == 4 and (updates["unchanged"] == 0).all()
+    assert updates["amax"].tolist() == pytest.approx([0.01] * 4, rel=1e-4)
+
+
 def test_the_lost_update_fraction_is_small_in_fp32_and_zero_weight_changes_at_lr_zero_are_not_lost(zoo):
     assert zoo.steps("gpt")["lost_update_fraction"].max() < 0.05
     first = zoo.rows("warm_up", step=0, kind="update")

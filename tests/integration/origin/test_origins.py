@@ -97,6 +97,11 @@ def test_the_sample_is_named(faulty):
     assert "sample 2 at [2, 1]" in finding.message
 
 
+def test_an_eps_that_the_format_flushes_is_named(faulty):
+    (finding, *_) = faulty.findings("adam_on_half_weights")
+    assert "exact zeros; eps 1e-08 is 0 in float16." in finding.message
+
+
 def test_a_poisoned_buffer_is_named_at_the_step_it_happened_although_no_loss_shows_it(faulty):
     (finding,) = faulty.findings("running_variance_overflows")
     assert (finding.location.step, finding.location.kind) == (BAD_STEP, "buffer")

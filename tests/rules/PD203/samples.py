@@ -53,13 +53,13 @@ def unreached() -> Training:
     return run
 
 
-def one_of_two(name: str = "weight") -> Training:
+def one_of_two(name: str = "weight", part: str = "") -> Training:
     """The layer's other parameter is trained: it is fed zeros, or its reverse direction is read where it begins."""
     run, up = dead("blocks.0.mlp.up"), "blocks.0.mlp.up"
     for step, rows in run.tensors.items():
         for row in rows:
             if row["kind"].startswith("weight_grad") and row["module"] == up:
-                row["name"] = name
+                row |= {"name": name, "module": f"{up}{part}"}
         rows.append(tensor(step, "weight_grad", up, None, name="other", dtype="float32", **normal(1.0)))
     return run
 
@@ -218,6 +218,10 @@ FIRING = {
     "sequences_of_one_step": Sample(
         lambda: one_of_two("weight_hh_l0"), module="blocks.0.mlp.up", kind="weight_grad", severity="info",
         says=("sequences of one step",),
+    ),
+    "sequences_of_one_step_under_weight_norm": Sample(
+        lambda: one_of_two("original1", ".parametrizations.weight_hh_l0"), kind="weight_grad", severity="info",
+        module="blocks.0.mlp.up.parametrizations.weight_hh_l0", says=("sequences of one step",),
     ),
     "two_ranks": Sample(
         lambda: on_two_ranks(0, 1), module="blocks.0.mlp.up", kind="weight_grad", severity="warning", rank=...,

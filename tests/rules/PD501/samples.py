@@ -34,11 +34,11 @@ def a_third() -> Training:
     return weights("bfloat16", NUMEL // 3, NUMEL // 3, -9, [NUMEL // 3, NUMEL - NUMEL // 3])
 
 
-def optimizer_of_ones_own(run: Training, classname: str = "SignSGD") -> Training:
-    """What it means to do to a weight is not known, nor how it rounds."""
+def optimizer_of_ones_own(run: Training, classname: str = "SignSGD", package: str = "") -> Training:
+    """What it means to do to a weight is not known, nor how it rounds; old logs lack the package of its class."""
     group = {"lr": 1e-3, "parameters": 8}
     optimizer = {"name": f"{classname}#0", "class": classname, "intended_update": "gradient", "groups": [group]}
-    run.facts = {**FACTS, "optimizers": [optimizer]}
+    run.facts = {**FACTS, "optimizers": [optimizer | ({"package": package} if package else {})]}
     return run
 
 
@@ -220,5 +220,6 @@ HEALTHY = {
     "few_steps_at_coordinates": lambda: coordinates(3900, steps=6),
     "ordinary_fp32_weights": lambda: coordinates(3900, size=500.0),
     "own_rounds_stochastically": lambda: signed_steps(stochastically),
+    "a_namesake_rounds_stochastically": lambda: optimizer_of_ones_own(signed_steps(stochastically), "Muon", "mine"),
     "own_with_compensation": lambda: signed_steps(with_compensation, steps=24),
 }  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +68,53 @@ def closure_adam() -> Trained:
         return loss
 
     return Trained([optimizer.step(closure).item() for _ in range(3)], [model])
+
+
+class _SignSGD(torch.optim.Optimizer):
+    """Gives the gradients back to the allocator as it goes along."""
+
+    def __init__(self, params) -> None:
+        super().__init__(params, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                grad, parameter.grad = parameter.grad, None
+                parameter.sub_(grad.sign(), alpha=group["lr"])
+
+
+@specimen
+def cleared_in_step() -> Trained:
+    torch.manual_seed(8)
+    model, losses = _small(), []
+    optimizer = _SignSGD(model.parameters())
+    for _ in range(3):
+        loss = _loss(model)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return Trained(losses, [model])
+
+
+@specimen
+def inner_loop() -> Trained:
+    """A module whose weights are the results of an inner step (MAML); warnings about leaves count as losses."""
+    torch.manual_seed(9)
+    model, losses = nn.Linear(8, 1), []
+    fast, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), 1e-2)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            grads = torch.autograd.grad(_loss(model), list(model.parameters()), create_graph=True)
+            for (name, weight), grad in zip(model.named_parameters(), grads, strict=True):
+                fast._parameters[name] = weight - 0.1 * grad
+            loss = _loss(fast)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses += [loss.item(), float(sum("not a leaf" in str(w.message) for w in seen))]
+    return Trained(losses, [model])
 
 
 @specimen

@@ -12,7 +12,7 @@ from precdoctor.diagnosis.survey.op_dtypes import op_dtypes, patterns
 from precdoctor.diagnosis.survey.scans import facts, scans
 from precdoctor.diagnosis.survey.view import RunView
 from tests.support.scanning import fact, scanned, used
-from tests.support.training import Training
+from tests.support.training import FACTS, Training
 
 OVERFLOW = fact("overflow", "mul.Tensor", affected=64, exact_amax=9e4, wrong=64, of=256, seen=0.0, exact=0.9,
                 shown_by=used("mul.Tensor"), hidden_by=used("rsqrt.default"))  # fmt: skip
@@ -62,6 +62,18 @@ def coverage(step: int, module: str, *ops: dict) -> dict:
 
 def op(name: str, inputs: str, outputs: str, **more) -> dict:
     return {"op": f"aten.{name}", "phase": "forward", "inputs": inputs, "outputs": outputs, "calls": 1, **more}
+
+
+@pytest.mark.parametrize(("weights", "change"), [("float32", "state_dtype"), ("bfloat16", "weight_dtype")])
+def test_states_in_the_format_of_the_weights_call_for_wider_weights(weights, change, tmp_path):
+    found = fact("stalled", "mul_.Tensor", moved=9, stalled=9, of=9, tensors=1, bits_missing=2.5, value=1.0, move=1e-3)
+    found["data"] |= {"dtype": "bfloat16", "target": "state", "state": "exp_avg_sq", "name": "head.weight"}
+    (root,) = FACTS["roots"]
+    owned = {**root, "parameters": [{**p, "dtype": weights} for p in root["parameters"]]}
+    run = scanned(found, facts={**FACTS, "roots": [owned]})
+    (finding,) = diagnose(run.write(tmp_path / "run"), select=["PD509"]).findings
+    assert finding.prescriptions[0].change[change] == {"from": "bfloat16", "to": "float32"}
+    assert ("model.float()" in finding.prescriptions[0].snippet) == (weights == "bfloat16")
 
 
 def test_dtypes_by_op_are_those_of_the_last_scan_that_differed(tmp_path):

@@ -483,6 +483,14 @@ def test_an_error_of_the_op_is_the_users():
     assert mode.failure is None
 
 
+def test_what_has_no_values_to_read_does_not_end_the_scan():
+    def shapes_only(x):
+        m = x.to("meta")
+        return m.long(), m > 0, m.half().float(), m.argmax(), torch.zeros_like(m, device="cpu")
+
+    assert not kinds(shapes_only, torch.ones(4, 8))
+
+
 def test_a_mode_left_open_above_ours_stays():
     ours, theirs = ScanMode(MEMORY, values=True), ScanMode(MEMORY, values=True)
     ours.__enter__()

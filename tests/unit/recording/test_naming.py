@@ -28,6 +28,12 @@ class DistributedDataParallel(nn.Module):  # the real one wants a process group;
         self.module = module
 
 
+class _FabricModule(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self._forward_module = self._original_module = module
+
+
 def compiled(module):
     return torch.compile(module, backend="eager")
 
@@ -55,7 +61,16 @@ def test_shared_modules_and_tied_parameters_keep_their_first_name(names):
     assert (place.module, own) == ("body.0", "weight")
 
 
-@pytest.mark.parametrize("wrap", [DistributedDataParallel, compiled, lambda m: DistributedDataParallel(compiled(m))])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        DistributedDataParallel,
+        _FabricModule,
+        compiled,
+        lambda m: DistributedDataParallel(compiled(m)),
+        lambda m: _FabricModule(DistributedDataParallel(m)),
+    ],
+)
 def test_wrappers_leave_no_trace_in_names(names, wrap):
     net = Net()
     wrapped = wrap(net)

@@ -11,7 +11,7 @@ from precdoctor.recording.steps.weight_updates import intention_of
 
 
 def intended_update(optimizer, weight, before, group):
-    found = weight_updates.intended_update(optimizer, weight, before, group)
+    found = weight_updates.intended_update(optimizer, weight, weight.grad, before, group)
     return found.update(before) if isinstance(found, Adam) else found
 
 
@@ -108,9 +108,3 @@ def test_unknown_optimizers_fall_back_to_the_gradient():
         assert intention_of(optimizer) == "gradient"
         intended = intended_update(optimizer, weight, torch.ones(3), optimizer.param_groups[0])
         assert (intended != 0).tolist() == [False, True, True]
-
-
-def test_without_a_gradient_there_is_no_intention():
-    weight = torch.nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.Adam([weight])
-    assert intended_update(optimizer, weight, torch.ones(3), optimizer.param_groups[0]) is None

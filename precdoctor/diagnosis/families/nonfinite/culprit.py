@@ -18,7 +18,7 @@ from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Cul
 from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay, replay_at
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import class_of, is_loss_module
-from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.rows import known_format, number
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.nonfinite import can_make
 
@@ -46,9 +46,19 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
     at = culprit_op(replay) if replay is not None and replay.outcome == "origin" else None
     if replay is None or at is None:
         return None
-    return Culprit(
-        replay, at, culprit_phase(view, replay, at), op_cause(replay, at, gradient_scale(view, process, step))
-    )
+    cause = op_cause(replay, at, gradient_scale(view, process, step))
+    if cause.name == "optimizer-division-by-zero" and not at.op.name.startswith("optim."):
+        lost = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
+        cause = Cause(cause.name, cause.confidence, f"{cause.why}; {lost}" if lost else cause.why)
+    return Culprit(replay, at, culprit_phase(view, replay, at), cause)
+
+
+def flushed_eps(view: RunView, dtype: str) -> str:
+    """``eps 1e-08 is 0 in float16``, of an optimizer's; empty if the format keeps all of them."""
+    fmt = known_format(dtype)
+    all_eps = (number(group.get("eps")) for o in view.optimizers for group in o.get("groups") or ())
+    flushed = [eps for eps in all_eps if fmt is not None and eps is not None and 0.0 < eps <= fmt.flush_limit]
+    return f"eps {min(flushed):g} is 0 in {dtype}" if flushed else ""
 
 
 def gradient_scale(view: RunView, process: Process, step: int) -> float | None:
@@ -186,6 +196,8 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool) -> Ca
         return Cause("nonfinite-input-batch", 0.97, why)
     if kind == "argument":
         return Cause(None, 0.9, f"code between two top-level modules made argument `{name}`")
+    if kind == "computed":
+        return Cause(None, 0.9, f"code before this call, in the same step, computed weight `{name}` from other weights")
     if not name or kind == "variable":  # made by code that leaves no graph, before the op that reads it
         what = f"`{name}`" if name else f"a tensor that {op.short} reads"
         return Cause(None, 0.9, f"{what} was made without a gradient, and non-finite")

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
-from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at, settings_words
+from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at, flushed_eps, settings_words
 from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause, Incident
 from precdoctor.diagnosis.families.nonfinite.merged_incidents import (
     merged_over_ranks,
@@ -23,7 +23,7 @@ from precdoctor.diagnosis.families.nonfinite.tensor_causes import backward_cause
 from precdoctor.diagnosis.survey.healthy_steps import is_well, reference_of
 from precdoctor.diagnosis.survey.op_facts import BadSetting, replay_at
 from precdoctor.diagnosis.survey.origin import Origin, Reference, locate_backward, locate_forward, suspicious
-from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, known_format, number, path_to
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, TensorRow, path_to
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -281,12 +281,10 @@ def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, ro
     cause = UNKNOWN
     facts = view.step_facts(process, step)
     rates = [BadSetting(group, "lr", rate) for group, rate in (facts.bad_rates if facts is not None else ())]
-    eps = [number(g.get("eps")) for o in view.optimizers for g in o.get("groups") or ()]
-    fmt = known_format(row.dtype)
     if rates:  # the log does not say which group the weight is in
         cause = Cause("other", 0.9, settings_words(rates))
-    elif fmt is not None and any(e is not None and 0.0 < e <= fmt.flush_limit for e in eps):
-        cause = Cause("optimizer-division-by-zero", 0.85, f"eps {min(e for e in eps if e):g} is zero in {row.dtype}")
+    elif lost := flushed_eps(view, row.dtype):
+        cause = Cause("optimizer-division-by-zero", 0.85, lost)
     elif row.nan == 0 and row.inf:
         cause = Cause("optimizer-overflow", 0.8, "finite gradients became infinite weights")
     return Incident(

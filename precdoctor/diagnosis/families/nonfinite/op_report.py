@@ -22,6 +22,7 @@ _EXTERNALS = {
     "batch": "the batch, argument",
     "argument": "argument",
     "weight": "weight",
+    "computed": "the computed weight",
     "buffer": "buffer",
     "data": "the data, tensor",
     "variable": "tensor",
@@ -49,6 +50,8 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
         message = (message + operand_words(op)).rstrip() + culprit.cause.sentence
     if culprit.cause.name is None and external is not None and not external[1]:
         message += " It was made without a gradient, so no replay of the step reaches the op that made it."
+    if external is not None and external[0] == "computed":
+        message += " Code of the same step made it of other weights: an inner loop, or a network that makes weights."
     message += reference_words(op, culprit.cause) if external is None else ""
     message += incident.headroom_words if culprit.cause.name in _OF_RANGE else ""
     message += incident.consequence_words + _poison_words(incident) + _replay_words(culprit.replay)
@@ -128,7 +131,7 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known:
         module = None
     kind = {"buffers": "buffer", "optimizer-state": "opt_state"}.get(replay.target)
     if (external := culprit.external) is not None:
-        module = external[1].rpartition(".")[0] if external[0] in {"weight", "buffer"} and root else ""
+        module = external[1].rpartition(".")[0] if external[0] in {"weight", "computed", "buffer"} and root else ""
     return Location(
         root=root,
         module=module,

@@ -216,11 +216,12 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         f"matrices get no gradient. {why}"
     )
     part = blocker is None and not unused and _trains_otherwise(row, rows)
-    short = part and row.name.startswith("weight_hh") and not row.name.endswith("_reverse")
+    name = _layer(row)[1]
+    short = part and name.startswith("weight_hh") and not name.endswith("_reverse")
     if short:
         message += " Its hidden state is zero throughout, as in sequences of one step."
     elif part:
-        message += _REVERSE if row.name.startswith("weight_hh") and row.name.endswith("_reverse") else _PART
+        message += _REVERSE if name.startswith("weight_hh") and name.endswith("_reverse") else _PART
     who = f"`{dotted(row.module, row.name) if part else culprit.module or culprit.root}`"
     unused = unused or part
     title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
@@ -254,8 +255,14 @@ _REVERSE = (
 
 def _trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
     """Whether another parameter of the same layer got a gradient."""
-    mine = (r for r in rows if r.kind == "weight_grad" and (r.root, r.module) == (row.root, row.module))
+    mine = (r for r in rows if r.kind == "weight_grad" and (r.root, _layer(r)[0]) == (row.root, _layer(row)[0]))
     return any(r.zero < r.numel for r in mine)
+
+
+def _layer(row: TensorRow) -> tuple[str, str]:
+    """The layer that a weight is of, and its name there; also where a parametrization computes it."""
+    layer, parametrized, name = f".{row.module}".partition(".parametrizations.")
+    return (layer[1:], name) if parametrized else (row.module, row.name)
 
 
 def _freeze_part(row: TensorRow, weights: int) -> Prescription:
@@ -291,7 +298,7 @@ def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -
 def _revive(dead: _Gradients, blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
     """Initialise again the layer that feeds the zero output, or the dead layer itself."""
     behind = [m for _, m, _ in dead if blocker is None or m < blocker.module]
-    module = behind[-1] if blocker is not None and behind else row.module
+    module = behind[-1] if blocker is not None and behind else _layer(row)[0]
     return Prescription(
         title=f"initialise `{module or row.root}` again: dead elements {elements:,} -> 0",
         change={"module": module, "initialise": True},

@@ -229,8 +229,9 @@ def _counted(
 
 def _foreign(view: RunView) -> str:
     """The first optimizer whose rounding is not known; empty if all of them are torch's own."""
-    classes = [text(o.get("class")) for o in view.optimizers if text(o.get("intended_update")) == "gradient"]
-    return next((c for c in classes if c not in _DETERMINISTIC), "")
+    inexact = (o for o in view.optimizers if text(o.get("intended_update")) == "gradient")
+    classes = ((text(o.get("class")), text(o.get("package")) in ("torch", "")) for o in inexact)
+    return next((c for c, torchs in classes if not (torchs and c in _DETERMINISTIC)), "")
 
 
 def _kept(view: RunView, moves: Moves | None) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.parameters import count_of
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.scans import (
     Fact,
@@ -44,8 +46,9 @@ initialised to, a second moment never decays, a count stops at 256 (BF16) or 204
         s.lerp_(p.to(s.dtype), 1 - 0.999)   # below half an ulp for nearly every element
 """,
     remedy="""
-Keep the state in FP32 and cast it where it is used. Where memory forbids, round stochastically or keep the remainder
-in a second 16-bit tensor (Kahan summation).
+Keep the state in FP32 and cast it where it is used. An optimizer that gives its states the format of the weights needs
+FP32 weights. Where memory forbids, round stochastically or keep the remainder in a second 16-bit tensor (Kahan
+summation).
 """,
     confidence="""
 0.9: bits before and after were compared, and the same arithmetic was done in FP64 on the same numbers.
@@ -120,7 +123,15 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{elsewhere_words(group)}"
     )
     wide = "float64" if dtype == "float32" else "float32"
-    mend = "fill its FP32 copy once" if anew else f"keep it in {wide}"
+    follows = bool(state) and dtype != FP32.dtype and count_of(view, (dtype,), trained=True) > 0
+    if follows:
+        mend, snippet = "keep FP32 weights, whose format the optimizer gives its states", wide_weights(view, (dtype,))
+    elif anew:
+        mend = f"fill its FP32 copy once{fact.line}"
+        snippet = "masters = [p.detach().float() for p in model.parameters()]  # once, before the loop\n"
+    else:
+        mend = f"keep it in {wide}{fact.line}"
+        snippet = f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n"
     return place_finding(
         RULE,
         view,
@@ -130,12 +141,10 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         certain=(0.9, _REASON),
         limits={"share": options["share"]},
         prescription=Prescription(
-            title=f"{mend}{fact.line}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
-            change={"state_dtype": {"from": dtype, "to": wide}, "op": fact.op},
+            title=f"{mend}: bits missing {max(missing, 0.0):.1f} -> {left:.1f}",
+            change={"weight_dtype" if follows else "state_dtype": {"from": dtype, "to": wide}, "op": fact.op},
             predicted={"bits_missing": {"from": max(missing, 0.0), "to": left}},
-            snippet="masters = [p.detach().float() for p in model.parameters()]  # once, before the loop\n"
-            if anew
-            else f"import torch\n\nstate = state.to(torch.{wide})  # cast it where it is read\n",
+            snippet=snippet,
         ),
     )
 
