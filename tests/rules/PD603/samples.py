@@ -81,6 +81,15 @@ def thrown_off_at_once() -> Training:
     return run(lambda s: 0.5 if s == 0 else 1e6, lambda s: 3.0 if s == 0 else 1e9)
 
 
+def thrown_off_for_good(end: float = 20.0) -> Training:
+    """The first update throws a log-likelihood off; the run comes down again, but never to where it began."""
+    return run(lambda s: 0.5 if s == 0 else 1e4 / s, lambda s: -1.4 if s == 0 else end + 1e4 * 0.7**s, steps=60)
+
+
+def thrown_off_and_back() -> Training:
+    return thrown_off_for_good(-3.0)
+
+
 def sparse_reward() -> Training:
     """A loss that begins near zero, for there is nothing to be wrong about yet."""
     return run(lambda s: 1e-4 * (1 + s) ** 2, lambda s: 1e-5 * (1 + s) ** 2, steps=60)
@@ -148,6 +157,7 @@ FIRING = {
     ),
     "diverges": Sample(diverges, module="blocks.0.attn.qkv", says=("diverges", "limit 1000")),
     "thrown_off_at_once": Sample(thrown_off_at_once, 1, says=("diverges from step 1",)),
+    "thrown_off_for_good": Sample(thrown_off_for_good, 1, says=("diverges from step 1", "limit 1000")),
     "one_fatal_step": Sample(one_fatal_step, 20, module="head", says=("ends the training", "limit 1000", "9 steps")),
     "explodes": Sample(
         explodes, 20, module="blocks.0.attn.qkv", kind="weight_grad", last_finite=19,
@@ -159,6 +169,7 @@ FIRING = {
 HEALTHY = {
     f.__name__: f
     for f in (
+        thrown_off_and_back,
         one_large_batch,
         large_at_the_start,
         loss_takes_no_harm,

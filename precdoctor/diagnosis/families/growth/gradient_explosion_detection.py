@@ -119,20 +119,25 @@ def find_explosion(process: Process, steps: Sequence[StepFacts], options: Option
 
 
 def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
-    """A run with last losses and norms far above its first ones; losses that change their sign are no measure."""
+    """A run that ends far above its first loss and norm, or that its first update threw there and that stays above it.
+
+    At its end, losses that change their sign are no measure.
+    """
     known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
     known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]
     if len(known) < options["min_steps"]:
         return None
-    if min(loss for _, loss, _ in known) <= 0.0:
-        return _unbounded(process, steps, known, options)
-    _, loss, norm = known[0]
-    last_loss, last_norm = (median(values[j] for values in known[-AFTER:]) for j in (1, 2))
-    far = options["diverged"]
-    if last_loss < max(far * loss, options["least_loss"]) or last_norm < far * norm or norm <= 0.0:
-        return None
-    at = next(i for i, _, n in known if n >= options["factor"] * norm)
-    return Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, last_loss), diverged=True)
+    (_, loss, norm), far = known[0], options["diverged"]
+    lowest = min(loss for _, loss, _ in known)
+    ends = [known[-AFTER:]] if lowest > 0.0 else []
+    if lowest == loss:  # it never came back
+        ends.append(known[1 : 1 + AFTER])
+    for end in ends:
+        end_loss, end_norm = (median(values[j] for values in end) for j in (1, 2))
+        if end_loss >= max(far * abs(loss), options["least_loss"]) and end_norm >= far * norm > 0.0:
+            at = next(i for i, _, n in known if n >= options["factor"] * norm)
+            return Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, end_loss), diverged=True)
+    return None if lowest > 0.0 else _unbounded(process, steps, known, options)
 
 
 def _unbounded(
