@@ -50,6 +50,12 @@ def break_measuring():
     Recorder.measure = fails
 
 
+def break_beginning():
+    from precdoctor.recording import recorder
+
+    recorder.Facts = fails
+
+
 def break_writing():
     from precdoctor.recording.output import drain
 
@@ -77,6 +83,8 @@ elif obstacle == "vanished":
     after_step = at(10, lambda: shutil.rmtree(run))
 elif obstacle == "file_for_run_directory":
     in_the_way(run)
+elif obstacle == "beginning":
+    break_beginning()
 elif obstacle == "hook_once":
     after_step = at(10, measure_once)
 elif obstacle in {"hook", "strict"}:
@@ -115,6 +123,7 @@ WARNINGS = {
         ["the run directory cannot be written (Not a directory); training goes on unrecorded"],
         "the run directory file_for_run_directory is gone, and with it what was recorded",
     ),
+    "beginning": (["internal error, training is not affected: ZeroDivisionError: ours"], "nothing was recorded"),
     "hook_once": (
         ["internal error, training is not affected: ZeroDivisionError: ours"],
         "recorded 1 process in hook_once; next",

@@ -96,26 +96,32 @@ class Recorder:
     def arm(self) -> bool:
         """Go from idle to armed at the first module call; false when this process is not to be recorded."""
         with self._lock:
-            if self.state != "idle":
-                return self.state == "armed"
-            worker = attach.in_data_loader_worker()
-            if worker or not chosen(self, attach.global_rank()) or not has_room(self):
-                self.state = "off"
-                for begin in () if worker else self.when_armed:
-                    begin()  # it trains all the same, and like the ranks that are recorded
-                return False
-            self.facts = Facts(self._write_facts, self.names)
-            self.state = "armed"
-            self._begin_step(self.step)
-            inside = torch._C._functorch.maybe_current_level() is not None
-            _attach_file.note(str(self.run), "model", "inside torch.func" if inside else None)
-            attach.at_exit(self.close)
-            for message in self.warnings:
-                self.event("warning", data={"message": message})
-            for row in self._early:
-                self.event(**row)
-            attach.call_all(self.when_armed)
-            return True
+            if self.state == "idle":
+                try:
+                    self._arm()
+                except Exception as error:  # noqa: BLE001 - the run goes on without a log
+                    self.internal_error(error)
+                    self._turn_off("an internal error as it began")
+            return self.state == "armed"
+
+    def _arm(self) -> None:
+        worker = attach.in_data_loader_worker()
+        if worker or not chosen(self, attach.global_rank()) or not has_room(self):
+            self.state = "off"
+            for begin in () if worker else self.when_armed:
+                begin()  # it trains all the same, and like the ranks that are recorded
+            return
+        self.facts = Facts(self._write_facts, self.names)
+        self.state = "armed"
+        self._begin_step(self.step)
+        inside = torch._C._functorch.maybe_current_level() is not None
+        _attach_file.note(str(self.run), "model", "inside torch.func" if inside else None)
+        attach.at_exit(self.close)
+        for message in self.warnings:
+            self.event("warning", data={"message": message})
+        for row in self._early:
+            self.event(**row)
+        attach.call_all(self.when_armed)
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         if self.drain is not None:
@@ -186,16 +192,17 @@ class Recorder:
         if attach.raised_by_an_object(error):
             self.event("drop", data={"reason": f"{type(error).__name__} in an object's own code", "rows": 1})
             return
-        self._log_error(error)
+        message = self._log_error(error)
         if self.errors == 1:
-            attach.say(f"internal error, training is not affected: {type(error).__name__}: {error}")
+            attach.say(f"internal error, training is not affected: {message}")
         if self.errors >= _MAX_INTERNAL_ERRORS and self.state == "armed":
-            self._turn_off(f"{self.errors} internal errors, the last one {type(error).__name__}: {error}")
+            self._turn_off(f"{self.errors} internal errors, the last one {message}")
 
-    def _log_error(self, error: Exception) -> None:
+    def _log_error(self, error: Exception) -> str:
         self.errors += 1
         message = f"{type(error).__name__}: {error}"
         self.event("error", data={"message": message, "where": attach.innermost_own_frame(error)})
+        return message
 
     def _turn_off(self, message: str) -> None:
         """The rest of the run is not recorded; what is queued still reaches the log, without anybody waiting for it."""
@@ -330,7 +337,7 @@ class Recorder:
         facts.wall_time = time.time()
         facts.step_ns = time.perf_counter_ns() - self._step_began
         taken = self.slots.take() if self.slots.touched else ()
-        entries = [e for e in taken if facts.root or self._counts_as_training(e)] if taken else []
+        entries = [e for e in taken if facts.root or e.counts_as_training(self.names)] if taken else []
         snapshots = {}
         if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():
@@ -349,16 +356,7 @@ class Recorder:
         first = self.step == self.options.first_step  # a run that never trains is also recorded
         rows = (e for e in self.slots.touched.values() if first or e.site.phase == "train")
         # Weights are also exported to float8 after training: a cast alone begins no step.
-        return bool(trained) or any(self._counts_as_training(e) for e in rows if e.operand is None)
-
-    def _counts_as_training(self, entry: Entry) -> bool:
-        """Evaluation passes do not: no backward went through them, and their root is one that trains."""
-        if not entry.site.evaluating:
-            return True
-        if entry.site.phase == "no_grad":
-            root = self.names.roots.get(entry.site.place.root)
-            return root is None or not root.trained
-        return entry.reached_by_backward
+        return bool(trained) or any(e.counts_as_training(self.names) for e in rows if e.operand is None)
 
     @contextlib.contextmanager
     def off_the_clock(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.model.module_names import Names, Place
 
 if TYPE_CHECKING:
     from precdoctor.recording.slots.cast_operand import Operand
@@ -57,6 +57,15 @@ class Entry:
     sharpness: Sharpness | None = None
     #: Of an inference run: one for each tensor that went into the slot.
     groups: list[GroupSums] = field(default_factory=list)
+
+    def counts_as_training(self, names: Names) -> bool:
+        """Evaluation passes do not: no backward went through them, and their root is one that trains."""
+        if not self.site.evaluating:
+            return True
+        if self.site.phase == "no_grad":
+            root = names.roots.get(self.site.place.root)
+            return root is None or not root.trained
+        return self.reached_by_backward
 
 
 class SlotTable:
