@@ -320,6 +320,19 @@ def test_a_squared_error_overflows_in_a_square_or_in_their_sum(amax, cause):
 
 
 @pytest.mark.parametrize(
+    ("shape", "cause"), [((), "reduction-overflow"), ((16,), "other")], ids=["summed", "element by element"]
+)
+def test_a_loss_whose_sum_leaves_the_format_is_an_overflow_whatever_its_name(shape, cause):
+    half = replace(tensor("out", nan=0, dtype="float16"), shape=shape, numel=16 if shape else 1)
+    exact = replace(half, dtype="float64", max=70330.0, amax=70330.0)
+    made = op(1, "aten.binary_cross_entropy.default", tensor(dtype="float16"), tensor("target"), bad_out=POS_INF)
+    made = replace(made, results=(half,), reference=exact)
+    found = cause_of(replay("forward", made))
+    assert found.name == cause
+    assert ("reaches 7.033e+04" in found.why) == (reference_words(made, found) == "") == (not shape)
+
+
+@pytest.mark.parametrize(
     ("steps", "scale"),
     [
         ({3: (65536.0, 1), 4: (None, 0), 5: (None, 0)}, 65536.0),  # the gradients of step 3, used twice more

@@ -213,7 +213,8 @@ def _range_cause(op: Op) -> Cause | None:
         return Cause("square-overflow", 0.95, f"the square of a difference alone leaves the range: {exact}")
     if op.short in {"add", "sub"} and op.bad_out & NAN and not any(o.bad for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "no two finite numbers make NaN: infinities met that the log does not show")
-    if op.short in _REDUCTIONS:
+    ends = fmt is not None and reach is not None and reach > fmt.max
+    if op.short in _REDUCTIONS or (ends and _sums_up(op)):
         if op.finite_in_fp64 is False and op.bad_out & NAN:
             return Cause("division-by-zero", 0.8, _empty_words(op))
         return Cause("reduction-overflow", 0.9 if op.short not in {"add", "sub"} else 0.7, exact)
@@ -226,6 +227,11 @@ def _farthest(op: Op) -> float:
     """A lower bound of the largest difference between elements that the op compares."""
     amax = [o.amax or 0.0 for o in op.operands[:2]]
     return max(amax) - min(amax) if len(amax) == 2 else 0.0
+
+
+def _sums_up(op: Op) -> bool:
+    """Whether one element of its result is made of many, as of a loss that is a sum."""
+    return any(o.numel > op.results[0].numel for o in op.operands)
 
 
 def _is_square(op: Op) -> bool:

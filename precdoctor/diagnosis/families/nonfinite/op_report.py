@@ -278,12 +278,15 @@ def reference_words(op: Op, cause: Cause) -> str:
     if reference.bad and UNDERFLOWED in cause.why:
         return " These operands also divide by zero in FP64, but a wider format keeps them from 0."
     if reference.bad and cause.name == "optimizer-division-by-zero":
-        return " These operands also divide by zero in FP64."
+        keeps = ", but a wider format keeps eps from 0" if " is 0 in " in cause.why else ""
+        return f" These operands also divide by zero in FP64{keeps}."
     if reference.bad:
         return " The result is also non-finite in FP64: no wider format would help."
     fmt = known_format(op.results[0].dtype) if op.results else None
     if reference.amax is None or (fmt is not None and reference.amax <= fmt.max):
         return ""  # the cause says that an intermediate number left the range
+    if "in FP64 the result reaches" in cause.why:
+        return ""
     return f" In FP64 the result is finite and reaches {reference.amax:.4g}: the format's range ended."
 
 
