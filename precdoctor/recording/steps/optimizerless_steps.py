@@ -8,18 +8,30 @@ device). All this stands aside for good as soon as an optimizer makes a step.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.model import static, tensor_leaves
+from precdoctor.recording.model.module_names import Place
+from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
-from precdoctor.recording.slots.batched_launch import BatchedLaunch
+from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 
 #: Larger parameters are not copied to be compared.
 _MAX_COPY = 1 << 20
+
+
+class _Before(NamedTuple):
+    """A weight and its gradient as the backward pass has left them."""
+
+    parameter: weakref.ref[Tensor]
+    weight: Tensor
+    gradient: Tensor
 
 
 class OptimizerlessSteps:
@@ -28,13 +40,15 @@ class OptimizerlessSteps:
     def __init__(self, recorder: Recorder, thrown: AbandonedAttempts) -> None:
         self._recorder = recorder
         self._thrown = thrown
-        self._weights = BatchedLaunch()
+        self._weights, self._updates = BatchedLaunch(), BatchedLaunch(HELD)
         self._forget()
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
         self._watched: weakref.ref[Tensor] | None = None
         self._copy: Tensor | None = None
+        #: Of a sampled step, within ``--scene-memory``.
+        self._before: list[_Before] = []
         #: The smallest parameter that this backward pass has brought a gradient to, and whether the watched one is.
         self._smallest: weakref.ref[Tensor] | None = None
         self._watched_again = False
@@ -82,15 +96,48 @@ class OptimizerlessSteps:
             self._record_weights()
 
     def _record_weights(self) -> None:
-        recorder = self._recorder
+        options, self._before = self._recorder.options, []
+        room = memory_limits.for_copies(options) if options.takes("update") else 0
         with self._weights as together:
-            for root in recorder.names.roots.values():
-                module = root.module()
-                for parameter in static.parameters(module) if module is not None and root.trained else ():
-                    found = recorder.names.parameter(parameter)
-                    if found is not None and parameter.requires_grad and recorder.wants(found[0]):
-                        site = recorder.site(found[0], "weight", found[1], parameter)
-                        recorder.measure(site, parameter, restart=True, together=together)
+            for parameter, place, name in self._known():
+                site = self._recorder.site(place, "weight", name, parameter)
+                self._recorder.measure(site, parameter, restart=True, together=together)
+                room -= 2 * parameter.numel() * parameter.element_size()
+                gradient = parameter.grad if parameter.is_leaf else None  # torch warns about others
+                if room >= 0 and gradient is not None:
+                    self._copy_both(parameter, gradient)
+
+    def _known(self) -> Iterator[tuple[Tensor, Place, str]]:
+        names = self._recorder.names
+        for root in names.roots.values():
+            module = root.module()
+            for parameter in static.parameters(module) if module is not None and root.trained else ():
+                found = names.parameter(parameter)
+                if found is not None and parameter.requires_grad and self._recorder.wants(found[0]):
+                    yield parameter, *found
+
+    def _copy_both(self, parameter: Tensor, gradient: Tensor) -> None:
+        with kernels.apart_from_user_modes():
+            weight, dense = tensor_leaves.plain(parameter), tensor_leaves.plain(gradient.detach())
+            if weight is not None and dense is not None and weight.shape == dense.shape:
+                self._before.append(_Before(weakref.ref(parameter), weight.detach().clone(), dense.clone()))
+
+    def _record_updates(self) -> None:
+        """How the weights have changed; what was meant is not known, but it is zero where the gradient is."""
+        before, self._before = self._before, []
+        with self._updates as together:
+            for old in before:
+                parameter = old.parameter()
+                found = self._recorder.names.parameter(parameter) if parameter is not None else None
+                if parameter is None or found is None:
+                    continue
+                with kernels.apart_from_user_modes():
+                    now = tensor_leaves.plain(parameter)
+                    if now is None or now.shape != old.weight.shape:
+                        continue
+                site = self._recorder.site(found[0], "update", found[1], parameter)
+                launch = Update(old.weight, old.gradient)
+                self._recorder.measure(site, parameter, now.detach(), launch=launch, together=together)
 
     def forward_begins(self) -> None:
         """A root module is called: a step may have ended before it."""
@@ -118,4 +165,6 @@ class OptimizerlessSteps:
                 updated = values is not None and not torch.equal(self._copy, values.detach())
         if updated:
             self._watched = self._copy = None
+            if self._before:
+                self._record_updates()
             self._recorder.end_step()

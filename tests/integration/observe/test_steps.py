@@ -151,3 +151,7 @@ def test_steps_without_an_optimizer_end_when_the_weights_were_updated(zoo):
     assert weights["step"].tolist() == [0, 1, 2, 3]
     assert weights["numel"].tolist() == [128] * 4
     assert weights["fingerprint"].nunique() == 4
+    updates = rows[rows["kind"] == "update"].set_index(["step", "module", "name"])["amax"]
+    gradients = rows[rows["kind"] == "weight_grad"].set_index(["step", "module", "name"])["amax"]
+    assert len(updates) == 4 * 4
+    assert updates.tolist() == pytest.approx((0.1 * gradients.reindex(updates.index)).tolist(), rel=1e-3)

@@ -250,7 +250,7 @@ def _kept(view: RunView, moves: Moves | None) -> str:
 
 
 def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[float, str]:
-    exact = all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
+    exact = bool(view.optimizers) and all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
     confidence = 0.95 if exact else 0.7
     why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
     if moves is not None and moves.rounding is Rounding.NEAREST:
@@ -291,6 +291,11 @@ def _lost_in_fp32(parameter: Counts) -> float:
     return math.floor(0.5 * float(parameter.relative.counts[index])) if inside else 0.0
 
 
+def stalled_weights(_cause: Finding, effect: Finding) -> bool:
+    """Whether it is the line of code that leaves the weights as they are."""
+    return effect.evidence.get("target") == "weight"
+
+
 RULE = Rule(
     code="PD501",
     name="lost-weight-updates",
@@ -325,7 +330,7 @@ RULE = Rule(
                    "If no element moves, least distance between the first and the last examined step.",
                    "Chosen empirically: compensated sums of such updates move the smallest weights by then.", 1.0),
     ),
-    explains=when(anywhere, "PD502", "PD505"),
+    explains={**when(anywhere, "PD502", "PD505"), **when(stalled_weights, "PD509")},
     check=check,
     step_columns=("lr",),
 )  # fmt: skip
