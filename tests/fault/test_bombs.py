@@ -133,7 +133,7 @@ def names(run, distinct):
 def test_more_tensors_than_any_model_has(run):
     names(run, 4000)
     refused(run, diagnose, show, lambda run: compare(run, run))
-    names(run, 2000)
+    names(run, 3000)
     diagnose(run)
     refused(run, lambda run: render(open_run(run)))
 
