@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import types
+import weakref
 
 
 def address(number):
@@ -99,6 +100,8 @@ def received(asker):
 
 def become(argv, cwd, env):
     """What an interpreter of this environment does with these arguments."""
+    for left in list(weakref.finalize._registry):
+        left.detach()  # temporary folders of the server's: torch 2.6 makes one as it is imported
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
