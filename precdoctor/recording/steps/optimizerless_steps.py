@@ -47,6 +47,8 @@ class OptimizerlessSteps:
     def _forget(self) -> None:
         self._watched: weakref.ref[Tensor] | None = None
         self._copy: Tensor | None = None
+        #: A step has been made by hand: only then are weights copied, for the first step of all may be an optimizer's.
+        self._by_hand = False
         #: Of a sampled step, within ``--scene-memory``.
         self._before: list[_Before] = []
         #: The smallest parameter that this backward pass has brought a gradient to, and whether the watched one is.
@@ -83,6 +85,7 @@ class OptimizerlessSteps:
         """Note the watched parameter as it is before anyone updates it; the weights this step's forward used."""
         self._watch()
         parameter = self._watched() if self._watched is not None else None
+        self._before = []
         if self.has_optimizer or parameter is None:
             return
         with kernels.apart_from_user_modes():
@@ -96,8 +99,8 @@ class OptimizerlessSteps:
             self._record_weights()
 
     def _record_weights(self) -> None:
-        options, self._before = self._recorder.options, []
-        room = memory_limits.for_copies(options) if options.takes("update") else 0
+        options = self._recorder.options
+        room = memory_limits.for_copies(options) if self._by_hand and options.takes("update") else 0
         with self._weights as together:
             for parameter, place, name in self._known():
                 site = self._recorder.site(place, "weight", name, parameter)
@@ -165,6 +168,7 @@ class OptimizerlessSteps:
                 updated = values is not None and not torch.equal(self._copy, values.detach())
         if updated:
             self._watched = self._copy = None
+            self._by_hand = True
             if self._before:
                 self._record_updates()
             self._recorder.end_step()

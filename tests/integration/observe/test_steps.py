@@ -153,5 +153,6 @@ def test_steps_without_an_optimizer_end_when_the_weights_were_updated(zoo):
     assert weights["fingerprint"].nunique() == 4
     updates = rows[rows["kind"] == "update"].set_index(["step", "module", "name"])["amax"]
     gradients = rows[rows["kind"] == "weight_grad"].set_index(["step", "module", "name"])["amax"]
-    assert len(updates) == 4 * 4
+    assert sorted(set(updates.index.get_level_values("step"))) == [1, 2, 3], "the first one might be an optimizer's"
+    assert len(updates) == 3 * 4
     assert updates.tolist() == pytest.approx((0.1 * gradients.reindex(updates.index)).tolist(), rel=1e-3)

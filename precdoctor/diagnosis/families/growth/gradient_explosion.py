@@ -37,10 +37,10 @@ A single step also counts if the gradient vanishes afterwards: its norm is `fata
 norms, at least three, are as far below it. The step threw the weights to where sigmoids and steps are flat, even if
 the loss does not show it.
 
-Two more explosions have no jump. Loss and norm end `diverged` times above their first values, or are as far above them
-behind the first update, and the loss never comes back to its first value. Or the loss falls below
-zero by `unbounded` times its first magnitude while the norm grows by `factor`: the objective has no lower bound, such
-as the scores of an unconstrained Wasserstein critic, and the model only learns larger weights.
+Three more explosions have no jump. Loss and norm end `diverged` times above their first values. The first update throws
+both that far up, and the loss never comes back to where it began. Or the loss falls below zero by `unbounded` times its
+first magnitude while the norm grows by `factor`: the objective has no lower bound, such as the scores of an
+unconstrained Wasserstein critic, and the model only learns larger weights.
 
 Gradients that are never zeroed also grow: this is a warning if, on `kept_steps` steps in a row, the gradients that the
 step before had applied were still there and the new ones were added to them. The recorder watches identity and version
@@ -298,8 +298,7 @@ RULE = Rule(
         RuleOption("undone_share", 0.25, "fraction", "Minimum share of the loss's progress that is lost.",
                    "Chosen empirically: below it the loss took no harm."),
         RuleOption("diverged", 1000.0, "times the first",
-                   "Minimum rise of the last losses and gradient norms, or of those behind the first step (medians of "
-                   "five), without a jump.",
+                   "Minimum rise of losses and gradient norms at the end, or after the first update (medians of five).",
                    "Chosen empirically: warm-up, annealed terms and growing episodes raise a loss by far less.", 10.0),
         RuleOption("fatal", 1000.0, "times the median",
                    "One gradient norm this far above the median before it, and all following norms as far below.",

@@ -119,9 +119,9 @@ def find_explosion(process: Process, steps: Sequence[StepFacts], options: Option
 
 
 def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
-    """A run that ends far above its first loss and norm, or that its first update threw there and that stays above it.
+    """A run that ends far above its first loss and norm, or whose first update threw both there for good.
 
-    At its end, losses that change their sign are no measure.
+    The end of a run whose loss was below zero is no measure.
     """
     known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
     known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]

@@ -84,7 +84,16 @@ def check(view: RunView, options: Options) -> Checked:
 def _course(fact: Fact) -> list[float]:
     """Amax of the results of some repetitions, from the first to the last."""
     values = fact.data.get("amax")
-    return [v for x in values if (v := real(x))] if isinstance(values, list) else []
+    return [v for x in values if (v := real(x) or 0.0) > 0.0] if isinstance(values, list) else []
+
+
+def _limit(fact: Fact, last: float, options: Options) -> float:
+    """Binades that are too many; ``last``: amax of the last results."""
+    if fact.backward:
+        return float(options["gradient_growth"])
+    fmt = known_format(fact.dtype)
+    near = fmt is not None and fmt.headroom(last) <= options["headroom"]
+    return float((0.5 if near else 1.0) * options["growth"])
 
 
 def _excess(view: RunView, fact: Fact, options: Options) -> float:
@@ -94,13 +103,9 @@ def _excess(view: RunView, fact: Fact, options: Options) -> float:
         return 0.0
     if fact.number("rising") < options["consistent_share"]:
         return 0.0
-    grown, limit = math.log2(course[-1] / course[0]), options["gradient_growth"]
-    if not fact.backward:
-        if not _reaches_output(view, fact, course[-1]):
-            return 0.0
-        fmt = known_format(fact.dtype)
-        near = fmt is not None and fmt.headroom(course[-1]) <= options["headroom"]
-        limit = (0.5 if near else 1.0) * options["growth"]
+    if not fact.backward and not _reaches_output(view, fact, course[-1]):
+        return 0.0
+    grown, limit = math.log2(course[-1] / course[0]), _limit(fact, course[-1], options)
     return grown / limit if grown >= limit else 0.0
 
 
@@ -113,28 +118,28 @@ def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
 
 def _repeated(view: RunView, group: Group, options: Options) -> Finding:
     fact, course = group.worst, _course(group.worst)
-    calls, grown = fact.count("calls"), math.log2(course[-1] / course[0])
-    gain, what = 2.0 ** (grown / (calls - 1)), "gradients" if fact.backward else "activations"
-    limit = options["gradient_growth" if fact.backward else "growth"]
+    calls, ratio = fact.count("calls"), course[-1] / course[0]
+    gain, what = ratio ** (1.0 / (calls - 1)), "gradients" if fact.backward else "activations"
+    limit = _limit(fact, course[-1], options)
     lost = " What the first of them add to a gradient of the weights, FP32 rounds away." if fact.backward else ""
     return place_finding(
         RULE,
         view,
         group,
         title=f"{what} grow {gain:.3g} times per repetition {place_words(fact)}: {course[0]:.2g} at the first, "
-        f"{course[-1]:.2g} at the {calls}th{fact.line}",
-        message=f"{op_words(fact)} runs {calls} times, and the amax of its results goes from {course[0]:.3g} to "
-        f"{course[-1]:.3g}. That is growth by 2^{grown:.1f} (limit 2^{limit:g}), a factor of {gain:.3g} per repetition."
-        f"{lost}{elsewhere_words(group)}",
+        f"{course[-1]:.2g} at the last of {calls:,}{fact.line}",
+        message=f"{op_words(fact)} runs {calls:,} times, and the amax of its results goes from {course[0]:.3g} to "
+        f"{course[-1]:.3g}. That is growth by 2^{math.log2(ratio):.1f} (limit 2^{limit:g}), a factor of {gain:.3g} per "
+        f"repetition.{lost}{elsewhere_words(group)}",
         certain=(
             0.85 if len(group.steps) > 1 else 0.7,
             f"it grows in {percent(fact.number('rising'))} of the repetitions",
         ),
         limits={"growth": limit},
         prescription=Prescription(
-            title=f"divide the recurrence's initial weights by {gain:.3g}: last / first {2.0**grown:.2g} -> about 1",
+            title=f"divide the recurrence's initial weights by {gain:.3g}: last / first {ratio:.2g} -> about 1",
             change={"modules": fact.module, "initial_gain": {"from": gain, "to": 1.0}},
-            predicted={"last_to_first_amax": {"from": 2.0**grown, "to": 1.0}},
+            predicted={"last_to_first_amax": {"from": ratio, "to": 1.0}},
             snippet=(
                 "import torch\n\n"
                 "with torch.no_grad():  # at initialisation; what the last state is multiplied by\n"
