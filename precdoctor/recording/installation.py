@@ -21,7 +21,7 @@ from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import keyword_arguments_are_visible
 from precdoctor.recording.observe.optimizer_hooks import OptimizerHooks
 from precdoctor.recording.options import OPTIONS_VARIABLE, RUN_VARIABLE, RecordOptions
-from precdoctor.recording.process import attach
+from precdoctor.recording.process import attach, inherited
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.scene.autograd_grad_calls import TakenGradients
@@ -142,6 +142,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     except Exception:
         recorder.state = "off"  # half of the hooks are worse than none
         raise
+    inherited.watch_forks()
     os.register_at_fork(
         before=recorder.before_fork,
         after_in_parent=recorder.after_fork_in_parent,

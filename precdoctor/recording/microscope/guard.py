@@ -1,8 +1,8 @@
 """The guard: before the optimizer touches the weights, is everything it would use finite? If not, what then?
 
 One look per step at the loss and the gradients, as the optimizer will be given them: one wait for the device at most,
-and none with ``--on-nonfinite observe``. Under data parallelism gradients are reduced by then, so all ranks come to the
-same decision and no collective of ours is needed.
+on sampled steps another one for the weights it has made, and none with ``--on-nonfinite observe``. Under data
+parallelism gradients are reduced by then, so all ranks come to the same decision and no collective of ours is needed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
+from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.microscope import event_rows, examination, optimizer_replay
 from precdoctor.recording.microscope.last_gradients import LastGradients
 from precdoctor.recording.microscope.live import LiveTrace
@@ -28,10 +29,10 @@ from precdoctor.recording.process.threads import SEVERAL
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.compiled_function import trained_in
 from precdoctor.recording.scene.step_snapshot import Scene
-from precdoctor.recording.slots.deferred import Deferred, read
+from precdoctor.recording.slots.deferred import is_capturing, read
 from precdoctor.recording.slots.step_batch import looks_like_a_scale
 from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerStateWatch, Poisoned, state_tensors
-from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel
+from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel, largest
 from precdoctor.recording.steps.step_attempt import Streak
 
 #: Incidents examined per process; a run that stays broken repeats itself.
@@ -57,6 +58,7 @@ class Guard:
         self._streaks: static.ByIdentity[torch.optim.Optimizer, Streak] = static.ByIdentity()
         self._buffers = BufferWatch(self._context)
         self._state = OptimizerStateWatch(self._context)
+        self._weights: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         #: The largest gradient of the step in progress, where it was read.
         self._gradient: float | None = None
         self._last_gradients.forget()
@@ -178,7 +180,7 @@ class Guard:
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
         if found is not None and not early:  # else an optimizer may come yet, which looks for itself
             context.current.grad_norm, context.current.grad_amax = found
-        gradients_bad = found is not None and not math.isfinite(_value(found[1]))
+        gradients_bad = found is not None and not math.isfinite(largest(found[1]))
         scaled = any(map(looks_like_a_scale, context.current.root_factors))
         if not (loss_bad or (gradients_bad and not scaled)):
             return
@@ -208,7 +210,9 @@ class Guard:
     def after_step(
         self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        """Did the optimizer make its state non-finite, or (on sampled steps) weights? Never waits for a device.
+        """Did the optimizer make its state non-finite (on a CPU), or (on sampled steps) weights?
+
+        Those on a device are waited for.
 
         Args:
             before: copies of the weights from before the step, by ``id``, as far as there are any.
@@ -220,18 +224,18 @@ class Guard:
         context = self._context
         if context.trace is not None and context.traced:
             return
-        if self._last_bad == context.current.step or self._examined >= MAX_EXAMINED:
-            return
-        if context.options.on_nonfinite == "observe":
+        if self._last_bad == context.current.step or self._examined >= MAX_EXAMINED or self._policy == "observe":
             return
         gradient, self._gradient = self._gradient, None
         if not context.live and not self._state.due(optimizer, gradient):
             return
         parameters = parameters_of(optimizer)
-        if not all(p.is_cpu for p in parameters):
+        on_cpu = all(p.is_cpu for p in parameters)
+        if not on_cpu and (not context.live or is_capturing()):
             return
-        if not context.live or math.isfinite(_value(amax(parameters))):
-            due = not context.live or self._state.due(optimizer, gradient)
+        layout = self._weights.get(optimizer) or self._weights.put(optimizer, Layout())
+        if not context.live or math.isfinite(largest(amax(parameters, layout))):
+            due = on_cpu and (not context.live or self._state.due(optimizer, gradient))
             if due and (poisoned := self._state.look(optimizer)):
                 self._report_state(optimizer, poisoned)
             return
@@ -247,9 +251,8 @@ class Guard:
         values = not context.options.redact_names
         bad = optimizer_replay.bad_parameters(optimizer)
         self._examined += 1
-        number = self._number()
-        data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad)}
-        data["bad_settings"] = optimizer_replay.bad_settings(optimizer, [p for p, _ in bad])
+        number, settings = self._number(), optimizer_replay.bad_settings(optimizer, [p for p, _ in bad])
+        data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad), "bad_settings": settings}
         first = bad[0][0]
         line = innermost_user_line(past_own=True)
         done = replay_until_closure(optimizer, given, before, line, values=values)
@@ -311,14 +314,14 @@ class Guard:
 
     def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
         if look is not None and (look.of is None or look.covers(parameters_of(optimizer))):
-            known = look.amax if type(look.amax) is float else _value(look.amax)
+            known = look.amax if type(look.amax) is float else largest(look.amax)
             if (finite := math.isfinite(known)) or look.of is None:
                 self._gradient = known
                 if finite and look.late is not None:
                     self._last_gradients.leave(self._context.step, look.late)
                 return not finite
         # Not read yet, or bad before clipping by value, which mends infinities.
-        self._gradient = _value(gradient_amax(parameters_of(optimizer)))
+        self._gradient = largest(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:
@@ -335,8 +338,8 @@ class Guard:
         """Whether everything a checkpoint holds was finite as the step began."""
         state = amax(x for _, _, x in state_tensors(optimizer))
         return {
-            "weights": math.isfinite(_value(amax(parameters))),
-            "optimizer_state": math.isfinite(_value(state)),
+            "weights": math.isfinite(largest(amax(parameters))),
+            "optimizer_state": math.isfinite(largest(state)),
             "buffers": not self._poisoned_before,
         }
 
@@ -394,7 +397,3 @@ class Guard:
         self._context.close(reason="refused", message=message)
         attach.say(f"{message}; use --on-nonfinite examine")
         raise SystemExit(2)
-
-
-def _value(amax: Deferred) -> float:
-    return 0.0 if (value := read(amax)) is None else value

@@ -84,8 +84,9 @@ class LossCode:
                 return original()
             if self.bare:
                 self._note()
-            frame = sys._getframe(1)
-            place, hooked = (frame.f_code.co_filename, frame.f_lineno), saved_hooks.active()
+            frame = sys._getframe().f_back  # null in autograd's thread for a device, where a gradient has a graph
+            place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
+            hooked = saved_hooks.active()
             if not hooked and (known := notes.get(place)) is not None:
                 return known
             line, mark = innermost_user_line(), f"{_HOOKED}\0" if hooked else f"{_MARK}\0"

@@ -53,16 +53,33 @@ def versions(parameters: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(map(_CDATA, gradients), map(_VERSION, gradients), strict=True))
 
 
+def largest(amax: Deferred) -> float:
+    """An amax, waited for if need be; 0 of no tensors."""
+    return 0.0 if (value := read(amax)) is None else value
+
+
 def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
     """Largest magnitude over the gradients of some parameters; not finite exactly if one of them is not."""
     return amax(gradients_of(parameters))
 
 
-def amax(tensors: Iterable[Tensor]) -> Deferred:
-    """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any."""
+def amax(tensors: Iterable[Tensor], known: Layout | None = None) -> Deferred:
+    """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any.
+
+    Args:
+        tensors: any.
+        known: what they were the last time, to be kept up; on a GPU they are then read by one kernel.
+    """
     there = list(tensors)
     if there and (found := _looked_at(there)) is not None:
         return found[0]
+    if known is not None and there and _are_on_a_gpu(there):
+        seen = known.look(there)
+        if seen is None:
+            known.learn(there)
+            seen = known.look(there)
+        if isinstance(seen, Tensor):
+            return _arriving(seen)[1]
     dense = list(tensor_leaves.all_plain(there))
     if not dense:
         return None
@@ -101,9 +118,9 @@ def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None)
     return _arriving(found) if isinstance(found, Tensor) else (math.sqrt(found[1]), found[0])
 
 
-def _are_on_a_gpu(gradients: list[Tensor]) -> bool:
+def _are_on_a_gpu(tensors: list[Tensor]) -> bool:
     """Whether the kernel of one launch may be able to read them: torch's own tensors, of whatever layout."""
-    return gradients[0].is_cuda and _EXACT.issuperset(map(type, gradients))
+    return tensors[0].is_cuda and _EXACT.issuperset(map(type, tensors))
 
 
 def _arriving(found: Tensor) -> tuple[Deferred, Deferred]:

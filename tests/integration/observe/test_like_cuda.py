@@ -54,10 +54,11 @@ def test_the_whole_zoo_is_recorded_and_none_trains_differently(zoo, tmp_path):
     assert recorded.keys() == zoo.plain.keys()
     assert [n for n, line in recorded.items() if line["digest"] != zoo.plain[n]["digest"]] == []
     assert {n: line["refusals"] for n, line in recorded.items() if line["refusals"]} == {}
-    # Steps that a script leaves out by itself: the look that shows it, and what the scaler has found.
-    more = {n for n, line in recorded.items() if line["waits"] > 1}
+    # Before the optimizer, and behind it. Steps that a script leaves out by itself: the look that shows it, and what
+    # the scaler has found.
+    more = {n for n, line in recorded.items() if line["waits"] > 2}
     assert more <= {"skips_under_scaler", "skips_two_optimizers"}
-    assert all(recorded[n]["waits"] == 2 for n in more)
+    assert all(recorded[n]["waits"] == 3 for n in more)
     for name in recorded:
         path = tmp_path / "runs" / name
         assert events(precdoctor.open_run(path), "error") == [], name
@@ -93,7 +94,7 @@ tell(updates=sum(job.before is not None for job in batched))
 def test_channels_last_wide_and_narrow_weights_are_recorded_with_and_without_kernels(tmp_path, dtype, batches):
     body = CNN.replace("DTYPE", dtype).replace("OPTIMIZER", "RMSprop")  # what it intends is the gradient, of its dtype
     said, run_, _ = run(tmp_path, body, batches=batches)
-    assert said["waits"] == [1, 1, 1]
+    assert said["waits"] == [2, 2, 2]  # before the optimizer, and behind it
     rows = run_.tensors()
     updates = rows[rows["kind"] == "update"]
     assert len(updates) == 3 * 6 and updates["unchanged"].notna().all()
@@ -161,8 +162,9 @@ with precdoctor.record("run", every=1024, strict=True):
 tell(looks=norms, true=true)
 """
     said, run_, _ = run(tmp_path, MLP + body)
-    assert said["looks"] == [1] + [2] * 5  # most of them from within the backward pass, and the rest
-    assert said["waits"] == [1] * 6
+    # Sampled: all of them, and the weights behind the step. Else most of them from within the backward pass, and the rest.
+    assert said["looks"] == [2] * 6
+    assert said["waits"] == [2] + [1] * 5
     assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
 
 
@@ -202,7 +204,7 @@ tell(behind=behind, true=true)
     body = MLP + EARLY.replace("MICRO", str(micro)).replace("CLIP", clip) + body
     said, run_, _ = run(tmp_path, body)
     assert said["behind"][0] == 0 and min(said["behind"][1:]) >= 1
-    assert said["waits"] == [1] * 6
+    assert said["waits"] == [2] + [1] * 5
     assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
     assert events(run_, "incident") == []
 
@@ -223,6 +225,33 @@ tell()
     assert "step 3: a gradient is not finite" in err
 
 
+def test_an_optimizer_that_makes_weights_of_a_device_non_finite_is_led_to_its_op_on_a_sampled_step(tmp_path):
+    body = """
+class Signs(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad * p.grad.square().rsqrt(), alpha=1e-3)
+
+optimizer = Signs(model.parameters())
+with precdoctor.record("run", every=2, strict=True):
+    for i in range(3):
+        y = model(torch.randn(4, 8))
+        (y.square().mean() if i < 2 else y[:, :4].square().mean()).backward()  # the other outputs have no gradient
+        optimizer.step()
+        optimizer.zero_grad()
+tell()
+"""
+    _, run_, err = run(tmp_path, MLP + body)
+    assert "the optimizer made 59.weight non-finite" in err
+    (finding, *_) = precdoctor.diagnose(run_).findings
+    assert (finding.code, finding.location.op, finding.location.step) == ("PD105", "aten.rsqrt.default", 2)
+    assert finding.cause == "optimizer-division-by-zero"
+
+
 @pytest.mark.parametrize("policy", ["observe", "skip"])
 def test_no_look_is_early_where_nothing_is_judged_or_weights_are_to_be_kept(tmp_path, policy):
     body = f"""
@@ -233,7 +262,7 @@ tell(behind=behind, hooks=sum(hooks))
 """
     said, _, _ = run(tmp_path, MLP + EARLY.replace("MICRO", "1").replace("CLIP", "pass") + body)
     assert said["hooks"] == 0
-    assert said["waits"] == ([1] * 4 if policy == "skip" else [])
+    assert said["waits"] == ([2] + [1] * 3 if policy == "skip" else [])
 
 
 def test_adams_corrections_on_the_device_are_computed_for_all_parameters_at_once(tmp_path):
