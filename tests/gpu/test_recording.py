@@ -53,12 +53,24 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=mode == "fused"
 scaler = torch.amp.GradScaler(device, enabled=mode in ("fp16", "fused"))
 dtype = {"fp16": torch.float16, "fused": torch.float16, "bf16": torch.bfloat16}.get(mode)
 data = torch.randn(8, 32, 64, device=device, dtype=torch.bfloat16 if mode == "bf16-pure" else torch.float32)
-for step in range(8):
+
+
+def batches():
+    for epoch in range(2):
+        some = data[4 * epoch : 4 * epoch + 4]
+        if mode == "workers":  # forked when a step has been recorded
+            some = torch.utils.data.DataLoader(some.cpu(), batch_size=None, num_workers=2, pin_memory=device == "cuda")
+        yield from some
+
+for step, x in enumerate(batches()):
     if step == 2 and len(sys.argv) > 2:
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
+    x = x.to(device, non_blocking=True).requires_grad_(mode == "penalty")
     with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
-        loss = run(data[step]).float().square().mean()
+        loss = run(x).float().square().mean()
+    if mode == "penalty":
+        loss = loss + torch.autograd.grad(loss, x, create_graph=True)[0].square().sum()
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -90,7 +102,7 @@ LONG = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("compiled", "ddp
 
 
 @pytest.mark.any_device
-@pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure", "fp16", "fused", "fp8", *LONG])
+@pytest.mark.parametrize("mode", ["fp32", "bf16", "bf16-pure", "fp16", "fused", "fp8", "workers", "penalty", *LONG])
 def test_recording_changes_nothing_and_sees_everything(tmp_path, mode):
     assert train(tmp_path, mode, record=True) == train(tmp_path, mode, record=False)
     run = open_run(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""What a GPU brings with it, shown on a CPU: threads in which autograd runs no Python, children that may free nothing."""
+"""What a GPU brings along, shown on a CPU: threads without Python below autograd, children that may free nothing."""
 
 from __future__ import annotations
 

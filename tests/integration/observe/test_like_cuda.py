@@ -162,7 +162,7 @@ with precdoctor.record("run", every=1024, strict=True):
 tell(looks=norms, true=true)
 """
     said, run_, _ = run(tmp_path, MLP + body)
-    # Sampled: all of them, and the weights behind the step. Else most of them from within the backward pass, and the rest.
+    # Sampled: all of them, and the weights behind the step. Else most within the backward pass, and the rest.
     assert said["looks"] == [2] * 6
     assert said["waits"] == [2] + [1] * 5
     assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
