@@ -14,10 +14,15 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import batched
+from precdoctor.recording.kernels.light_launch import is_the_devices
 from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
 
-_failure: list[str] = []
+#: Why launches failed, each kernel once, and how many that were when they were last told of.
+_failures: list[Exception] = []
+_told = 0
+#: So many kernels fail where it is not the kernels' fault: none is tried any more.
+_MOST_FAILURES: Final = 3
 #: Of each thread, whether it has said that captures are none of its business; CUDA's name for that.
 _apart = threading.local()
 _RELAXED: Final = 2
@@ -32,7 +37,7 @@ _raw_stream: Final[Callable[[int], int]] = getattr(torch._C, "_cuda_getCurrentRa
 
 def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
     """:func:`precdoctor.recording.kernels.reference.measure` by the Triton kernel; false, and nothing measured, where
-    that cannot be. A kernel that does not compile is not tried again in this process.
+    that cannot be. A kernel that does not compile is not tried again in this process, and after three none is.
 
     Args:
         x: on a CUDA device.
@@ -40,7 +45,7 @@ def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
         want: blocks and fingerprint, as a bit mask.
     """
     kernel = _kernel()
-    if kernel is None or _failure or not kernel.supports(x):
+    if kernel is None or gave_up() or not kernel.supports(x):
         return False
     return _tried(x.device, kernel.measure_at, x, ints, floats, counter, want)
 
@@ -52,7 +57,7 @@ def takes(x: Tensor, before: Tensor | None, intended: Tensor | None) -> bool:
     are to lie in memory alike, weights of at most 32 bits.
     """
     kernel = _kernel() if x.is_cuda else None
-    if kernel is None or _failure or torch.cuda.is_current_stream_capturing() or not kernel.supports(x):
+    if kernel is None or gave_up() or torch.cuda.is_current_stream_capturing() or not kernel.supports(x):
         return False
     return before is None or intended is None or updates_fit(before, x, intended)
 
@@ -85,7 +90,7 @@ def measure_many(group: batched.Group, members: Sequence[batched.Member], table:
         table.bring(members)
         triton_batch.launch(group, table, to)
 
-    if _failure:
+    if gave_up():
         return False
     _follow([member.job for member in members], group)
     return _tried(group.device, launch)
@@ -94,7 +99,7 @@ def measure_many(group: batched.Group, members: Sequence[batched.Member], table:
 def looks_at(dtypes: Collection[torch.dtype], device: torch.device) -> bool:
     """Whether :func:`look` can read tensors of these dtypes."""
     kernel = _kernel() if device.type == "cuda" else None
-    if kernel is None or _failure:
+    if kernel is None or gave_up():
         return False
     return all(dtype in kernel.FORMATS and dtype.itemsize <= 4 for dtype in dtypes)
 
@@ -109,7 +114,7 @@ def look(
 
         triton_look.launch(device, programs, addresses, chunk, dtype, aligned=aligned)
 
-    return not _failure and _tried(device, launch)
+    return not gave_up() and _tried(device, launch)
 
 
 def stream_of(x: Tensor) -> int:
@@ -158,23 +163,12 @@ def _tried(device: torch.device, body: Callable[..., Any], *args: Any, **options
             body(*args, **options)
     except Exception as error:  # compiling needs a driver, a C compiler and a cache; any may be missing
         attach.let_through(error)
-        if _is_the_devices(error):
+        if is_the_devices(error):
             raise
-        _failure.append(f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0])
+        if not any(error is known for known in _failures):  # else it is told again of a kernel that it knows has failed
+            _failures.append(error)
         return False
     return True
-
-
-def _is_the_devices(error: Exception) -> bool:
-    """Whether the device reports a full memory, or an error of a kernel that ran before: no kernel of ours has failed.
-
-    An error of the training's arrives at whoever calls the device next; torch 2.8 and older have no class for it.
-    """
-    kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
-    if type(error) is not RuntimeError:
-        return isinstance(error, kinds)
-    # Triton hands on what the launch was told: of a kernel made for another GPU, too, which is the kernel's own.
-    return str(error).startswith(("CUDA error", "Triton Error [CUDA]")) and "image" not in str(error)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -183,11 +177,30 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[None]:
     return torch.cuda.device(device)
 
 
+def gave_up() -> bool:
+    """Whether too many kernels have failed to try another one."""
+    return len(_failures) >= _MOST_FAILURES
+
+
 def failure() -> str | None:
-    """Why the Triton kernel is not used; null when it is."""
+    """Why a kernel of Triton's is not used; null when all are."""
     if _kernel() is None:
         return "Triton is not installed"
-    return _failure[0] if _failure else None
+    return _said(_failures[0]) if _failures else None
+
+
+def untold_failures() -> list[str]:
+    """What has failed since this was asked last, as sentences for people."""
+    global _told
+    if len(_failures) == _told:
+        return []
+    found, _told = _failures[_told:], len(_failures)
+    what = "tensors are" if gave_up() else "some tensors are"
+    return [f"{what} measured by torch's operations, which is slow: {_said(error)}" for error in found]
+
+
+def _said(error: Exception) -> str:
+    return f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0]
 
 
 @functools.cache

@@ -69,6 +69,8 @@ class LightLaunch:
     def __init__(self, jitted: Any, options: dict[str, Any]) -> None:
         self._jitted, self._options = jitted, options
         self._known: dict[tuple[Any, ...], _Compiled] = {}
+        #: What was raised for those that do not compile; they are not tried again.
+        self._failed: dict[tuple[Any, ...], Exception] = {}
         #: Gradients arrive on a thread per device: one of them watches at a time.
         self._watching = threading.Lock()
 
@@ -80,12 +82,22 @@ class LightLaunch:
             device: the current one.
             arguments: of the kernel.
             constants: that are compiled in.
+
+        Raises:
+            Exception: whatever Triton does, the same object every time.
         """
         key = (device.index, *constants)
         known = self._known.get(key)
         if known is None:
+            if (failed := self._failed.get(key)) is not None:
+                raise failed
             began = time.perf_counter()
-            kernel = self._by_triton(programs, arguments, constants)
+            try:
+                kernel = self._by_triton(programs, arguments, constants)
+            except Exception as error:
+                if not is_the_devices(error):
+                    self._failed[key] = error.with_traceback(None)
+                raise
             _patience.spend(time.perf_counter() - began)
             watchable = kernel is not None and device.type == "cuda" and _raw_stream is not None
             self._known[key] = _Compiled(kernel if watchable else None)
@@ -133,6 +145,18 @@ class LightLaunch:
             known.front = given[_FUNCTION], given[_PACKED], None, None, None
             known.tail = given[_FIRST + len(arguments) :]
             known.run = run
+
+
+def is_the_devices(error: Exception) -> bool:
+    """Whether the device reports a full memory, or an error of a kernel that ran before: no kernel of ours has failed.
+
+    An error of the training's arrives at whoever calls the device next; torch 2.8 and older have no class for it.
+    """
+    kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
+    if type(error) is not RuntimeError:
+        return isinstance(error, kinds)
+    # Triton hands on what the launch was told: of a kernel made for another GPU, too, which is the kernel's own.
+    return str(error).startswith(("CUDA error", "Triton Error [CUDA]")) and "image" not in str(error)
 
 
 def _is_known(given: tuple[Any, ...], programs: int) -> bool:

@@ -342,6 +342,8 @@ class Recorder:
         if facts.sampled and not is_capturing():
             with kernels.apart_from_user_modes():
                 snapshots = {device: bank.snapshot(len(self.slots)) for device, bank in kernels.banks().items()}
+            for sentence in kernels.cuda.untold_failures():
+                self.warn(sentence)
         if (drain := self.drain) is None:
             return
         drain.put(StepBatch(facts, entries, snapshots))

@@ -534,21 +534,32 @@ def test_the_op_is_invisible_to_modes_of_the_user():
     ],
 )
 def test_a_full_memory_and_errors_of_the_training_do_not_turn_the_triton_kernels_off(error, monkeypatch):
-    monkeypatch.setattr(cuda, "_failure", [])
+    monkeypatch.setattr(cuda, "_failures", [])
 
     def launch():
         raise error
 
     with pytest.raises(type(error)):
         cuda._tried(torch.device("cpu"), launch)
-    assert cuda._failure == []
+    assert cuda._failures == []
 
 
-def test_what_does_not_compile_turns_them_off_and_the_reason_is_kept(monkeypatch):
-    monkeypatch.setattr(cuda, "_failure", [])
+def test_one_kernel_that_does_not_compile_is_told_of_and_three_turn_them_off(monkeypatch):
+    monkeypatch.setattr(cuda, "_failures", [])
+    monkeypatch.setattr(cuda, "_told", 0)
+    errors = [RuntimeError("PassManager::run failed\nand more"), OSError("no compiler"), OSError("no compiler")]
+    seen = []
 
-    def launch():
-        raise RuntimeError("PassManager::run failed\nand more")
+    def launch(error):
+        raise error
 
-    assert not cuda._tried(torch.device("cpu"), launch)
-    assert cuda._failure == ["Triton failed: RuntimeError: PassManager::run failed"]
+    for error in (errors[0], *errors):  # the first kernel is asked for twice
+        assert not cuda._tried(torch.device("cpu"), launch, error)
+        seen.append((cuda.gave_up(), cuda.untold_failures()))
+    some = "measured by torch's operations, which is slow: Triton failed:"
+    assert seen == [
+        (False, [f"some tensors are {some} RuntimeError: PassManager::run failed"]),
+        (False, []),
+        (False, [f"some tensors are {some} OSError: no compiler"]),
+        (True, [f"tensors are {some} OSError: no compiler"]),
+    ]

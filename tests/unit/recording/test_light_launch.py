@@ -109,6 +109,41 @@ def test_constants_and_devices_have_kernels_of_their_own():
     assert [given[-2] for given in jitted.launched] == [4, 8, 8] * 3
 
 
+def test_constants_that_do_not_compile_are_not_tried_again_and_others_are():
+    jitted = Jitted()
+    launch, compiles = LightLaunch(jitted, {"num_warps": 4}), []
+
+    def fails(_programs, _arguments, constants, by_triton=launch._by_triton):
+        compiles.append(constants)
+        if constants[0] == 4:
+            raise RuntimeError("PassManager::run failed")
+        return by_triton(_programs, _arguments, constants)
+
+    launch._by_triton = fails
+    raised = []
+    for i in range(6):
+        try:
+            launch(1, DEVICE, (i, 0), 4 if i % 2 else 8, True)
+        except RuntimeError as error:
+            raised.append(error)
+    assert len(raised) == 3 and len(set(map(id, raised))) == 1
+    assert compiles == [(8, True), (4, True), (8, True)] and jitted.calls == 2
+
+
+def test_a_full_memory_is_no_reason_to_give_a_kernel_up():
+    launch, tries = LightLaunch(Jitted(), {"num_warps": 4}), []
+
+    def full(*_given):
+        tries.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    launch._by_triton = full
+    for _ in range(3):
+        with pytest.raises(torch.OutOfMemoryError):
+            launch(1, DEVICE, (0, 0), 8, True)
+    assert len(tries) == 3
+
+
 def test_a_launcher_that_refuses_is_not_asked_again_and_nothing_is_lost():
     jitted = Jitted()
     launch = LightLaunch(jitted, {"num_warps": 4})
