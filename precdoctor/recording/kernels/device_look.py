@@ -14,7 +14,7 @@ from precdoctor.recording.kernels import cuda
 from precdoctor.recording.kernels.batched import sent, shared_out
 from precdoctor.recording.kernels.tiling import LANES, elements_per_lane, is_dense
 
-_ADDRESS = torch._C.TensorBase.data_ptr
+_Addresses = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class _Alike:
@@ -29,14 +29,12 @@ class _Alike:
         self.owners = sent(owners, None, device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
         self.rows: Tensor | None = None
-        self.addresses: list[int] = []
 
-    def bring(self, addresses: list[int], device: torch.device) -> None:
+    def bring(self, addresses: _Addresses, device: torch.device) -> None:
         """Have the table lead to these addresses."""
-        if addresses != self.addresses:
+        if self.rows is None or not np.array_equal(addresses, self.host[:, 0]):
             self.host[:, 0] = addresses
             self.rows = sent(self.host, self.rows, device)
-            self.addresses = addresses
 
 
 class DeviceLook:
@@ -82,17 +80,19 @@ class DeviceLook:
         """
         if stream != self._stream:
             return None
-        device, kinds = self._device, self._kinds
+        device, kinds, lying = self._device, self._kinds, np.array(addresses, np.int64)
         programs = sum(kind.programs for kind in kinds)
         memory = torch.empty(2 * (len(kinds) + programs), dtype=torch.float64, device=device)
         out = memory.data_ptr()
         partial = out + 16 * len(kinds)
         for kind in kinds:
-            mine = addresses if len(kinds) == 1 else [addresses[i] for i in kind.places]
+            mine = lying if len(kinds) == 1 else lying[kind.places]
             kind.bring(mine, device)
             assert kind.rows is not None, "the table was written"
             at = kind.rows.data_ptr(), kind.owners.data_ptr(), partial, out, kind.done.data_ptr()
-            if not cuda.look(device, kind.programs, at, kind.chunk, kind.dtype, aligned=not any(a % 16 for a in mine)):
+            if not cuda.look(
+                device, kind.programs, at, kind.chunk, kind.dtype, aligned=not np.bitwise_or.reduce(mine) & 15
+            ):
                 return None
             out, partial = out + 16, partial + 16 * kind.programs
         return memory[: 2 * len(kinds)].view(-1, 2)

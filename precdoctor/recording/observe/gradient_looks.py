@@ -4,11 +4,13 @@ The guard waits until the device has looked at the gradients. Were that the end 
 have nothing to do until the host had prepared the optimizer's launches. So between samples, when the gradients of most
 parameters are there, they are looked at from within the backward pass, which is still under way on the GPU; the guard
 waits for that look, and the device still has the rest of the pass to do. The last gradients, those of the first layers,
-are judged at the next step.
+are judged at the next step. Where the host is done with the rest of the pass at once, as in a compiled model, whose
+gradients all arrive at its end, two looks would only cost more than one.
 """
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -32,6 +34,9 @@ from precdoctor.recording.steps.sentinel import Look, gradient_sentinel, merged,
 _EARLY: Final = 0.85
 #: With fewer parameters there is no backward pass to speak of.
 _FEWEST: Final = 32
+#: Nanoseconds that the host takes to prepare an optimizer's launches, at least: with less of the pass behind the look
+#: it is of no use; and in how many steps in a row that is to be seen.
+_WORTH_NS, _HURRIED = 1_000_000, 3
 
 
 class EarlyLook:
@@ -55,6 +60,8 @@ class EarlyLook:
         self.hook: RemovableHandle | None = None
         self._micro_steps = 1
         self._in_vain = False
+        #: When the look of this step was taken, and in how many steps in a row it came too late.
+        self._looked_at, self._hurried = 0, 0
         self._layout, self.rest = Layout(), Layout()
         self._look = guarded(recorder)(self._looked)
         self.found: tuple[tuple[Deferred, Deferred], frozenset[int], tuple[tuple[int, int], ...]] | None = None
@@ -72,6 +79,11 @@ class EarlyLook:
         """A backward pass has ended; of a sampled step, the order in which gradients have arrived is known now."""
         recorder, order = self._recorder, self.arriving
         self.arriving, self._micro_steps = [], recorder.micro_step
+        if self.found is not None:
+            self._hurried = self._hurried + 1 if time.perf_counter_ns() - self._looked_at < _WORTH_NS else 0
+            if self._hurried >= _HURRIED:
+                self.forget()
+                self._in_vain = True
         count = int(_EARLY * len(order))
         if not order or self._in_vain or (self.hook is not None and _same(self._early, order[:count])):
             return
@@ -91,6 +103,7 @@ class EarlyLook:
         parameters = [p for ref in self._early if (p := ref()) is not None]
         found = gradient_sentinel(parameters, self._layout)
         self.found = None if found is None else (found, frozenset(map(id, parameters)), versions(parameters))
+        self._looked_at = time.perf_counter_ns()
 
     def take(self, parameters: Sequence[Tensor]) -> tuple[tuple[Deferred, Deferred], list[Tensor]] | None:
         """What was found early in this step, and the parameters that are left to look at.

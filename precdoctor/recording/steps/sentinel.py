@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from precdoctor.recording.slots.deferred import Deferred, defer, deferred, read
 _SMALL = 16 * 1024
 _BASE: Any = torch._C.TensorBase
 _GRADIENT, _CDATA, _VERSION = _BASE.grad.__get__, _BASE._cdata.__get__, _BASE._version.__get__
-_INFERENCE = _BASE.is_inference
 _EXACT = frozenset(tensor_leaves.EXACT)
 
 
@@ -47,10 +47,11 @@ class Look:
 def versions(parameters: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
     """Which gradients there are, and how often each was written to; by functions of C, up to four times a step."""
     gradients = list(map(_GRADIENT, parameters))
-    if not _EXACT.issuperset(map(type, gradients)) or any(map(_INFERENCE, gradients)):
-        gradients = [g for g in gradients if g is not None]
-        return tuple((g._cdata, -1 if g.is_inference() else g._version) for g in gradients)
-    return tuple(zip(map(_CDATA, gradients), map(_VERSION, gradients), strict=True))
+    if _EXACT.issuperset(map(type, gradients)):
+        with contextlib.suppress(RuntimeError):  # of inference mode: they have no version
+            return tuple(zip(map(_CDATA, gradients), map(_VERSION, gradients), strict=True))
+    there = (g for g in gradients if g is not None)
+    return tuple((g._cdata, -1 if g.is_inference() else g._version) for g in there)
 
 
 def largest(amax: Deferred) -> float:

@@ -104,6 +104,8 @@ def test_channels_last_wide_and_narrow_weights_are_recorded_with_and_without_ker
 
 
 MLP = """
+from precdoctor.recording.observe import gradient_looks
+gradient_looks._WORTH_NS = 0  # on a CPU none of the pass is left to be waited for
 model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(60)])
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
@@ -207,6 +209,20 @@ tell(behind=behind, true=true)
     assert said["waits"] == [2] + [1] * 5
     assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
     assert events(run_, "incident") == []
+
+
+def test_where_the_rest_of_the_backward_pass_is_no_work_for_the_host_there_is_one_look_and_no_early_one(tmp_path):
+    body = """
+gradient_looks._WORTH_NS = 1 << 60
+with precdoctor.record("run", every=8, strict=True):
+    train(12)
+hooks = [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+tell(behind=behind, true=true, hooks=sum(hooks))
+"""
+    said, run_, _ = run(tmp_path, MLP + EARLY.replace("MICRO", "1").replace("CLIP", "pass") + body)
+    assert [n > 0 for n in said["behind"]] == [False, True, True] + [False] * 9  # given up in the third, for good
+    assert said["hooks"] == 0
+    assert run_.steps()["grad_norm"].tolist() == pytest.approx(said["true"], rel=1e-6)
 
 
 @pytest.mark.parametrize(("layer", "outcome"), [(40, "examined at once"), (2, "too late")])
