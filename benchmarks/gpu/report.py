@@ -144,7 +144,7 @@ def _training(lines: Sequence[Line]) -> list[str]:
     launches = {(x["shape"], x["mode"], x["name"]): x for x in lines if x["section"] == "launches"}
     found = ["## GPT-2 medium", ""] if kinds else []
     for (shape, mode), by_name in kinds.items():
-        plain = launches.get((shape, mode, "off, before any recording"), {})
+        plain = launches.get((shape, mode, "off"), {})
         rows = [_row(name, blocks, launches.get((shape, mode, name)), plain) for name, blocks in by_name.items()]
         found += [f"### {shape}, {mode}", "", *table(_COLUMNS, rows)]
     if found:

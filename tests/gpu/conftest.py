@@ -14,5 +14,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/gpu/" in item.nodeid:
             item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:Synchronization debug mode is:UserWarning"))
             if not torch.cuda.is_available() and not (on_cpu and item.get_closest_marker("any_device")):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
