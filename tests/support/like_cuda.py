@@ -402,7 +402,7 @@ def install(*, batches: bool = True) -> None:
         return True
 
     if batches:
-        cuda._kernel = lambda: SimpleNamespace(supports=lambda _x: True, measure_at=measure_at, FORMATS=_FORMATS)
+        cuda._kernel = lambda: SimpleNamespace(supports=lambda _x, _want: True, measure_at=measure_at, FORMATS=_FORMATS)
         cuda.measure_many, cuda.look = measure_many, look
     else:
         cuda._kernel = lambda: None

@@ -26,6 +26,8 @@ _MOST_FAILURES: Final = 3
 #: Of each thread, whether it has said that captures are none of its business; CUDA's name for that.
 _apart = threading.local()
 _RELAXED: Final = 2
+#: Blocks of every size, and a fingerprint.
+_ALL: Final = 15
 
 
 def _stream_by_object(index: int) -> int:
@@ -45,7 +47,7 @@ def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
         want: blocks and fingerprint, as a bit mask.
     """
     kernel = _kernel()
-    if kernel is None or gave_up() or not kernel.supports(x):
+    if kernel is None or gave_up() or not kernel.supports(x, want):
         return False
     return _tried(x.device, kernel.measure_at, x, ints, floats, counter, want)
 
@@ -57,7 +59,9 @@ def takes(x: Tensor, before: Tensor | None, intended: Tensor | None) -> bool:
     are to lie in memory alike, weights of at most 32 bits.
     """
     kernel = _kernel() if x.is_cuda else None
-    if kernel is None or gave_up() or torch.cuda.is_current_stream_capturing() or not kernel.supports(x):
+    if kernel is None or gave_up() or torch.cuda.is_current_stream_capturing():
+        return False
+    if not kernel.supports(x, _ALL):
         return False
     return before is None or intended is None or updates_fit(before, x, intended)
 

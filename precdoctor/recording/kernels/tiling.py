@@ -54,9 +54,18 @@ def elements_per_lane(dtype: torch.dtype) -> int:
     return 4 if dtype == torch.float32 else 8
 
 
+def fits(shape: torch.Size, strides: tuple[int, ...] | None, want: int) -> bool:
+    """Whether there is a :func:`tiling`: memory is read from end to end, or rows lie along few enough dimensions.
+
+    Args:
+        shape, strides, want: see there.
+    """
+    return strides is None or (not want and is_dense(shape, strides)) or len(at.walk(shape, strides)[1]) <= MAX_OUTER
+
+
 @functools.lru_cache(maxsize=8192)
 def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtype, want: int) -> Tiling:
-    """The tiles of a tensor that the kernels support.
+    """The tiles of a tensor that :func:`fits`.
 
     Args:
         shape: not empty.
@@ -65,7 +74,8 @@ def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtyp
         want: blocks and fingerprint, as a bit mask; see ``triton_kernel.py``.
     """
     numel, blocks = shape.numel(), want & 7
-    if strides is None and not blocks:  # the shape need not part it from others
+    in_memory = strides is None or (not want and is_dense(shape, strides))
+    if in_memory and not blocks:  # the shape need not part it from others
         (columns, column_stride, _), others = (numel, 1, 1), [(1, numel, numel)]
     else:
         (columns, column_stride, _), others = at.walk(shape, strides)
@@ -77,8 +87,7 @@ def tiling(shape: torch.Size, strides: tuple[int, ...] | None, dtype: torch.dtyp
         groups = math.ceil(columns / width)
         tiles, padding, flat = math.ceil(rows * groups / (TILE // width)), (0, 0, 0, 0), False
     else:
-        flat = strides is None and (not blocks or columns % WIDTH == 0)
-        flat = flat or (not want and is_dense(shape, strides))
+        flat = in_memory and (not blocks or columns % WIDTH == 0)
         lane, width = elements_per_lane(dtype), 0
         unit = WIDTH if blocks else lane
         groups = math.ceil(columns / unit)

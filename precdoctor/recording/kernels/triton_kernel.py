@@ -21,7 +21,7 @@ from torch import Tensor
 
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.light_launch import LightLaunch
-from precdoctor.recording.kernels.tiling import MAX_OUTER, TILE, is_aligned, is_dense, tiling
+from precdoctor.recording.kernels.tiling import TILE, fits, is_aligned, tiling
 from precdoctor.recording.kernels.triton_tile import FORMATS, add, as_fp32_bits, fingerprint_terms, pointer_to, tally
 from precdoctor.recording.kernels.triton_window import measure_window
 
@@ -148,11 +148,14 @@ def _stat(
         tl.atomic_xchg(ints + _DONE, 0, sem="relaxed")
 
 
-def supports(x: Tensor) -> bool:
-    """Whether the kernel knows the dtype and the tensor's strides merge into few enough dimensions."""
-    return x.dtype in FORMATS and (
-        x.is_contiguous() or is_dense(x.shape, x.stride()) or len(at.walk(x.shape, x.stride())[1]) <= MAX_OUTER
-    )
+def supports(x: Tensor, want: int) -> bool:
+    """Whether the kernel knows the dtype and the tensor's strides merge into few enough dimensions.
+
+    Args:
+        x: any.
+        want: blocks and fingerprint, as a bit mask.
+    """
+    return x.dtype in FORMATS and (x.is_contiguous() or fits(x.shape, x.stride(), want))
 
 
 def measure(

@@ -16,6 +16,7 @@ from precdoctor.numerics import EXP_MAX, EXP_MIN
 from precdoctor.recording import kernels
 from precdoctor.recording.kernels import blocked, cuda, native_cpu, reference
 from precdoctor.recording.kernels import row_layout as at
+from precdoctor.recording.kernels.tiling import elements_per_lane, fits, tiling
 from tests.support.offenders import check_each
 
 DTYPES = [
@@ -520,6 +521,28 @@ def test_the_op_is_invisible_to_modes_of_the_user():
     assert Count.seen == 0
     assert kernels.bank(x.device).row(5)[0][at.NUMEL] == 8
     kernels.forget_all()
+
+
+@st.composite
+def layouts(draw):
+    """Any strided tensor: dimensions in any order, some of their elements left out, some of one element."""
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
+    x = torch.empty(sizes).permute(draw(st.permutations(range(len(sizes)))))
+    return x[tuple(slice(None, None, draw(st.integers(1, 2))) for _ in sizes)]
+
+
+@given(layouts(), st.integers(0, 15), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+@settings(deadline=None)
+def test_there_is_a_tiling_of_whatever_fits_and_it_covers_every_element(x, want, dtype):
+    strides = None if x.is_contiguous() else x.stride()
+    if not fits(x.shape, strides, want):
+        assert len(at.walk(x.shape, strides)[1]) > 3
+        return
+    on = tiling(x.shape, strides, dtype, want)
+    assert on.numel == x.numel() == on.columns * (x.numel() // on.columns)
+    lanes = 1024 if on.width else 128 * elements_per_lane(dtype)
+    assert on.tiles * lanes >= x.numel()
+    assert on.padding >= 0 and (on.width or on.tiles * lanes - on.padding == x.numel())
 
 
 # --- on CUDA ---------------------------------------------------------------------------------------------------------

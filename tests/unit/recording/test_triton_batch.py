@@ -108,7 +108,7 @@ def mixed():
 def test_a_batch_counts_what_single_launches_count(launched, want):
     here, there = kernels.Bank(DEVICE), kernels.Bank(DEVICE)
     tensors, tables = mixed(), batched.Tables()
-    assert all(map(triton_kernel.supports, tensors))
+    assert all(triton_kernel.supports(x, 15) for x in tensors)
     by_group = batched.grouped(
         [batched.Job(x, slot) for slot, x in enumerate(tensors)],
         lambda _: here,

@@ -86,7 +86,7 @@ def test_counts_what_the_reference_counts(dtype, shape):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_walks_any_strides(layout):
     x = LAYOUTS[layout](torch.randn(4, 6, 50).bfloat16())
-    assert triton_kernel.supports(x)
+    assert triton_kernel.supports(x, 15)
     assert_equal([x], (32, 128))
 
 
@@ -133,11 +133,18 @@ def test_blocks_of_rows_that_end_within_a_block(block):
     assert_equal([x[:, :256]], (block,))
 
 
-def test_memory_order_is_enough_where_no_fingerprint_and_no_blocks_are_wanted():
-    x = torch.randn(6, 40, 10, 10).to(memory_format=torch.channels_last)
-    assert tiling(x.shape, x.stride(), x.dtype, 0).flat
-    assert not tiling(x.shape, x.stride(), x.dtype, FINGERPRINT).flat
-    assert not tiling(x[:, ::2].shape, x[:, ::2].stride(), x.dtype, 0).flat
+ATTENTION = torch.randn(4, 5, 3, 4, 16).permute(2, 0, 3, 1, 4)  # queries, keys and values of one product
+
+
+@pytest.mark.parametrize("x", [torch.randn(6, 40, 10, 10).to(memory_format=torch.channels_last), ATTENTION])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_order_is_enough_where_no_fingerprint_and_no_blocks_are_wanted(x, dtype):
+    x = x.to(dtype)
+    assert triton_kernel.supports(x, 0) and tiling(x.shape, x.stride(), x.dtype, 0).flat == (dtype == torch.float32)
+    assert triton_kernel.supports(x, FINGERPRINT) == (x.dim() == 4)
+    part = x[:, ::3]
+    assert triton_kernel.supports(part, 0) == (x.dim() == 4)
+    assert x.dim() == 5 or not tiling(part.shape, part.stride(), x.dtype, 0).flat
     here, there = row(), row()
     triton_kernel.measure(x.to(DEVICE), *here, (), fingerprint=False)
     reference.measure(x.to(DEVICE), *there, ())
