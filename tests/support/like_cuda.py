@@ -318,6 +318,7 @@ def install(*, batches: bool = True) -> None:
     from precdoctor.recording import kernels
     from precdoctor.recording.kernels import cuda, reference
     from precdoctor.recording.kernels import row_layout as at
+    from precdoctor.recording.kernels.tiling import fits, tiling
 
     for name, there in (("is_cpu", False), ("is_cuda", True), ("device", _DEVICE)):
         setattr(Tensor, name, _attribute(name, there))
@@ -369,7 +370,11 @@ def install(*, batches: bool = True) -> None:
 
     cuda._raw_stream = lambda _index: CUDA.stream
 
+    def strides(x):
+        return None if x.is_contiguous() else x.stride()
+
     def measure_at(x, ints, floats, counter, want):
+        tiling(x.shape, strides(x), x.dtype, want)  # the kernel asks for it
         blocks = [size for i, size in enumerate(at.BLOCK_SIZES) if want >> i & 1]
         held = (ints, at.INT_WIDTH, torch.int64), (floats, at.FLOAT_WIDTH, torch.float64), (counter, 1, torch.int64)
         rows = [torch.frombuffer((ctypes.c_int64 * n).from_address(a), dtype=kind) for a, n, kind in held]
@@ -402,7 +407,8 @@ def install(*, batches: bool = True) -> None:
         return True
 
     if batches:
-        cuda._kernel = lambda: SimpleNamespace(supports=lambda _x, _want: True, measure_at=measure_at, FORMATS=_FORMATS)
+        supports = lambda x, want: fits(x.shape, strides(x), want)  # noqa: E731
+        cuda._kernel = lambda: SimpleNamespace(supports=supports, measure_at=measure_at, FORMATS=_FORMATS)
         cuda.measure_many, cuda.look = measure_many, look
     else:
         cuda._kernel = lambda: None
@@ -413,3 +419,10 @@ def install(*, batches: bool = True) -> None:
         return -1 if installation._installed is None else installation._installed.step
 
     CUDA.step = step
+
+
+def refused() -> list[str]:
+    """What CUDA would have refused so far, and which kernels have failed."""
+    from precdoctor.recording.kernels import cuda
+
+    return CUDA.refusals + [repr(error) for error in cuda._failures]

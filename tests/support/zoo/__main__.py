@@ -66,7 +66,7 @@ def _train(name: str, train) -> None:
         os._exit(1)
     line = {"name": name, "digest": trained.digest(), "losses": trained.losses}
     if cuda is not None:
-        line |= {"waits": max(cuda.waits.values(), default=0), "refusals": cuda.refusals}
+        line |= {"waits": max(cuda.waits.values(), default=0), "refusals": like_cuda.refused()}
     _tell(line)
     atexit._run_exitfuncs()
     os._exit(0)  # tearing torch down takes a second
