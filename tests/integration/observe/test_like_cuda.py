@@ -103,6 +103,23 @@ def test_channels_last_wide_and_narrow_weights_are_recorded_with_and_without_ker
     assert said["updates"] == expected
 
 
+def test_no_kernel_fails_at_what_a_scan_of_attention_looks_at(tmp_path):
+    body = """
+from benchmarks.models import GPT
+model = GPT(1, 16, 2, 8, 32)  # queries, keys and values are one tensor of five dimensions, permuted
+optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+tokens = torch.randint(32, (2, 8))
+with precdoctor.record("run", every=1, strict=True):
+    for _ in range(3):
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+tell()
+"""
+    _, run_, _ = run(tmp_path, body)
+    assert any(data["ops"] > 20 for data in events(run_, "scan") if data["kind"] == "step")
+
+
 MLP = """
 from precdoctor.recording.observe import gradient_looks
 gradient_looks._WORTH_NS = 0  # on a CPU none of the pass is left to be waited for
