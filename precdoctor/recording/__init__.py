@@ -21,7 +21,8 @@ Invariants:
   Only replays call the model again, and they restore what the call changes.
 - Nothing raises into training: every hook body is wrapped by ``recorder.hook_guard``. The third internal error turns
   recording off. A run stops only where the user asked for it.
-- No hook waits for a device. The guard does, once per step and not with ``--on-nonfinite observe``; so do replays.
+- No hook waits for a device. The guard does, once per step, on sampled ones twice, and not with ``--on-nonfinite
+  observe``; so do replays.
 - A forked child begins anew: whatever remembers the parent's run registers in ``when_forked``.
 - ``tests/unit/test_rooms.py`` holds the order of the rooms.
 """
