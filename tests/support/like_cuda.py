@@ -309,11 +309,12 @@ def _cuda(name, value):
     setattr(torch.cuda, name, call)
 
 
-def install(*, batches: bool = True) -> None:
+def install(*, batches: bool = True, compiled: bool = False) -> None:
     """Patch torch, and have the reference stand for the kernels.
 
     Args:
         batches: there is a kernel for many tensors at once; without it, none at all, as where Triton is missing.
+        compiled: they are the true ones, compiled, and launched into nothing; see ``tests.support.driver``.
     """
     from precdoctor.recording import kernels
     from precdoctor.recording.kernels import cuda, reference
@@ -364,7 +365,7 @@ def install(*, batches: bool = True) -> None:
         "memory_allocated": lambda *_: CUDA.allocated,
         "memory_reserved": lambda *_: CUDA.allocated,
         "max_memory_allocated": lambda *_: max(CUDA.peak, CUDA.allocated),
-        "get_device_properties": lambda *_: SimpleNamespace(total_memory=CUDA.total),
+        "get_device_properties": lambda *_: SimpleNamespace(total_memory=CUDA.total, multi_processor_count=132),
     }.items():
         _cuda(name, value)
 
@@ -406,7 +407,13 @@ def install(*, batches: bool = True) -> None:
             squares += wide.square().sum()
         return True
 
-    if batches:
+    if compiled:
+        from precdoctor.recording.kernels import light_launch
+        from tests.support import driver
+
+        driver.install()
+        light_launch._raw_stream = lambda _index: CUDA.stream
+    elif batches:
         supports = lambda x, want: fits(x.shape, strides(x), want)  # noqa: E731
         cuda._kernel = lambda: SimpleNamespace(supports=supports, measure_at=measure_at, FORMATS=_FORMATS)
         cuda.measure_many, cuda.look = measure_many, look

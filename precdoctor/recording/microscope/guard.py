@@ -249,7 +249,8 @@ class Guard:
     ) -> None:
         context = self._context
         values = not context.options.redact_names
-        bad = optimizer_replay.bad_parameters(optimizer)
+        if not (bad := optimizer_replay.bad_parameters(optimizer)):
+            return  # of a kind that the replay cannot read
         self._examined += 1
         number, settings = self._number(), optimizer_replay.bad_settings(optimizer, [p for p, _ in bad])
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad), "bad_settings": settings}

@@ -64,6 +64,14 @@ def test_the_whole_zoo_is_recorded_and_none_trains_differently(zoo, tmp_path):
         assert events(precdoctor.open_run(path), "error") == [], name
 
 
+@pytest.mark.slow
+def test_no_kernel_that_the_zoo_asks_for_fails(tmp_path):
+    pytest.importorskip("triton")
+    (recorded,) = train(tmp_path, ZOO_LIKE_CUDA="compiled")
+    assert len(recorded) > 40
+    assert {n: line["refusals"] for n, line in recorded.items() if line.get("refusals")} == {}
+
+
 CNN = """
 model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
 model = model.to(memory_format=torch.channels_last)

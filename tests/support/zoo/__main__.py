@@ -56,7 +56,8 @@ def _train(name: str, train) -> None:
     if "ZOO_LIKE_CUDA" in os.environ:
         from tests.support import like_cuda
 
-        like_cuda.install(batches=os.environ["ZOO_LIKE_CUDA"] == "batches")
+        how = os.environ["ZOO_LIKE_CUDA"]
+        like_cuda.install(batches=how == "batches", compiled=how == "compiled")
         cuda = like_cuda.CUDA
     try:
         trained: Trained = train()
