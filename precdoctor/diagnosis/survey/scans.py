@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -245,6 +245,7 @@ def check_facts(
     seen: str,
     flushes: Callable[[Fact], bool] = lambda _: False,
     keep: Callable[[Group], bool] = lambda _: True,
+    same: Callable[[Fact], Hashable] | None = None,
 ) -> Checked:
     """The check of a rule on scan facts.
 
@@ -256,6 +257,7 @@ def check_facts(
         flushes: whether a fact counts only if it lasts. Weights that begin at zero are flushed until they have grown;
             later scans no longer show it.
         keep: whether a place counts, by all of its facts.
+        same: what facts of one finding have in common; by default the op and its line.
     """
     known = scans(view)
     done = [s for s in known if s.outcome == "done"]
@@ -266,19 +268,22 @@ def check_facts(
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := badness(f)) > 0]
     if not bad:
         return Checked((), f"{checked}: {seen}")
-    groups = [g for g in _grouped(bad) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
+    groups = [g for g in _grouped(bad, same or _place_of) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
     if not groups:
         return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
     return Checked([finding(g) for g in groups[:_MAX_PLACES]], f"{places} in {checked}")
 
 
-def _grouped(bad: Iterable[tuple[float, Fact]]) -> list[Group]:
-    places: dict[tuple[Any, ...], list[tuple[float, Fact]]] = {}
+def _place_of(fact: Fact) -> Hashable:
+    at = fact.source
+    return (fact.root, fact.op, at.file, at.line) if at is not None else (fact.root, fact.op, fact.module)
+
+
+def _grouped(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]) -> list[Group]:
+    places: dict[Hashable, list[tuple[float, Fact]]] = {}
     for weight, fact in bad:
-        at = fact.source
-        key = (fact.root, fact.op, at.file, at.line) if at is not None else (fact.root, fact.op, fact.module)
-        places.setdefault(key, []).append((weight, fact))
+        places.setdefault(same(fact), []).append((weight, fact))
     ordered = [sorted(found, key=lambda f: -f[0]) for found in places.values()]
     ordered.sort(key=lambda found: -found[0][0])
     return [Group(found[0][1], [f for _, f in found]) for found in ordered]

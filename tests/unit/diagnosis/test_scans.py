@@ -64,6 +64,19 @@ def op(name: str, inputs: str, outputs: str, **more) -> dict:
     return {"op": f"aten.{name}", "phase": "forward", "inputs": inputs, "outputs": outputs, "calls": 1, **more}
 
 
+@pytest.mark.parametrize(("states", "findings"), [(("exp_avg_sq", "exp_avg_sq"), 1), (("exp_avg_sq", "exp_avg"), 2)])
+def test_a_state_that_two_ops_leave_as_it_was_is_told_of_once(states, findings, tmp_path):
+    told = []
+    for name, state, stalled in zip(("mul_.Tensor", "addcmul_.default"), states, (9, 8), strict=True):
+        found = fact("stalled", name, moved=9, stalled=stalled, of=9, tensors=1, bits_missing=1.0, value=1.0, move=1e-3)
+        found["data"] |= {"dtype": "bfloat16", "target": "state", "state": state, "name": "head.weight"}
+        told.append(found)
+    report = diagnose(scanned(*told).write(tmp_path / "run"), select=["PD509"])
+    assert len(report.findings) == findings
+    assert report.findings[0].location.op == "aten.mul_.Tensor"
+    assert (" So does `addcmul`." in report.findings[0].message) == (findings == 1)
+
+
 @pytest.mark.parametrize(("weights", "change"), [("float32", "state_dtype"), ("bfloat16", "weight_dtype")])
 def test_states_in_the_format_of_the_weights_call_for_wider_weights(weights, change, tmp_path):
     found = fact("stalled", "mul_.Tensor", moved=9, stalled=9, of=9, tensors=1, bits_missing=2.5, value=1.0, move=1e-3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when
@@ -59,11 +61,13 @@ summation).
     ),
 )
 _REASON = "bits before and after were compared with the same arithmetic in FP64"
+#: Other ops that a finding names.
+_MAX_OTHERS = 3
 _NOUNS = {"weight": "weights", "average": "an average of weights", "gradient": "a gradient"}
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding per line of code."""
+    """One finding for each state, whichever lines write to it; of states without a name, for each line."""
     stepped = any(s.optimizer for steps in view.timeline.values() for s in steps)
 
     steps = max((s.step for own in view.timeline.values() for s in own), default=0) + 1
@@ -85,8 +89,27 @@ def check(view: RunView, options: Options) -> Checked:
         return len(still) > 1 and (max(done) in still or 2 * len(still) > len(done))
 
     return check_facts(
-        view, ("stalled",), guilty, lambda g: _finding(view, g, options), seen="no state that stands still", keep=lasts
-    )
+        view, ("stalled",), guilty, lambda g: _finding(view, g, options), seen="no state that stands still", keep=lasts,
+        same=_subject,
+    )  # fmt: skip
+
+
+def _subject(fact: Fact) -> Hashable:
+    """What is written to: a state or an average has one name in all modules, anything else is told by its line."""
+    state, at = text(fact.data.get("state")), fact.source
+    named = state or _target(fact) == "average"
+    place = ("", 0) if at is None else (at.file, 0 if named else at.line)
+    return fact.root, _target(fact), state, fact.data.get("dtype"), place, "" if at is not None else fact.module
+
+
+def _others(group: Group) -> str:
+    """The other ops that write to it, as a sentence."""
+    worst, seen = group.worst, []
+    for fact in group.facts:
+        words = f"`{fact.short.removeprefix('foreach_')}`{fact.line if fact.line != worst.line else ''}"
+        if (fact.op, fact.line) != (worst.op, worst.line) and words not in seen:
+            seen.append(words)
+    return f" So {'does' if len(seen) == 1 else 'do'} {' and '.join(seen[:_MAX_OTHERS])}." if seen else ""
 
 
 def _target(fact: Fact) -> str:
@@ -119,7 +142,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{op_words(fact)} left {percent(share)} of the elements of "
         f"{what} in {dtype} unchanged (limit {percent(options['share'])}), though FP64 moves them: "
         f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
-        f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line."
+        f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line.{_others(group)}"
         f"{elsewhere_words(group)}"
     )
     wide = "float64" if dtype == "float32" else "float32"
