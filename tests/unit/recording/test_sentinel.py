@@ -85,6 +85,7 @@ def test_without_gradients_there_is_nothing():
     assert gradient_sentinel([nn.Parameter(torch.zeros(3))]) is None
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 def test_sparse_gradients_count_by_their_values():
     parameter = nn.Parameter(torch.zeros(5, 2))
     values = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
