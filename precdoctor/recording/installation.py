@@ -100,10 +100,8 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             applier.install_before()
         probes = None
         if options.compiled == "instrument":
-            from precdoctor.recording.observe.compiled_modules import (  # defines an op, for these runs only
-                CHANGES_ROUNDING,
-                Probes,
-            )
+            # It defines an op, for these runs only.
+            from precdoctor.recording.observe.compiled_modules import CHANGES_ROUNDING, Probes
 
             recorder.warnings.append(CHANGES_ROUNDING)
             probes = Probes(recorder)

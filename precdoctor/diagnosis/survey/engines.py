@@ -66,7 +66,7 @@ def _executor(engine: str | None, tasks: int, rows: int) -> Iterator[Executor | 
     """None means this process."""
     kind, _, argument = (checked_engine(engine) or "local").partition(":")
     if kind == "dask":
-        with _dask(argument) as executor:
+        with _environment_kept(), _dask(argument) as executor:
             yield executor
         return
     workers = min(tasks, int(argument) if argument else os.cpu_count() or 1)
@@ -92,3 +92,15 @@ def _dask(address: str) -> Iterator[Executor]:
         raise UsageError(f"no Dask scheduler answers at {address or 'this machine'!r}: {error}") from None
     with client:
         yield client.get_executor(pure=False, retries=2)
+
+
+@contextlib.contextmanager
+def _environment_kept() -> Iterator[None]:
+    """What starts workers of this machine for Dask sets variables for them, one thread each, in this process."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

@@ -8,6 +8,7 @@ import random
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -271,12 +272,13 @@ def test_every_engine_gives_the_same_report(engine: str, tmp_path: Path) -> None
     if engine == "dask":
         pytest.importorskip("distributed")
     path = _several_ranks(tmp_path / "run", 3, bad=1).path
-    texts = []
+    texts, environment = [], dict(os.environ)
     for name in (None, engine):
         run = open_run(path)
         run.engine = name
         texts.append(dumps(document(diagnose(run), 0)))
     assert texts[0] == texts[1]
+    assert dict(os.environ) == environment, "what is started later has as many threads as ever"
 
 
 def test_a_dask_worker_that_dies_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +287,8 @@ def test_a_dask_worker_that_dies_changes_nothing(tmp_path: Path, monkeypatch: py
     run = _several_ranks(tmp_path / "run", 8, bad=5)
     expected = _facts(RunView(run).survey)
     again = open_run(run.path)
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+    started = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with mock.patch.dict(os.environ), distributed.LocalCluster(**started) as cluster:
         again.engine = f"dask:{cluster.scheduler_address}"
         killed: list[int] = []
 

@@ -137,6 +137,7 @@ def test_a_step_interrupted_as_it_is_handed_over_is_logged_once(tmp_path, name, 
         if goes_on:
             assert interrupted(step, getattr(Recorder, name).__code__) > 4
         elif not interrupted_once(step, getattr(Recorder, name).__code__, line):
+            recorder.close()
             break
         recorder.close()
         steps = precdoctor.open_run(run).steps()

@@ -39,6 +39,13 @@ def compiled(module):
 
 
 @pytest.fixture
+def forget_compiled():
+    """Torch keeps the backends of a process; while it has any, recording does with less."""
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def names():
     return Names()
 
@@ -61,6 +68,7 @@ def test_shared_modules_and_tied_parameters_keep_their_first_name(names):
     assert (place.module, own) == ("body.0", "weight")
 
 
+@pytest.mark.usefixtures("forget_compiled")
 @pytest.mark.parametrize(
     "wrap",
     [

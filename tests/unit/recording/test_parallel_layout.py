@@ -18,6 +18,7 @@ from precdoctor.recording.process import attach
 @pytest.fixture
 def group(tmp_path, monkeypatch):
     """A process group of this process alone that the reader takes for one of several."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch wraps it for good
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     monkeypatch.setattr(attach, "has_other_ranks", dist.is_initialized)
     yield
