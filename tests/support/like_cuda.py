@@ -432,4 +432,4 @@ def refused() -> list[str]:
     """What CUDA would have refused so far, and which kernels have failed."""
     from precdoctor.recording.kernels import cuda
 
-    return CUDA.refusals + [repr(error) for error in cuda._failures]
+    return CUDA.refusals + cuda._failures

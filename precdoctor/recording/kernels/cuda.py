@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import batched
-from precdoctor.recording.kernels.light_launch import is_the_devices
+from precdoctor.recording.kernels.light_launch import KernelFailedError, is_the_devices
 from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
 
-#: Why launches failed, each kernel once, and how many that were when they were last told of.
-_failures: list[Exception] = []
+#: Why launches failed, for people, each kernel once; and how many that were when they were last told of.
+_failures: list[str] = []
 _told = 0
 #: So many kernels fail where it is not the kernels' fault: none is tried any more.
 _MOST_FAILURES: Final = 3
@@ -165,12 +165,13 @@ def _tried(device: torch.device, body: Callable[..., Any], *args: Any, **options
     try:
         with _on(device):
             body(*args, **options)
+    except KernelFailedError:
+        return False
     except Exception as error:  # compiling needs a driver, a C compiler and a cache; any may be missing
         attach.let_through(error)
         if is_the_devices(error):
             raise
-        if not any(error is known for known in _failures):  # else it is told again of a kernel that it knows has failed
-            _failures.append(error)
+        _failures.append(f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0])
         return False
     return True
 
@@ -190,7 +191,7 @@ def failure() -> str | None:
     """Why a kernel of Triton's is not used; null when all are."""
     if _kernel() is None:
         return "Triton is not installed"
-    return _said(_failures[0]) if _failures else None
+    return _failures[0] if _failures else None
 
 
 def untold_failures() -> list[str]:
@@ -200,11 +201,7 @@ def untold_failures() -> list[str]:
         return []
     found, _told = _failures[_told:], len(_failures)
     what = "tensors are" if gave_up() else "some tensors are"
-    return [f"{what} measured by torch's operations, which is slow: {_said(error)}" for error in found]
-
-
-def _said(error: Exception) -> str:
-    return f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0]
+    return [f"{what} measured by torch's operations, which is slow: {why}" for why in found]
 
 
 @functools.cache

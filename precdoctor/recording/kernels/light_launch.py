@@ -58,6 +58,10 @@ class _Compiled:
         self.tail: tuple[Any, ...] = ()
 
 
+class KernelFailedError(Exception):
+    """A kernel is asked for that did not compile."""
+
+
 class LightLaunch:
     """Launches of one kernel whose arguments are integers that are not compiled in.
 
@@ -69,8 +73,8 @@ class LightLaunch:
     def __init__(self, jitted: Any, options: dict[str, Any]) -> None:
         self._jitted, self._options = jitted, options
         self._known: dict[tuple[Any, ...], _Compiled] = {}
-        #: What was raised for those that do not compile; they are not tried again.
-        self._failed: dict[tuple[Any, ...], Exception] = {}
+        #: Those that do not compile, and are not tried again.
+        self._failed: set[tuple[Any, ...]] = set()
         #: Gradients arrive on a thread per device: one of them watches at a time.
         self._watching = threading.Lock()
 
@@ -84,19 +88,19 @@ class LightLaunch:
             constants: that are compiled in.
 
         Raises:
-            Exception: whatever Triton does, the same object every time.
+            KernelFailedError: it did not compile with these constants, as whatever Triton raised has told before.
         """
         key = (device.index, *constants)
         known = self._known.get(key)
         if known is None:
-            if (failed := self._failed.get(key)) is not None:
-                raise failed
+            if key in self._failed:
+                raise KernelFailedError
             began = time.perf_counter()
             try:
                 kernel = self._by_triton(programs, arguments, constants)
             except Exception as error:
                 if not is_the_devices(error):
-                    self._failed[key] = error.with_traceback(None)
+                    self._failed.add(key)
                 raise
             _patience.spend(time.perf_counter() - began)
             watchable = kernel is not None and device.type == "cuda" and _raw_stream is not None
