@@ -413,6 +413,13 @@ def install(*, batches: bool = True, compiled: bool = False) -> None:
 
         driver.install()
         light_launch._raw_stream = lambda _index: CUDA.stream
+        true_look = cuda.look
+
+        def look_at_nothing(device, programs, addresses, *more, **options):
+            ctypes.memset(addresses[3], 0, 16)  # what the kernel would write to
+            return true_look(device, programs, addresses, *more, **options)
+
+        cuda.look = look_at_nothing
     elif batches:
         supports = lambda x, want: fits(x.shape, strides(x), want)  # noqa: E731
         cuda._kernel = lambda: SimpleNamespace(supports=supports, measure_at=measure_at, FORMATS=_FORMATS)

@@ -56,8 +56,7 @@ def _train(name: str, train) -> None:
     if "ZOO_LIKE_CUDA" in os.environ:
         from tests.support import like_cuda
 
-        how = os.environ["ZOO_LIKE_CUDA"]
-        like_cuda.install(batches=how == "batches", compiled=how == "compiled")
+        like_cuda.install(batches=os.environ["ZOO_LIKE_CUDA"] == "batches")
         cuda = like_cuda.CUDA
     try:
         trained: Trained = train()
