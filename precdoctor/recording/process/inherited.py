@@ -59,7 +59,7 @@ def _is_looked_into(x: Any) -> bool:
         return True
     if kind is types.FunctionType:
         return _is_own(x.__module__)
-    of = x if kind is type else kind
+    of = x if issubclass(kind, type) else kind
     return _is_own(type.__getattribute__(of, "__dict__").get("__module__"))
 
 

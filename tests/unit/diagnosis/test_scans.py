@@ -74,7 +74,7 @@ def test_a_state_that_two_ops_leave_as_it_was_is_told_of_once(states, findings, 
     report = diagnose(scanned(*told).write(tmp_path / "run"), select=["PD509"])
     assert len(report.findings) == findings
     assert report.findings[0].location.op == "aten.mul_.Tensor"
-    assert (" So does `addcmul`." in report.findings[0].message) == (findings == 1)
+    assert (" `addcmul` leaves it unchanged, too." in report.findings[0].message) == (findings == 1)
 
 
 @pytest.mark.parametrize(("weights", "change"), [("float32", "state_dtype"), ("bfloat16", "weight_dtype")])

@@ -109,7 +109,8 @@ def _others(group: Group) -> str:
         words = f"`{fact.short.removeprefix('foreach_')}`{fact.line if fact.line != worst.line else ''}"
         if (fact.op, fact.line) != (worst.op, worst.line) and words not in seen:
             seen.append(words)
-    return f" So {'does' if len(seen) == 1 else 'do'} {' and '.join(seen[:_MAX_OTHERS])}." if seen else ""
+    leave = "leaves" if len(seen) == 1 else "leave"
+    return f" {' and '.join(seen[:_MAX_OTHERS])} {leave} it unchanged, too." if seen else ""
 
 
 def _target(fact: Fact) -> str:
