@@ -247,14 +247,13 @@ class OptimizerHooks:
         attempt, groups = self._attempt, groups_of(optimizer)
         if not groups:
             return  # a wrapper with a property for its groups: the optimizer that it drives makes the attempt
+        if attempt is not None and attempt.reached and _is_inside(attempt, optimizer):
+            return
         judged = False
         if attempt is not None and attempt.by_library:
             attempt.optimizer, judged = optimizer, self._guard.found_bad(self._recorder.step)
             self._note_groups(optimizer, groups, first=False)
         elif attempt is None or not attempt.by_scaler:
-            if attempt is not None and attempt.reached and attempt.optimizer is not optimizer:
-                attempt.driven.append(optimizer)
-                return  # an optimizer that drives another one: the outer one's step is the attempt
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
             attempt.by_library = self._outer.runs
         elif attempt.optimizer is not optimizer:
@@ -287,6 +286,9 @@ class OptimizerHooks:
         attempt = self._attempt
         if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
             return
+        if attempt.inner and attempt.optimizer is optimizer:
+            attempt.inner -= 1
+            return
         if attempt.closure:
             self._looks.after_closure(optimizer)
         if self._recorder.trace is not None:
@@ -318,3 +320,24 @@ class OptimizerHooks:
         if (trace := self._recorder.trace) is not None and trace.running:
             found = ((self._guard.full_name(p), p.grad if kind == "gradients" else p) for p in parameters_of(optimizer))
             trace.look_at(kind, found)
+
+
+#: What torch wraps the ``step`` of every class of optimizers in; hooks are called from there.
+_WRAPPER: Any = getattr(torch.optim.Optimizer.profile_hook_step(lambda _: None), "__code__", None)
+
+
+def _is_inside(attempt: Attempt, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step that begins is part of an attempt that is open: made by an outer optimizer, or by ``super()``.
+
+    An attempt is also open behind a step that has raised: no hook told us.
+    """
+    depth, frame = 0, sys._getframe(1).f_back
+    while frame is not None:
+        depth += frame.f_code is _WRAPPER and frame.f_locals.get("self") is attempt.optimizer
+        frame = frame.f_back
+    if optimizer is attempt.optimizer:
+        attempt.inner += depth > 1
+        return depth > 1
+    if depth or _WRAPPER is None:
+        attempt.driven.append(optimizer)
+    return bool(depth) or _WRAPPER is None

@@ -113,7 +113,7 @@ class Claim:
         """Whether a step of a training has begun; in an inference run none does."""
         recorder = self._recorder
         begun = recorder.step != recorder.options.first_step or recorder.micro_step or recorder.in_backward
-        return bool(begun) and not self.forwards_are_steps
+        return bool(begun or recorder.current.optimizer) and not self.forwards_are_steps
 
     def make(self, *, ending: bool = False) -> bool:
         """Make the directory of this process and hand over what has waited; a second call does nothing.

@@ -52,6 +52,8 @@ class Attempt:
         self.given: list[tuple[Tensor, Tensor, int]] = []
         #: Optimizers that this one drives, and that stepped.
         self.driven: list[torch.optim.Optimizer] = []
+        #: Steps of its base class, in progress inside its own.
+        self.inner = 0
 
 
 #: In a row: half the scale did not help, so that it is worth a look whether the scale is to blame at all.

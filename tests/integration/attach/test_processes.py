@@ -251,6 +251,51 @@ print(alone == together)
 """
 
 
+STEPPING = """
+import threading
+import torch
+
+begun, go_on = threading.Event(), threading.Event()
+
+
+class Waits(torch.optim.SGD):
+    def step(self, closure=None):
+        begun.set()
+        go_on.wait(30)
+        return super().step(closure)
+
+
+def step_by_hand():
+    net = torch.nn.Linear(8, 1)
+    optimizer = Waits(net.parameters(), lr=0.1)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+other = threading.Thread(target=step_by_hand)
+other.start()
+begun.wait(30)
+net = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(10):
+    if step == 5:
+        go_on.set()
+        other.join()
+    optimizer.zero_grad()
+    net(torch.ones(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_thread_in_the_midst_of_an_optimizer_step_is_not_displaced(folder):
+    script(folder, "stepping.py", STEPPING)
+    run = record(folder, "stepping.py", run=folder / "stepping")
+    assert run.status == 0, run.err
+    steps = precdoctor.open_run(run.run).steps()
+    assert list(zip(steps["optimizer"], steps["micro_steps"], strict=True)) == [("Waits#0", 0)] + [("SGD#0", 1)] * 5
+
+
 def test_threads_that_train_at_once_do_not_disturb_each_other_through_us(folder):
     script(folder, "threads.py", THREADS)
     run = record(folder, "threads.py", run=folder / "threads")

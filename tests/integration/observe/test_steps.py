@@ -156,3 +156,53 @@ def test_steps_without_an_optimizer_end_when_the_weights_were_updated(zoo):
     assert sorted(set(updates.index.get_level_values("step"))) == [1, 2, 3], "the first one might be an optimizer's"
     assert len(updates) == 3 * 4
     assert updates.tolist() == pytest.approx((0.1 * gradients.reindex(updates.index)).tolist(), rel=1e-3)
+
+
+def test_a_step_that_raised_does_not_swallow_those_of_other_optimizers(tmp_path):
+    script(
+        tmp_path,
+        "raises.py",
+        """
+        import torch
+
+        class Fails(torch.optim.SGD):
+            def step(self, closure=None):
+                raise ArithmeticError("no step today")
+
+        class Nested(torch.optim.SGD):
+            def step(self, closure=None):
+                super().step()  # with the hooks of its own class, as an SGD exists
+
+        class Drives(torch.optim.Optimizer):  # an outer optimizer: its inner one's step is no attempt of its own
+            def __init__(self, inner):
+                super().__init__([p for group in inner.param_groups for p in group["params"]], {})
+                self.inner = inner
+
+            def step(self, closure=None):
+                self.inner.step()
+
+        net = torch.nn.Linear(8, 1)
+        fails = Fails(net.parameters(), lr=0.1)
+        optimizers = [c(net.parameters(), lr=0.1) for c in (torch.optim.SGD, torch.optim.Adam, Nested)]
+        optimizers[1] = Drives(optimizers[1])
+        for step in range(6):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+                net(torch.ones(4, 8)).square().mean().backward()
+                if step == 2:
+                    try:
+                        fails.step()
+                    except ArithmeticError:
+                        pass
+                optimizer.step()
+        """,
+    )
+    done = record(tmp_path, "--", *warm("raises.py"))
+    assert done.status == 0, done.err
+    names = ["SGD#0", "Drives#0", "Nested#0"]
+    failing = [one for name in names for one in ("Fails#0", name)]
+    run = precdoctor.open_run(done.run)
+    assert run.steps()["optimizer"].tolist() == 2 * names + failing + 3 * names
+    rows = run.tensors()
+    updates = rows[rows["kind"] == "update"].groupby("step").size()
+    assert updates.to_dict() == {i: 2 for i, name in enumerate(run.steps()["optimizer"]) if name != "Fails#0"}
