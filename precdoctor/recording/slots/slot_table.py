@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -77,6 +78,8 @@ class SlotTable:
 
     def __init__(self, *, inference: bool = False) -> None:
         self._slots: dict[tuple[Site, torch.device], int] = {}
+        #: Gradients arrive on a thread per device.
+        self._growing = threading.Lock()
         self._sites: dict[Any, Site] = {}
         self.touched: dict[int, Entry] = {}
         self._with_block16 = _WITH_BLOCK16 | {"input", "output"} if inference else _WITH_BLOCK16
@@ -107,7 +110,8 @@ class SlotTable:
         """The entry for a site in this step, made when this is its first tensor."""
         slot = self._slots.get((site, device))
         if slot is None:
-            slot = self._slots[(site, device)] = len(self._slots)
+            with self._growing:
+                slot = self._slots.setdefault((site, device), len(self._slots))
             if site.kind in self._with_block16:
                 kernels.want_block16(slot)
             if site.kind not in _WITHOUT_FINGERPRINT:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import threading
 
 import numpy as np
 import pyarrow as pa
@@ -108,6 +110,32 @@ def test_more_slots_than_one_block_and_in_any_order():
         columns = table.columns(None)
         assert columns["name"].to_pylist() == [str(n) for n in names]
         assert columns["amax"].to_pylist() == [float(n) for n in names]
+
+
+def test_two_threads_of_autograd_are_given_different_slots():
+    """One per device: both may meet a tensor for the first time."""
+    meeting = threading.Barrier(2)
+
+    class Shared(dict):
+        def __len__(self):
+            number = super().__len__()
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait(0.2)  # both are here, unless one has to wait until the other is done
+            return number
+
+    slots, place = SlotTable(), Place("A#0", "fc", "Linear")
+    slots._slots = Shared()
+    found = []
+
+    def enter(name):
+        found.append(slots.entry(Site(place, "weight_grad", name, 0, "train", "float32"), CPU).slot)
+
+    threads = [threading.Thread(target=enter, args=(name,)) for name in ("weight", "bias")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [0, 1]
 
 
 def test_what_steps_rows_are_made_from():
