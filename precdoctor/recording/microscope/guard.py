@@ -25,7 +25,6 @@ from precdoctor.recording.model.optimizer_contents import parameters_of
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
-from precdoctor.recording.process.threads import SEVERAL
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.scene.compiled_function import trained_in
 from precdoctor.recording.scene.step_snapshot import Scene
@@ -373,8 +372,8 @@ class Guard:
         what = "the loss" if loss_bad else "a gradient" if gradients_bad else f"buffer {poisoned[0].full_name}"
         look_at = "outputs" if loss_bad else "gradients" if gradients_bad else "buffers"
         values = not context.options.redact_names
-        if context.threads.others:
-            done = examination.Examination("refused", why=SEVERAL)
+        if (why := context.threads.why_no_replay) is not None:
+            done = examination.Examination("refused", why=why)
         else:
             done = examination.examine(self._scene, context.names, look_at, values=values)
         context.event("incident", **event_rows.incident_event(done, number, data | self._scene.deliveries.facts()))

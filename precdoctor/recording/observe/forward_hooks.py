@@ -91,8 +91,12 @@ class ForwardHooks:
                     self._guarded_note_autocast(stack[-1].mode, stack[0])
                 return  # between samples only top-level calls count
             threads = recorder.threads
-            if get_ident() != threads.own and threads.elsewhere():
-                return
+            if get_ident() != threads.own:
+                if _is_replica(module):
+                    threads.meet_replica()
+                    return
+                if threads.elsewhere():
+                    return
             if recorder.state == "armed" or (recorder.state == "idle" and recorder.arm()):
                 enter(module, args)
             elif not casts.met:
@@ -110,7 +114,7 @@ class ForwardHooks:
                     probes.traced(module, result)
                 return
             threads = recorder.threads
-            if threads.others and threads.is_other():
+            if (threads.others and threads.is_other()) or (threads.run_replicas and get_ident() != threads.own):
                 return
             if casts.met:
                 casts.left(module)  # first of all: what it has opened must not outlive the call
@@ -371,4 +375,9 @@ def _inner_mode(above: CallMode) -> CallMode:
 def _has_no_identity(module: nn.Module) -> bool:
     """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
     # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
-    return issubclass(type(module), _STAND_INS) or "_is_replica" in static.module_dict(module)
+    return issubclass(type(module), _STAND_INS) or _is_replica(module)
+
+
+def _is_replica(module: nn.Module) -> bool:
+    """Whether ``nn.DataParallel`` has made it for one batch."""
+    return "_is_replica" in static.module_dict(module)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-#: Why a step is not looked into: a replay would take back what the other threads do meanwhile.
+#: Why a step is not looked into: a replay would take back what the other threads do meanwhile, and not see their ops.
 SEVERAL = "several threads use models at once"
+REPLICAS = "nn.DataParallel runs the model in threads"
 
 
 class Threads:
@@ -31,6 +32,8 @@ class Threads:
         self._has_trained, self._in_hook, self._warn = has_trained, in_hook, warn
         #: Identifiers of threads that are not recorded.
         self.others: set[int] = set()
+        #: Some run replicas of a model that the recorded one has called.
+        self.run_replicas = False
         #: Module calls in progress in the recorded thread.
         self.calls: list[Any] = []
         #: The identifier of the recorded one.
@@ -47,6 +50,21 @@ class Threads:
     def is_other(self) -> bool:
         """Whether the calling thread is known to be another one; not without :attr:`others`, so ask for those first."""
         return threading.get_ident() in self.others
+
+    def meet_replica(self) -> None:
+        """A replica is called: by ``nn.DataParallel``, for the recorded thread, and in another one."""
+        with self._taking:
+            met, self.run_replicas = self.run_replicas, True
+        if not met:
+            self._warn(
+                f"{REPLICAS}: activations inside it are not recorded, and a NaN in there is not led to its op; "
+                "on one GPU, or with DistributedDataParallel, both are"
+            )
+
+    @property
+    def why_no_replay(self) -> str | None:
+        """Why a step cannot be looked into op by op; null where it can."""
+        return SEVERAL if self.others else REPLICAS if self.run_replicas else None
 
     def _is_other(self, number: int) -> bool:
         if torch._C._current_graph_task_id() != -1:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import precdoctor
 from precdoctor.runlog.verify import verify
-from tests.support.processes import AS_ANYWHERE, environment, finish, record, record_command, script, start
+from tests.support.processes import AS_ANYWHERE, PYTHON, environment, finish, record, record_command, script, start
 
 LOADERS = """
 import torch
@@ -305,3 +307,71 @@ def test_threads_that_train_at_once_do_not_disturb_each_other_through_us(folder)
     assert events[events["event"] == "warning"]["data"].str.contains("several threads").sum() == 1
     # One of the three from when it was chosen on, what is left of another when it has ended, and all again.
     assert 3 * 60 < len(run.steps()) <= 6 * 60
+
+
+REPLICAS = """
+import threading
+import torch
+from torch import nn
+import training
+
+
+class Parallel(nn.DataParallel):  # as on two GPUs: replicas of the module, each called in a thread of its own
+    def __init__(self, module):
+        nn.Module.__init__(self)
+        self.module = module
+
+    def replicas(self):
+        for _ in range(2):
+            copies = {module: module._replicate_for_data_parallel() for module in self.module.modules()}
+            for module, copy in copies.items():
+                for name, child in module._modules.items():
+                    setattr(copy, name, copies[child])
+                for name, parameter in module._parameters.items():
+                    setattr(copy, name, parameter * 1)
+            yield copies[self.module]
+
+    def forward(self, x):
+        outputs = {}
+
+        def work(number, replica, part):
+            outputs[number] = replica(part)
+
+        parts = zip(self.replicas(), x.chunk(2))
+        threads = [threading.Thread(target=work, args=(n, *both)) for n, both in enumerate(parts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return torch.cat([outputs[0], outputs[1]])
+
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+net = Parallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)))
+optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+for step in range(6):
+    x = torch.randn(4, 8)
+    if step == 5:
+        x[0, 0] = float("inf")
+    optimizer.zero_grad()
+    net(x).square().mean().backward()
+    optimizer.step()
+print(training.digest(net))
+"""
+
+
+def test_replicas_in_threads_are_no_training_of_their_own(folder):
+    script(folder, "replicas.py", REPLICAS)
+    plain = finish(start(folder, [PYTHON, "replicas.py"]), folder)
+    done = record(folder, "replicas.py", run=folder / "replicas")
+    assert (done.status, done.out) == (0, plain.out), done.err
+    assert sum(line.startswith("nn.DataParallel runs the model in threads") for line in done.said) == 1
+    assert not any("several threads" in line for line in done.said)
+    run = precdoctor.open_run(done.run)
+    assert len(run.steps()) == 6
+    kinds = run.tensors().groupby("kind", observed=True).size()
+    assert kinds["update"] == kinds["weight_grad"] == 6 * 4
+    events = run.events()
+    (incident,) = [json.loads(data) for data in events[events["event"] == "incident"]["data"]]
+    assert (incident["outcome"], incident["why"]) == ("refused", "nn.DataParallel runs the model in threads")

@@ -150,6 +150,15 @@ def test_a_variable_that_a_module_made_has_no_cause_of_its_own():
     assert "`y` was made without a gradient" in cause.why
 
 
+def test_what_a_trace_of_the_run_did_not_see_made_is_from_outside():
+    seen = replace(reads_named("constant"), live=True)
+    blamed = culprit_op(seen)
+
+    assert "made outside of the trace" in cause_of(seen).why
+    words = external_words(Culprit(seen, blamed, Phase.LOSS, op_cause(seen, blamed, None)))
+    assert words == "a tensor made outside of the trace"
+
+
 @pytest.mark.parametrize(
     ("kind", "argument", "words"),
     [

@@ -184,6 +184,12 @@ def test_a_second_run_is_offered_where_the_op_is_not_known(location, cause, cwd,
     assert text.count("autopsy") == offered
 
 
+def test_no_second_run_is_offered_where_one_was_traced():
+    place, run = dataclasses.replace(OVERFLOW.location, op=None), {**BROKEN.run, "path": "run", "cwd": "/work"}
+    found = dataclasses.replace(OVERFLOW, location=place, cause=None, evidence={**OVERFLOW.evidence, "traced": True})
+    assert "autopsy" not in printed(dataclasses.replace(BROKEN, run=run, findings=(found,)))
+
+
 @pytest.mark.parametrize("evidence", [{"delivered_finite": True}, {}])
 def test_a_second_run_is_offered_where_code_spoilt_a_batch_that_was_finite_as_delivered(evidence):
     place = dataclasses.replace(OVERFLOW.location, op=None)

@@ -171,7 +171,7 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
     if replay.phase == "optimizer":
         return _settings_cause(op, replay.bad_settings) or _optimizer_cause(replay, op)
     if at.external is not None:
-        return _external_cause(op, at.external, of_target=at.of_target)
+        return _external_cause(op, at.external, of_target=at.of_target, live=replay.live)
     if at.mask is not None:
         return _mask_cause(op)
     if replay.phase == "backward" and op.phase != "backward" and not replay.by_hand:
@@ -185,7 +185,7 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
     return Cause("other", 0.4, f"{op.name} returned it; the log lacks its operands, which may have been non-finite")
 
 
-def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool) -> Cause:
+def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live: bool) -> Cause:
     kind, name = external
     if of_target:
         return Cause("nonfinite-input-batch", 0.9, f"the target of {op.short} held non-finite values")
@@ -200,7 +200,9 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool) -> Ca
         return Cause(None, 0.9, f"code before this call, in the same step, computed weight `{name}` from other weights")
     if not name or kind == "variable":  # made by code that leaves no graph, before the op that reads it
         what = f"`{name}`" if name else f"a tensor that {op.short} reads"
-        return Cause(None, 0.9, f"{what} was made without a gradient, and non-finite")
+        return Cause(
+            None, 0.9, f"{what} was made {'outside of the trace' if live else 'without a gradient'}, and non-finite"
+        )
     what = kind if kind in ("weight", "buffer") else "tensor"
     return Cause("nonfinite-weights", 0.95, f"the {what} `{name}` was non-finite before the step's forward pass")
 

@@ -30,18 +30,19 @@ _NEAR_ONE = 1e-6
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Stop at the module, or at the line of code outside modules, on the first bad value."""
-    inside = culprit.module or culprit.replay.root
+    inside, bad = culprit.module or culprit.replay.root, culprit.bad_elements
+    predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
     if not inside and culprit.source is not None:
         return Prescription(
             title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
             change={"line": f"{culprit.source.file}:{culprit.source.line}"},
-            predicted={"stops_at_step": incident.step, "nonfinite_elements": culprit.bad_elements},
+            predicted=predicted,
             snippet=snippets.stop_behind_line(),
         )
     return Prescription(
         title=f"stop at {f'`{inside}`' if inside else 'the model'} on the first bad value and inspect its inputs",
         change={"module": culprit.module, "hook": "forward"},
-        predicted={"stops_at_step": incident.step, "nonfinite_elements": culprit.bad_elements},
+        predicted=predicted,
         snippet=snippets.halt_on_nonfinite(culprit.module or ""),
     )
 

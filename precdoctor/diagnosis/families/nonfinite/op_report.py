@@ -49,7 +49,11 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     else:
         message = (message + operand_words(op)).rstrip() + culprit.cause.sentence
     if culprit.cause.name is None and external is not None and not external[1]:
-        message += " It was made without a gradient, so no replay of the step reaches the op that made it."
+        message += (
+            " It is older than the step, or was made where a trace does not reach: in another thread, in compiled code."
+            if culprit.replay.live
+            else " It was made without a gradient, so no replay of the step reaches the op that made it."
+        )
     if external is not None and external[0] == "computed":
         message += " Code of the same step made it of other weights: an inner loop, or a network that makes weights."
     message += reference_words(op, culprit.cause) if external is None else ""
@@ -161,6 +165,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
         },
         "op_path": _op_path(replay, op.index),
         "reproduced": replay.reproduced,
+        **({"traced": True} if replay.live else {}),
         "micro_step": replay.micro_step,
         "skips_in_a_row": replay.skips,
         "batch": [_known_facts(o) for o in replay.batch],
@@ -230,7 +235,8 @@ def external_words(culprit: Culprit) -> str:
         kind, name = external or ("", "")
         return f"{_EXTERNALS.get(kind, 'tensor')} `{name}`"
     bad = (o.argument for o, maker in zip(op.operands, op.makers, strict=False) if maker == external and o.bad)
-    return next((_ROLES[name] for name in bad if name in _ROLES), "a tensor made without a gradient")
+    unseen = "a tensor made outside of the trace" if culprit.replay.live else "a tensor made without a gradient"
+    return next((_ROLES[name] for name in bad if name in _ROLES), unseen)
 
 
 def _external_counts(culprit: Culprit) -> str:
