@@ -2,7 +2,8 @@
 
 With one optimizer a step is sampled iff ``step % N == 0``. With several (a GAN) the steps of each are counted apart:
 ``step % 2`` would always be the discriminator's. Which optimizer the coming step belongs to is told from what followed
-the last time; steps come in patterns.
+the last time; steps come in patterns. Where nothing has followed yet, as within each trial of a search, the last one is
+expected again, and no more than N steps go by without a sample.
 
 Led by the budget, N stays 1 for the first steps, so that smoke runs are recorded whole, and then moves among the powers
 of two: at once up to the smallest N whose cost lies within the budget, and down by one power when half of the budget
@@ -13,13 +14,15 @@ from __future__ import annotations
 
 import collections
 import statistics
-from collections.abc import Hashable
 from typing import Any, Final
 
 from precdoctor.recording.options import RecordOptions
 
-#: Attempts of each optimizer recorded in full whatever they cost: 64 steps at twice their time are 1 % of 6400.
+#: Attempts of an optimizer recorded in full whatever they cost: 64 steps at twice their time are 1 % of 6400.
 WARM_UP: Final = 64
+#: So many optimizers have all of that, as in a GAN or an agent; the next so many have half of it, and so on: a search
+#: makes one for each trial, a meta-learner one for each episode.
+_IN_FULL: Final = 4
 #: N goes no further: what one step in 1024 costs is nothing.
 MAX_PERIOD: Final = 1024
 #: Block histograms are taken on sampled steps that this divides, and on powers of two.
@@ -30,8 +33,9 @@ _WINDOW: Final = 16
 _ROOM: Final = 0.5
 #: Sampled steps without a backlog after which N goes half the way back to what ``--every`` said.
 _CALM: Final = 4
-#: Steps of one optimizer in a row that are told apart.
+#: Steps of one optimizer in a row that are told apart; and what is known of who follows whom, at most.
 _MAX_STREAK: Final = 64
+_MOST_FOLLOWERS: Final = 4096
 
 
 class Sampler:
@@ -44,14 +48,17 @@ class Sampler:
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
         self.period = options.every or 1
-        #: Attempts at the beginning that are all sampled.
+        #: Attempts at the beginning that are all sampled: of the first optimizer, and of each.
         self._warm_up = WARM_UP if options.every is None else 0
+        self._warm_ups: dict[str, int] = {}
         #: Per optimizer: attempts so far, and how many of them since the last sampled one.
         self._attempts: dict[str, int] = {}
         self._since: dict[str, int] = {}
-        self._last: Hashable = None
+        #: Steps since one was sampled, of whatever optimizer.
+        self._idle = 0
+        self._last: str | None = None
         self._streak = 0
-        self._follower: dict[Hashable, str] = {}
+        self._follower: dict[tuple[str | None, int], str] = {}
         self._costs: dict[bool, collections.deque[int]] = {
             sampled: collections.deque(maxlen=_WINDOW) for sampled in (False, True)
         }
@@ -70,10 +77,10 @@ class Sampler:
         first, last = self._options.steps
         if (first is not None and step < first) or (last is not None and step >= last):
             return False
-        if len(self._attempts) < 2:
+        if len(self._attempts) < 2:  # the numbers of steps are those of attempts
             return step - self._options.first_step < self._warm_up or step % self.period == 0
-        coming = self._follower.get((self._last, self._streak))
-        return any(map(self._is_due, [coming] if coming is not None else self._attempts))
+        unknown = (self._last, self._streak) not in self._follower
+        return self._is_due(self._expected()) or (unknown and self._idle >= self.period)
 
     def wants_blocks(self, step: int) -> bool:
         """Whether the coming step, which is sampled, also gets block histograms.
@@ -81,18 +88,20 @@ class Sampler:
         They cost as much as everything else together, and the spread inside blocks drifts with the weights, not from
         step to step: 0, 1, 2, 4, 8 ... 64, then every 64th, and the first step recorded.
         """
-        attempts = [step]
         if len(self._attempts) > 1:
-            coming = self._follower.get((self._last, self._streak))
-            counts = self._attempts.values() if coming is None else [self._attempts[coming]]
-            attempts = [self._options.first_step + count for count in counts]
-        due = not self._had_blocks or any(n % BLOCK_PERIOD == 0 or n & (n - 1) == 0 for n in attempts)
+            step = self._options.first_step + self._attempts[self._expected()]
+        due = not self._had_blocks or step % BLOCK_PERIOD == 0 or step & (step - 1) == 0
         self._had_blocks = True
         return due
 
+    def _expected(self) -> str:
+        """The optimizer of the coming step, as far as is known; one at least has stepped."""
+        last = self._last or ""
+        return self._follower.get((last, self._streak), last)
+
     def _is_due(self, optimizer: str) -> bool:
         attempts = self._attempts[optimizer]
-        if attempts < self._warm_up or (self._options.first_step + attempts) % self.period == 0:
+        if attempts < self._warm_ups[optimizer] or (self._options.first_step + attempts) % self.period == 0:
             return True
         return self._since[optimizer] >= self.period  # its turn came when another one's step was expected
 
@@ -107,9 +116,13 @@ class Sampler:
             wait_ns: what its hooks waited for the device.
         """
         if self._last is not None:
+            if len(self._follower) >= _MOST_FOLLOWERS:
+                self._follower.clear()
             self._follower[self._last, self._streak] = optimizer
         self._streak = min(self._streak + 1, _MAX_STREAK) if optimizer == self._last else 1
         self._last = optimizer
+        self._idle = 1 if sampled else self._idle + 1
+        self._warm_ups.setdefault(optimizer, self._warm_up >> len(self._warm_ups) // _IN_FULL)
         self._attempts[optimizer] = self._attempts.get(optimizer, 0) + 1
         self._since[optimizer] = 1 if sampled else self._since.get(optimizer, 0) + 1
         self._costs[sampled].append(cost_ns)
@@ -133,7 +146,7 @@ class Sampler:
         if self._options.every is not None:
             back = self.period > self._options.every and self._calm % _CALM == 0
             return self._move(self.period // 2, "caught up") if back else None
-        if max(self._attempts.values(), default=0) < WARM_UP:
+        if all(self._attempts[optimizer] < steps for optimizer, steps in self._warm_ups.items()):
             return None  # another optimizer may be done after a step; each has a warm-up of its own
         budget, period = self._options.budget, self.period
         if self._waits_for_device and not self._steps[False]:

@@ -49,13 +49,13 @@ def test_with_one_optimizer_every_nth_step_of_a_half_open_range(period, first_st
 @pytest.mark.parametrize("pattern", ["DG", "DDDDG", "DDDDDG", "DGE", "DDDGG"])
 @given(period=PERIODS)
 def test_with_several_optimizers_every_one_gets_its_samples(pattern, period):
-    rounds = 4 * period + 4
+    rounds = 4 * period + 16
     order = list(pattern) * rounds
     sampled, _ = train(Sampler(RecordOptions(every=period)), order)
     for optimizer in set(pattern):
         own = [chosen for name, chosen in zip(order, sampled, strict=True) if name == optimizer]
         attempts = [n for n, chosen in enumerate(own) if chosen]
-        late = [n for n in attempts if n > 2 * period]  # by then the pattern is known
+        late = [n for n in attempts if n > 2 * period + len(pattern)]  # by then the pattern is known
         assert late == list(range(late[0], len(own), period)), optimizer
         assert late[0] % period == 0
 
@@ -64,6 +64,18 @@ def test_an_optimizer_that_is_done_does_not_keep_the_sampling_on():
     order = ["warmup"] * 3 + ["Adam#0"] * 200
     sampled, _ = train(Sampler(RecordOptions(every=8)), order)
     assert 20 <= sum(sampled) <= 40
+
+
+@pytest.mark.parametrize("trial", [1, 5, 40, 200])
+def test_the_budget_holds_in_a_search_that_makes_an_optimizer_for_each_trial(trial):
+    trials = 8000 // trial
+    order = [f"Adam#{n}" for n in range(trials) for _ in range(trial)]
+    sampled, _ = train(Sampler(RecordOptions(budget=0.01)), order, sampled_ns=100 * MS)
+    of = [sum(sampled[n * trial : (n + 1) * trial]) for n in range(trials)]
+    assert min(of[:4]) >= min(trial, WARM_UP)
+    assert sum(sampled) <= 8 * WARM_UP + len(order) / 64  # N is 128 in the end
+    late = [n for n in range(1000, 8000) if sampled[n]]
+    assert max(b - a for a, b in itertools.pairwise(late)) <= 2 * 128
 
 
 def test_an_optimizer_that_made_one_step_does_not_keep_the_budget_out():
