@@ -400,8 +400,8 @@ def test_nothing_is_said_of_operands_that_are_not_known():
 @pytest.mark.parametrize(
     ("name", "title", "line"),
     [
-        ("aten.rsqrt.default", "the operand of rsqrt: ", "torch.rsqrt(x + 1e-06)"),
-        ("aten.reciprocal.default", "the divisor: ", "x / (norm + 1e-06)"),
+        ("aten.rsqrt.default", "add eps 1e-06 to the operand of rsqrt", "torch.rsqrt(x + 1e-06)"),
+        ("aten.reciprocal.default", "add eps 1e-06 to the divisor", "x / (norm + 1e-06)"),
     ],
 )
 def test_an_eps_goes_where_the_code_can_take_it(name, title, line):
@@ -510,6 +510,23 @@ def test_bf16_is_not_proposed_for_what_it_would_round_to_infinity():
 
     assert "BF16" in title(3.39e38)
     assert "BF16" not in title(3.397e38)
+
+
+@pytest.mark.parametrize(
+    ("counts", "why", "title"),
+    [
+        ((tensor("other", zero=1, dtype="int64"),), "the divisor holds 1 exact zero", "max(count, 1)"),
+        ((), "the divisor is not in the log", "to the divisor"),
+    ],
+)
+def test_a_count_that_is_zero_is_a_divisor_and_what_it_divides_is_none(counts, why, title):
+    """A sum over a mask, divided by how many elements the mask keeps: integers, of which one is 0."""
+    divided = replace(op(0, "aten.div.Tensor", tensor(zero=1), bad_out=NAN), integers=counts)
+    seen = replay("forward", divided)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    assert (culprit.cause.name, culprit.cause.why) == ("division-by-zero", why)
+    assert title in prescribe(None, None, culprit).title
+    assert ("`other` (int64, 16)" in operand_words(divided)) is bool(counts)
 
 
 @pytest.mark.parametrize(

@@ -159,17 +159,17 @@ def _log_cause(op: Op) -> Cause:
 
 
 def _quotient_cause(replay: Replay, op: Op) -> Cause:
-    at = 0 if op.short == "reciprocal" else len(op.operands) - 1
-    divisor = op.operands[at] if op.operands else None
-    constant = op.settings.get("other")
+    divisor, constant = op.divisor, op.settings.get("other")
     if constant == 0:
         return Cause("division-by-zero", 0.97, "the divisor is the constant 0")
-    if divisor is not None and divisor.zero and (len(op.operands) > 1 or op.short == "reciprocal"):
-        return Cause("division-by-zero", 0.97, _zero_words(replay, op, at, "the divisor"))
-    if divisor is None:
-        return Cause("division-by-zero", 0.6, "the divisor is not in the log")
+    if divisor is not None and divisor.zero:
+        if divisor in op.integers:
+            return Cause("division-by-zero", 0.97, f"the divisor holds {plural(divisor.zero, 'exact zero')}")
+        return Cause("division-by-zero", 0.97, _zero_words(replay, op, op.operands.index(divisor), "the divisor"))
     if constant is not None:
         return Cause("division-by-zero", 0.6, f"divided by {constant}")
+    if divisor is None:
+        return Cause("division-by-zero", 0.6, "the divisor is not in the log")
     why = f"the quotient left the range: the divisor's smallest magnitude is {short_number(divisor.amin_nonzero)}"
     return Cause("division-by-zero", 0.7, why)
 

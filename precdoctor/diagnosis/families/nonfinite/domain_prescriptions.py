@@ -24,6 +24,8 @@ _SHARES = frozenset(("logit",))
 _FROM_ONE = frozenset(("acosh",))
 #: Replaces what rounding has made zero or negative (eigenvalues, sums of squares); far below any useful value.
 _TINY = 1e-12
+#: What a divisor in FP16 keeps.
+_NARROW_EPS = 1e-3
 #: Distance from 1 that survives one rounding in FP32.
 _NEAR_ONE = 1e-6
 
@@ -263,16 +265,32 @@ def _zeros_words(culprit: Culprit) -> str:
     return f" ({there_are(zeros, 'element')} exactly 0 there)" if zeros else ""
 
 
+def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
+    """For a divisor of integers: what was counted was not there."""
+    return Prescription(
+        title=f"divide by max(count, 1){culprit.at_line}: {there_are(count.zero, 'count')} 0",
+        change={"divisor": "max(count, 1)"},
+        predicted={
+            "zero_divisors": {"from": count.zero, "to": 0},
+            "nonfinite_elements": {"from": culprit.bad_elements, "to": 0},
+        },
+        snippet="mean = total / count.clamp_min(1)  # 0 where nothing is counted, and so is its gradient\n",
+    )
+
+
 def _guard_divisor(culprit: Culprit) -> Prescription:
-    operand = culprit.operand(-1)
+    op = culprit.op
+    operand = culprit.operand() if op.short == "rsqrt" else op.divisor
+    if operand is not None and operand in op.integers:
+        return _count_above_zero(culprit, operand)
     fmt = known_format(operand.dtype) if operand is not None else None
-    eps = 1e-3 if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
+    eps = _NARROW_EPS if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
     zeros = operand.zero if operand is not None else None
     root = culprit.op.short == "rsqrt"  # its divisor cannot be reached, its operand can
     divided = "torch.rsqrt(x" if root else "x / (norm"
     return Prescription(
         title=f"add eps {eps:g} to {'the operand of rsqrt' if root else 'the divisor'}{culprit.at_line}"
-        + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {operand.dtype}" if fmt and operand else ""),
+        + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {fmt.dtype}" if eps == _NARROW_EPS and fmt else ""),
         change={"eps": {"from": 0.0, "to": eps}},
         predicted={
             "zero_divisors": {"from": zeros, "to": 0},

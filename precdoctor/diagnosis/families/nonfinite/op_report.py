@@ -158,6 +158,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
             "results": [_known_facts(o) for o in op.results],
             "reference_fp64": _known_facts(op.reference) if op.reference is not None else None,
             "settings": dict(op.settings),
+            **({"integers": [_known_facts(o) for o in op.integers]} if op.integers else {}),
         },
         "op_path": _op_path(replay, op.index),
         "reproduced": replay.reproduced,
@@ -254,7 +255,7 @@ def _made(op: Op) -> str:
 def operand_words(op: Op) -> str:
     """Dtype, shape and range of up to three operands, as a sentence; empty if the log has none."""
     parts = []
-    for operand in op.operands[:3]:
+    for operand in (*op.operands[:3], *op.integers):
         if operand.amax is None:
             continue
         words = f"`{operand.argument}` ({operand.dtype}, {'x'.join(map(str, operand.shape)) or 'scalar'})"
