@@ -722,6 +722,18 @@ def test_a_loss_that_is_given_probabilities_for_logits_is_told(loss, found):
     assert (seen and (seen["function"], seen["classes"])) == found
 
 
+def test_through_one_element_alone_all_passes_or_nothing():
+    """The entropy of a mean over the batch, clamped under its logarithm: sixteen numbers are not sixteen channels."""
+    shares = torch.softmax(torch.tensor([[0.0] * 4 + [-40.0] * 12]), -1).requires_grad_()
+
+    def entropy(rows):
+        p = shares.expand(rows, 16) * 1.0
+        (-(p.detach() * p.clamp(min=1e-5).log())).sum().backward()
+
+    assert "closed" not in facts(entropy, 1, stage="backward")
+    assert facts(entropy, 8, stage="backward")["closed"]["channels"] == 0.75
+
+
 ROUNDING = """
 import torch
 from torch import nn
