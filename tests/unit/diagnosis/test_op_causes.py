@@ -513,6 +513,28 @@ def test_bf16_is_not_proposed_for_what_it_would_round_to_infinity():
 
 
 @pytest.mark.parametrize(
+    ("lowest", "squared", "advice"),
+    [(-0.5, True, "mean of squared differences, in FP32"), (-0.5, False, "clamp"), (-40.0, True, "clamp")],
+)
+def test_a_variance_that_rounding_makes_negative_is_computed_wide(lowest, squared, advice):
+    """E[x^2] - E[x]^2 in FP16, of numbers near 30: a clamp would leave a variance that is noise."""
+    means = [replace(tensor(name, dtype="float16"), min=887.0, max=910.0, amax=910.0) for name in ("self", "other")]
+    left = replace(tensor(dtype="float16"), min=lowest)
+    square = op(8, "aten.mul.Tensor", means[0], means[0], makers=((5,), (5,) if squared else (4,)))
+    difference = replace(op(9, "aten.sub.Tensor", *means, makers=((7,), (8,))), results=(left,))
+    with_eps = op(10, "aten.add.Tensor", left, makers=((9,),), settings={"other": 1e-8})
+    root = op(11, "aten.rsqrt.default", left, makers=((10,),), bad_out=NAN)
+    root = replace(root, reference=tensor("out", nan=1))
+    seen = replay("forward", square, difference, with_eps, root)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    rounded = lowest == -0.5
+    assert culprit.cause.name == "sqrt-of-negative"
+    assert ("up to 910, which are 0.5 apart in float16" in culprit.cause.why) is rounded
+    assert ("no wider format would help" in reference_words(root, culprit.cause)) is not rounded
+    assert advice in prescribe(None, None, culprit).title
+
+
+@pytest.mark.parametrize(
     ("counts", "why", "title"),
     [
         ((tensor("other", zero=1, dtype="int64"),), "the divisor holds 1 exact zero", "max(count, 1)"),

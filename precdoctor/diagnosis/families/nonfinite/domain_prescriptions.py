@@ -10,7 +10,7 @@ import math
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import TWO_SIDED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, TWO_SIDED
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.operand import Operand
@@ -304,6 +304,14 @@ def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
     """Clamp the operand of a root, which rounding can make negative."""
     operand = culprit.operand()
     lowest = operand.min if operand is not None else None
+    if SQUARES in culprit.cause.why:
+        return Prescription(
+            title=f"take the mean of squared differences, in FP32, as the variance{culprit.at_line}",
+            change={"variance": {"from": "E[x^2] - E[x]^2", "to": "E[(x - E[x])^2]"}},
+            predicted={"smallest_operand": {"from": lowest, "to": 0.0}, "nan": {"from": culprit.bad_elements, "to": 0}},
+            snippet="x = x.float()  # outside autocast; a difference of squares cancels\n"
+            "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
+        )
     return Prescription(
         title=f"clamp the operand of {culprit.op.short} to where it is defined{culprit.at_line}",
         change={"clamp": culprit.op.short},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import UNDERFLOWED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDED, UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, prescribe
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay
@@ -281,6 +281,8 @@ def reference_words(op: Op, cause: Cause) -> str:
     if reference.bad and cause.name == "optimizer-division-by-zero":
         keeps = ", but a wider format keeps eps from 0" if " is 0 in " in cause.why else ""
         return f" These operands also divide by zero in FP64{keeps}."
+    if reference.bad and ROUNDED in cause.why:
+        return " Computed in a wider format, its operand would not be negative."
     if reference.bad:
         return " The result is also non-finite in FP64: no wider format would help."
     fmt = known_format(op.results[0].dtype) if op.results else None
