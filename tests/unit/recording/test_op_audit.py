@@ -567,6 +567,21 @@ def test_samples_beside_one_with_an_outlier_count_as_much_as_that_one():
     assert "cast" not in facts(forward, x.clamp(max=3), stage="forward")
 
 
+@pytest.mark.parametrize("within", [False, True])
+def test_a_total_that_goes_down_is_one(within):
+    """The negative log-likelihood of a sequence, token by token."""
+
+    def likelihood(terms):
+        total = torch.zeros_like(terms[0])
+        for term in terms:
+            total = total.sub_(term) if within else total - term
+        return total
+
+    terms = torch.full((600, 16), -2.75)
+    assert facts(likelihood, terms.bfloat16())["total"]["error"] > 0.1
+    assert "total" not in facts(likelihood, terms)
+
+
 def test_a_total_is_held_against_fp64_between_powers_of_two():
     def positions(mask):
         total = torch.zeros_like(mask[0])
