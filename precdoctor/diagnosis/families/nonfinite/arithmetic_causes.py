@@ -348,7 +348,7 @@ def _power_cause(op: Op) -> Cause:
         return Cause("other", 0.5, "the exponent is not in the log")
     if _exponent_overflows(base, exponent):
         return Cause("exp-overflow", 0.85, f"{base.words()} to the power {exponent.words()} left the range")
-    reach = f"values up to {short_number(base.magnitude)}"
+    reach = f"values up to {short_number(base.operand.amax if base.operand is not None else base.magnitude)}"
     return Cause("square-overflow", 0.9, f"{reach} to the power {exponent.words()} left the range")
 
 

@@ -61,7 +61,8 @@ def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescrip
         },
         snippet=(
             "import torch\n\n"
-            "# of a softmax: use log_softmax on the logits instead\n"
+            "# of a softmax: log_softmax of the logits; of a sigmoid: logsigmoid\n"
+            "# of 1 - tanh(u)^2: 2 * (log(2) - u - softplus(-2 * u))\n"
             "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))\n"
         ),
     )
