@@ -572,6 +572,17 @@ def test_no_eps_is_added_to_a_mean_over_an_empty_selection(name, line):
     assert line in prescription.snippet and "eps" not in prescription.title
 
 
+def test_the_spread_of_one_sample_is_that_of_one_element():
+    """Eight features of a last batch that holds one sample: eight spreads, each of one element."""
+    features = replace(tensor(), shape=(1, 8), numel=8)
+    made = replace(tensor("out", nan=8), shape=(8,), numel=8)
+    std = replace(op(0, "aten.std.correction", features, bad_out=NAN), results=(made,), reference=made)
+    seen = replay("forward", std)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    assert culprit.cause.why == "std of 1 element divides by zero"
+    assert prescribe(None, None, culprit).title.startswith("drop a last batch of one sample")
+
+
 def test_what_the_loss_leaves_out_is_told_by_its_operation():
     """Padding: eps is 0 in FP16, the norm of an empty row is infinite, NaN goes to the end of the forward pass."""
     zero = replace(tensor(zero=16, dtype="float16"), min=0.0, max=0.0, amax=0.0, value=0.0)

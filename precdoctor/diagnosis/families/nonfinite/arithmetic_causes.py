@@ -270,9 +270,10 @@ def _is_square(op: Op) -> bool:
 
 def _empty_words(op: Op) -> str:
     count = op.operands[0].numel if op.operands else 0
-    return (
-        "a mean over no elements is 0/0" if not count else f"{op.short} of {plural(count, 'element')} divides by zero"
-    )
+    if not count:
+        return "a mean over no elements is 0/0"
+    made = op.results[0].numel if op.results else 1
+    return f"{op.short} of {plural(count // max(made, 1), 'element')} divides by zero"
 
 
 def short_number(value: float | None) -> str:

@@ -239,10 +239,10 @@ def _count_at_least_one(culprit: Culprit) -> Prescription:
             "counts = (target != -100).sum().clamp_min(1)\n"
             "loss = torch.nn.functional.cross_entropy(logits, target, reduction='sum') / counts\n"
         )
-    what = "a batch of one sample has no standard deviation: use correction=0, or drop_last=True in the DataLoader"
     return Prescription(
-        title=(what if spread else "skip batches without a counted target, or divide the sum by max(count, 1)")
-        + culprit.at_line,
+        title=f"drop a last batch of one sample, which has no spread, or use correction=0{culprit.at_line}"
+        if spread
+        else f"skip batches without a counted target, or divide the sum by max(count, 1){culprit.at_line}",
         change={"correction": 0} if spread else {"divisor": "max(count, 1)"},
         predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
         snippet=snippet,
