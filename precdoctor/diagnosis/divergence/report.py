@@ -50,7 +50,7 @@ def root_words(view: RunView, divergence: Divergence) -> str:
     at_rate = f" at a learning rate of {rate:.3g}" if rate and not _proportional(view, divergence) else ""
     if divergence.kind == "updates" and divergence.ratio is not None:
         size = f"{divergence.ratio:.2g} times the size of `{divergence.parameter}`"
-        return f"updates{at_rate} are {size} from step {root} on"
+        return f"updates{at_rate} reach {size} from step {root} on"
     return f"the run diverges from step {root} on{at_rate}"
 
 

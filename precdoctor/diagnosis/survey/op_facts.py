@@ -49,6 +49,8 @@ class Op:
     #: The first non-finite result computed in FP64; the first result if none is non-finite.
     reference: Operand | None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: Of a division: its operands of integers.
+    integers: tuple[Operand, ...] = ()
     #: Optimizer steps: name of the parameter in its module.
     parameter: str = ""
     #: Optimizer steps that made state but not the weight non-finite: name of the state tensor.
@@ -63,6 +65,14 @@ class Op:
     def operand(self, *arguments: str) -> Operand | None:
         """The first operand with one of these argument names."""
         return next((o for o in self.operands if o.argument in arguments), None)
+
+    @property
+    def divisor(self) -> Operand | None:
+        """What a division divides by; None if the log lacks it."""
+        if self.short == "reciprocal":
+            return self.operands[0] if self.operands else None
+        named = next((o for o in (*self.operands, *self.integers) if o.argument in {"other", "tensor2"}), None)
+        return named or (self.operands[-1] if len(self.operands) > 1 else None)
 
     @property
     def finite_in_fp64(self) -> bool | None:
@@ -280,6 +290,7 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         bad_out=integer(data.get("bad_out")) or 0,
         makers=tuple(map(_maker, _list(data.get("sources")))),
         operands=tuple(_operand(o) for o in _list(data.get("operands")) if isinstance(o, Mapping)),
+        integers=tuple(_operand(o) for o in _list(data.get("integers")) if isinstance(o, Mapping)),
         results=tuple(_operand(o) for o in _list(data.get("results")) if isinstance(o, Mapping)),
         reference=_operand(data["reference"]) if isinstance(data.get("reference"), Mapping) else None,
         parameter=text(data.get("parameter")),

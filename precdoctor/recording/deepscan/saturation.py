@@ -42,6 +42,8 @@ _PASSES = names("_to_copy clone")
 _MAX_NORMALISED = 256
 #: Shares of what arrives and of channels from which on a fact is noted, and the least number of elements or rows.
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
+#: Least number of elements of a channel: through one element alone, all passes or nothing.
+_PER_CHANNEL = 8
 #: 1 - sum of squares of the median row, beside that of equal probabilities: from here on a softmax is noted.
 _OPEN = 1.0 / 16
 #: Scores below are masks.
@@ -177,6 +179,8 @@ def channels_hit(hit: Tensor, possible: Tensor) -> float:
     shares = [0.0]
     for dim in {1} if hit.dim() == 4 else {0, hit.dim() - 1} if hit.dim() > 1 else ():
         others = [d for d in range(hit.dim()) if d != dim]
+        if hit.numel() < _PER_CHANNEL * hit.shape[dim]:
+            continue
         could = possible.sum(others)
         whole = (hit.sum(others) == could) & (could > 0)
         shares.append(float(whole.sum()) / max(int((could > 0).sum()), 1))

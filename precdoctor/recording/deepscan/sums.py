@@ -107,6 +107,8 @@ class Sums:
             elif call.name == "mul":
                 self._scale(call)
             elif call.plain_name in ("sub", "rsub"):
+                if call.plain_name == "sub":  # a total that goes down, as of log-probabilities
+                    self._total(call)
                 self._note_compensation(call)
         if call.phase in _MOMENT_PHASES:
             self._follow_moments(call)
@@ -159,8 +161,8 @@ class Sums:
     # --- running totals ----------------------------------------------------------------------------------------------
 
     def _total(self, call: Call) -> None:
-        """``total = total + x`` on one line: the operand is what this line made the last time."""
-        result, within = call.results[0], call.name == "add_"
+        """``total = total + x``, or ``- x``, on one line: the operand is what this line made the last time."""
+        result, within = call.results[0], call.name in ("add_", "sub_")
         if call.phase not in _FOLLOWED and result.numel() > _MAX_TOTAL:
             return
         place = (call.where, call.op, call.phase, id(result) if within else None)
@@ -229,7 +231,7 @@ class Sums:
         if len({x.shape for x in call.operands}) > 1:
             return
         for known in self._totals.values():
-            known.compensated |= any(x is known.last() for x in call.operands)
+            known.compensated |= any(x is known.last() and x is not call.results[0] for x in call.operands)
 
     # --- differences of moments --------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from precdoctor.recording.ops.dispatched_ops import is_out_variant, tensors_in
-from precdoctor.recording.ops.tensor_facts import describe, value_at
+from precdoctor.recording.ops.dispatched_ops import is_out_variant, op_name, tensors_in
+from precdoctor.recording.ops.tensor_facts import describe, dtype_name, value_at
 from precdoctor.recording.process import attach
 
 #: An op with more operand elements than this is not run again.
@@ -20,6 +20,8 @@ _FP8 = frozenset(
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     if hasattr(torch, name)
 )
+#: Ops whose integer operands are described: a count that is 0 makes a NaN of finite numbers.
+_DIVIDES = frozenset(("div", "true_divide", "floor_divide", "remainder", "fmod"))
 _MAX_OPERANDS = 8
 _MAX_RESULTS = 3
 
@@ -96,6 +98,7 @@ def closer_look(
         spot: take those of operands and result there, where every result is finite.
     """
     operands: list[dict[str, Any]] = []
+    integers: list[dict[str, Any]] = []
     settings: dict[str, Any] = {}
     schema = func._schema.arguments
     described = [describe(r) for r in results]
@@ -114,6 +117,8 @@ def closer_look(
                     operands.append({"argument": name, **describe(x)})
                     if values and spot is not None:
                         operands[-1]["value"] = value_at(x, *spot)
+                elif op_name(func) in _DIVIDES and not (x.is_floating_point() or x.is_complex()):
+                    integers.append({"argument": name, **_whole(x, spot if values else None)})
                 elif x.dtype is torch.bool and values and spot is not None:  # what a ``where`` has chosen there
                     settings.setdefault(name, bool(chosen) if (chosen := value_at(x, *spot)) is not None else None)
             elif (plain := plain_setting(x)) is not None:
@@ -123,10 +128,18 @@ def closer_look(
             facts["value"] = value_at(x, *spot) if x.shape == spot[1] else None
     return {
         "operands": operands,
+        **({"integers": integers} if integers else {}),
         "settings": settings,
         "results": described[:_MAX_RESULTS],
         "reference": _reference(in_fp64(func, args, kwargs, swapped), at or 0, bad, values=values),
     }
+
+
+def _whole(x: Tensor, spot: Spot | None) -> dict[str, Any]:
+    """The facts of a tensor of integers or Booleans."""
+    real = x.double()
+    facts = {**describe(real), "dtype": dtype_name(x.dtype)}
+    return facts if spot is None else {**facts, "value": value_at(real, *spot)}
 
 
 def _listed(argument: Any) -> list[Any]:

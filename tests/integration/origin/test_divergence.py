@@ -67,7 +67,7 @@ def test_a_rate_that_jumps_leads_with_the_step_before_it_to_resume_from(script: 
 
 def test_a_rate_too_high_from_the_start_has_nothing_to_resume_from(script: Path, tmp_path: Path) -> None:
     leading, *_ = told(script, tmp_path / "run", "3", "3", "0")
-    assert leading.title.startswith("updates at a learning rate of 3 are")
+    assert leading.title.startswith("updates at a learning rate of 3 reach")
     assert leading.location.op == "aten.exp.default"
     assert leading.resume_step is None
     assert list(leading.prescriptions[0].change) == ["lr_factor"]

@@ -82,6 +82,10 @@ FIRING = {
         lambda: scanned(closed()), 0, "blocks.0.attn", severity="warning",
         says=("tanh in `blocks.0.attn` is at its bound: 95 % of the gradient ends there", "60 % of the channels"),
     ),
+    "channels": Sample(
+        lambda: scanned(closed(lost=0.001)), 0, severity="warning",
+        says=("all of the gradient of 60 % of its channels ends there",),
+    ),
     "near": Sample(lambda: scanned(closed(near=True)), 0, severity="warning", says=("next to nothing",)),
     "clamp": Sample(lambda: scanned(closed(function="clamp", channels=0.0)), 0, severity="warning", says=("clamp",)),
     "softmax": Sample(

@@ -74,7 +74,7 @@ def test_a_rate_too_high_from_the_first_step_is_told_by_its_updates(tmp_path: Pa
     run = course(lr=lambda _: 0.3, norm=after(1, 2.0, 1.0), loss=after(1, 1.5, 3.0), ratio=lambda _: 4.0)
     found, _ = first(run, tmp_path)
     assert found.evidence["root"]["step"] == 0
-    assert found.title.startswith("updates at a learning rate of 0.3 are 4 times the size of")
+    assert found.title.startswith("updates at a learning rate of 0.3 reach 4 times the size of")
     assert found.resume_step is None and "start again" in found.message
     assert found.prescriptions[0].change == {"lr_factor": 0.005}
 

@@ -409,8 +409,8 @@ def test_nothing_is_said_of_operands_that_are_not_known():
 @pytest.mark.parametrize(
     ("name", "title", "line"),
     [
-        ("aten.rsqrt.default", "the operand of rsqrt: ", "torch.rsqrt(x + 1e-06)"),
-        ("aten.reciprocal.default", "the divisor: ", "x / (norm + 1e-06)"),
+        ("aten.rsqrt.default", "add eps 1e-06 to the operand of rsqrt", "torch.rsqrt(x + 1e-06)"),
+        ("aten.reciprocal.default", "add eps 1e-06 to the divisor", "x / (norm + 1e-06)"),
     ],
 )
 def test_an_eps_goes_where_the_code_can_take_it(name, title, line):
@@ -522,6 +522,45 @@ def test_bf16_is_not_proposed_for_what_it_would_round_to_infinity():
 
 
 @pytest.mark.parametrize(
+    ("lowest", "squared", "advice"),
+    [(-0.5, True, "mean of squared differences, in FP32"), (-0.5, False, "clamp"), (-40.0, True, "clamp")],
+)
+def test_a_variance_that_rounding_makes_negative_is_computed_wide(lowest, squared, advice):
+    """E[x^2] - E[x]^2 in FP16, of numbers near 30: a clamp would leave a variance that is noise."""
+    means = [replace(tensor(name, dtype="float16"), min=887.0, max=910.0, amax=910.0) for name in ("self", "other")]
+    left = replace(tensor(dtype="float16"), min=lowest)
+    square = op(8, "aten.mul.Tensor", means[0], means[0], makers=((5,), (5,) if squared else (4,)))
+    difference = replace(op(9, "aten.sub.Tensor", *means, makers=((7,), (8,))), results=(left,))
+    with_eps = op(10, "aten.add.Tensor", left, makers=((9,),), settings={"other": 1e-8})
+    root = op(11, "aten.rsqrt.default", left, makers=((10,),), bad_out=NAN)
+    root = replace(root, reference=tensor("out", nan=1))
+    seen = replay("forward", square, difference, with_eps, root)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    rounded = lowest == -0.5
+    assert culprit.cause.name == "sqrt-of-negative"
+    assert ("up to 910, which are 0.5 apart in float16" in culprit.cause.why) is rounded
+    assert ("no wider format would help" in reference_words(root, culprit.cause)) is not rounded
+    assert advice in prescribe(None, None, culprit).title
+
+
+@pytest.mark.parametrize(
+    ("counts", "why", "title"),
+    [
+        ((tensor("other", zero=1, dtype="int64"),), "the divisor holds 1 exact zero", "max(count, 1)"),
+        ((), "the divisor is not in the log", "to the divisor"),
+    ],
+)
+def test_a_count_that_is_zero_is_a_divisor_and_what_it_divides_is_none(counts, why, title):
+    """A sum over a mask, divided by how many elements the mask keeps: integers, of which one is 0."""
+    divided = replace(op(0, "aten.div.Tensor", tensor(zero=1), bad_out=NAN), integers=counts)
+    seen = replay("forward", divided)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    assert (culprit.cause.name, culprit.cause.why) == ("division-by-zero", why)
+    assert title in prescribe(None, None, culprit).title
+    assert ("`other` (int64, 16)" in operand_words(divided)) is bool(counts)
+
+
+@pytest.mark.parametrize(
     ("name", "line"),
     [
         (
@@ -540,6 +579,17 @@ def test_no_eps_is_added_to_a_mean_over_an_empty_selection(name, line):
     assert culprit.cause.name == "division-by-zero"
     prescription = prescribe(None, None, culprit)
     assert line in prescription.snippet and "eps" not in prescription.title
+
+
+def test_the_spread_of_one_sample_is_that_of_one_element():
+    """Eight features of a last batch that holds one sample: eight spreads, each of one element."""
+    features = replace(tensor(), shape=(1, 8), numel=8)
+    made = replace(tensor("out", nan=8), shape=(8,), numel=8)
+    std = replace(op(0, "aten.std.correction", features, bad_out=NAN), results=(made,), reference=made)
+    seen = replay("forward", std)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    assert culprit.cause.why == "std of 1 element divides by zero"
+    assert prescribe(None, None, culprit).title.startswith("drop a last batch of one sample")
 
 
 def test_what_the_loss_leaves_out_is_told_by_its_operation():

@@ -567,6 +567,21 @@ def test_samples_beside_one_with_an_outlier_count_as_much_as_that_one():
     assert "cast" not in facts(forward, x.clamp(max=3), stage="forward")
 
 
+@pytest.mark.parametrize("within", [False, True])
+def test_a_total_that_goes_down_is_one(within):
+    """The negative log-likelihood of a sequence, token by token."""
+
+    def likelihood(terms):
+        total = torch.zeros_like(terms[0])
+        for term in terms:
+            total = total.sub_(term) if within else total - term
+        return total
+
+    terms = torch.full((600, 16), -2.75)
+    assert facts(likelihood, terms.bfloat16())["total"]["error"] > 0.1
+    assert "total" not in facts(likelihood, terms)
+
+
 def test_a_total_is_held_against_fp64_between_powers_of_two():
     def positions(mask):
         total = torch.zeros_like(mask[0])
@@ -720,6 +735,18 @@ def test_a_loss_that_is_given_probabilities_for_logits_is_told(loss, found):
     logits = torch.randn(16, 5, requires_grad=True)
     seen = facts(loss, logits, torch.arange(16) % 5, stage="loss").get("closed")
     assert (seen and (seen["function"], seen["classes"])) == found
+
+
+def test_through_one_element_alone_all_passes_or_nothing():
+    """The entropy of a mean over the batch, clamped under its logarithm: sixteen numbers are not sixteen channels."""
+    shares = torch.softmax(torch.tensor([[0.0] * 4 + [-40.0] * 12]), -1).requires_grad_()
+
+    def entropy(rows):
+        p = shares.expand(rows, 16) * 1.0
+        (-(p.detach() * p.clamp(min=1e-5).log())).sum().backward()
+
+    assert "closed" not in facts(entropy, 1, stage="backward")
+    assert facts(entropy, 8, stage="backward")["closed"]["channels"] == 0.75
 
 
 ROUNDING = """

@@ -23,13 +23,14 @@ from precdoctor.numerics.formats import FP32
 PAGE = RulePage(
     finds="""
 Sums whose error shows that they were accumulated in BF16 or FP16, measured in deep scans (`record --deep-scan`). Two
-kinds: a running total on one line (`total = total + x` in a loop), which the scan adds up a second time in FP64; and a
-reduction, which it runs again in FP64 on the same operands. Neither the name of an op nor the dtype of its result
-counts, because most kernels accumulate in FP32 and round once: `sum`, `mean`, `softmax`, `layer_norm`, `scatter_add`
-and matrix products of BF16 pass. On a CPU, `index_put(accumulate=True)` and the gradient of an embedding do not.
-Cancellation inside a sum is no fault of its accumulation and does not count, nor does an error that ends as less than
-`effect` of a larger sum. A total that is large beside its terms (a position, a state that is integrated) counts by what
-is added to it: where `swamped` of that is lost and the result that it feeds is off by four times `effect`.
+kinds: a running total on one line (`total = total + x` or `- x` in a loop), which the scan adds up a second time in
+FP64; and a reduction, which it runs again in FP64 on the same operands. Neither the name of an op nor the dtype of its
+result counts, because most kernels accumulate in FP32 and round once: `sum`, `mean`, `softmax`, `layer_norm`,
+`scatter_add` and matrix products of BF16 pass. On a CPU, `index_put(accumulate=True)` and the gradient of an embedding
+do not. Cancellation inside a sum is no fault of its accumulation and does not count, nor does an error that ends as
+less than `effect` of a larger sum. A total that is large beside its terms (a position, a state that is integrated)
+counts by what is added to it: where `swamped` of that is lost and the result that it feeds is off by four times
+`effect`.
 """,
     matters="""
 Once a running total is 2^8 times a term in BF16 (2^11 in FP16), adding the term changes nothing: a sum of ones stops

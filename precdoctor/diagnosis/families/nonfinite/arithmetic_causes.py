@@ -15,8 +15,10 @@ from precdoctor.diagnosis.survey.op_facts import NAN, POS_INF, Op, Replay, real
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import known_format
 
-#: In the words of a cause: FP64 would not have flushed these zeros.
-UNDERFLOWED = "underflowed in"
+#: In the words of a cause: FP64 would not have flushed these zeros, or made a difference negative.
+UNDERFLOWED, ROUNDED, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
+#: Negative numbers that rounding leaves of a difference, in units of the last place: two means are off by a few each.
+_ROUNDING = 8
 
 
 def op_names(spaced: str) -> frozenset[str]:
@@ -101,8 +103,36 @@ def _inner_quotient_cause(op: Op) -> Cause | None:
 
 def _root_cause(replay: Replay, op: Op, operand: Operand) -> Cause:
     if operand.negative and (operand.value is None or operand.value < 0 or op.bad_out & NAN):
-        return Cause("sqrt-of-negative", 0.95, f"its operand goes down to {short_number(operand.min)}")
+        why = f"its operand goes down to {short_number(operand.min)}{_difference_words(replay, op, operand)}"
+        return Cause("sqrt-of-negative", 0.95, why)
     return Cause("division-by-zero", 0.95, _zero_words(replay, op, 0, "its operand"))
+
+
+def _difference_words(replay: Replay, op: Op, operand: Operand) -> str:
+    """That a negative operand is what rounding has left of a difference; empty if it is more than that."""
+    made = _maker(replay, op, 0)
+    while made is not None and made.short in {"add", "_to_copy", "clone"} and len(made.operands) == 1:  # plus an eps
+        made = _maker(replay, made, 0)
+    if made is None or made.short != "sub" or len(made.operands) != 2 or operand.min is None:
+        return ""
+    dtype, reach = made.operands[0].dtype, max(o.amax or 0.0 for o in made.operands)
+    fmt = known_format(dtype)
+    if fmt is None or not 0.0 < reach < math.inf:
+        return ""
+    apart = math.ldexp(1.0, math.frexp(reach)[1] - 1 - fmt.mantissa_bits)
+    if -operand.min > _ROUNDING * apart:
+        return ""
+    subtracted = _maker(replay, made, 1)
+    squares = subtracted is not None and (subtracted.short in {"square", "pow"} or _is_square(subtracted))
+    what = SQUARES if squares else "a difference of numbers"
+    return f" {ROUNDED}: it is {what} up to {short_number(reach)}, which are {apart:.2g} apart in {dtype}"
+
+
+def _maker(replay: Replay, op: Op, at: int) -> Op | None:
+    """The op that made an operand; None if the log lacks it."""
+    makers = op.makers[at] if at < len(op.makers) else ()
+    index = makers[-1] if makers else None
+    return replay.ops.get(index) if isinstance(index, int) else None
 
 
 def too_large_constant(op: Op) -> float | None:
@@ -159,17 +189,17 @@ def _log_cause(op: Op) -> Cause:
 
 
 def _quotient_cause(replay: Replay, op: Op) -> Cause:
-    at = 0 if op.short == "reciprocal" else len(op.operands) - 1
-    divisor = op.operands[at] if op.operands else None
-    constant = op.settings.get("other")
+    divisor, constant = op.divisor, op.settings.get("other")
     if constant == 0:
         return Cause("division-by-zero", 0.97, "the divisor is the constant 0")
-    if divisor is not None and divisor.zero and (len(op.operands) > 1 or op.short == "reciprocal"):
-        return Cause("division-by-zero", 0.97, _zero_words(replay, op, at, "the divisor"))
-    if divisor is None:
-        return Cause("division-by-zero", 0.6, "the divisor is not in the log")
+    if divisor is not None and divisor.zero:
+        if divisor in op.integers:
+            return Cause("division-by-zero", 0.97, f"the divisor holds {plural(divisor.zero, 'exact zero')}")
+        return Cause("division-by-zero", 0.97, _zero_words(replay, op, op.operands.index(divisor), "the divisor"))
     if constant is not None:
         return Cause("division-by-zero", 0.6, f"divided by {constant}")
+    if divisor is None:
+        return Cause("division-by-zero", 0.6, "the divisor is not in the log")
     why = f"the quotient left the range: the divisor's smallest magnitude is {short_number(divisor.amin_nonzero)}"
     return Cause("division-by-zero", 0.7, why)
 
@@ -240,9 +270,10 @@ def _is_square(op: Op) -> bool:
 
 def _empty_words(op: Op) -> str:
     count = op.operands[0].numel if op.operands else 0
-    return (
-        "a mean over no elements is 0/0" if not count else f"{op.short} of {plural(count, 'element')} divides by zero"
-    )
+    if not count:
+        return "a mean over no elements is 0/0"
+    made = op.results[0].numel if op.results else 1
+    return f"{op.short} of {plural(count // max(made, 1), 'element')} divides by zero"
 
 
 def short_number(value: float | None) -> str:
@@ -318,7 +349,7 @@ def _power_cause(op: Op) -> Cause:
         return Cause("other", 0.5, "the exponent is not in the log")
     if _exponent_overflows(base, exponent):
         return Cause("exp-overflow", 0.85, f"{base.words()} to the power {exponent.words()} left the range")
-    reach = f"values up to {short_number(base.magnitude)}"
+    reach = f"values up to {short_number(base.operand.amax if base.operand is not None else base.magnitude)}"
     return Cause("square-overflow", 0.9, f"{reach} to the power {exponent.words()} left the range")
 
 

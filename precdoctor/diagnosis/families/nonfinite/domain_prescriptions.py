@@ -10,7 +10,7 @@ import math
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import TWO_SIDED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, TWO_SIDED
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.operand import Operand
@@ -24,6 +24,8 @@ _SHARES = frozenset(("logit",))
 _FROM_ONE = frozenset(("acosh",))
 #: Replaces what rounding has made zero or negative (eigenvalues, sums of squares); far below any useful value.
 _TINY = 1e-12
+#: What a divisor in FP16 keeps.
+_NARROW_EPS = 1e-3
 #: Distance from 1 that survives one rounding in FP32.
 _NEAR_ONE = 1e-6
 
@@ -60,7 +62,8 @@ def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescrip
         },
         snippet=(
             "import torch\n\n"
-            "# of a softmax: use log_softmax on the logits instead\n"
+            "# of a softmax: log_softmax of the logits; of a sigmoid: logsigmoid\n"
+            "# of 1 - tanh(u)^2: 2 * (log(2) - u - softplus(-2 * u))\n"
             "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))\n"
         ),
     )
@@ -237,10 +240,10 @@ def _count_at_least_one(culprit: Culprit) -> Prescription:
             "counts = (target != -100).sum().clamp_min(1)\n"
             "loss = torch.nn.functional.cross_entropy(logits, target, reduction='sum') / counts\n"
         )
-    what = "a batch of one sample has no standard deviation: use correction=0, or drop_last=True in the DataLoader"
     return Prescription(
-        title=(what if spread else "skip batches without a counted target, or divide the sum by max(count, 1)")
-        + culprit.at_line,
+        title=f"drop a last batch of one sample, which has no spread, or use correction=0{culprit.at_line}"
+        if spread
+        else f"skip batches without a counted target, or divide the sum by max(count, 1){culprit.at_line}",
         change={"correction": 0} if spread else {"divisor": "max(count, 1)"},
         predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
         snippet=snippet,
@@ -264,16 +267,32 @@ def _zeros_words(culprit: Culprit) -> str:
     return f" ({there_are(zeros, 'element')} exactly 0 there)" if zeros else ""
 
 
+def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
+    """For a divisor of integers: what was counted was not there."""
+    return Prescription(
+        title=f"divide by max(count, 1){culprit.at_line}: {there_are(count.zero, 'count')} 0",
+        change={"divisor": "max(count, 1)"},
+        predicted={
+            "zero_divisors": {"from": count.zero, "to": 0},
+            "nonfinite_elements": {"from": culprit.bad_elements, "to": 0},
+        },
+        snippet="mean = total / count.clamp_min(1)  # 0 where nothing is counted, and so is its gradient\n",
+    )
+
+
 def _guard_divisor(culprit: Culprit) -> Prescription:
-    operand = culprit.operand(-1)
+    op = culprit.op
+    operand = culprit.operand() if op.short == "rsqrt" else op.divisor
+    if operand is not None and operand in op.integers:
+        return _count_above_zero(culprit, operand)
     fmt = known_format(operand.dtype) if operand is not None else None
-    eps = 1e-3 if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
+    eps = _NARROW_EPS if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
     zeros = operand.zero if operand is not None else None
     root = culprit.op.short == "rsqrt"  # its divisor cannot be reached, its operand can
     divided = "torch.rsqrt(x" if root else "x / (norm"
     return Prescription(
         title=f"add eps {eps:g} to {'the operand of rsqrt' if root else 'the divisor'}{culprit.at_line}"
-        + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {operand.dtype}" if fmt and operand else ""),
+        + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {fmt.dtype}" if eps == _NARROW_EPS and fmt else ""),
         change={"eps": {"from": 0.0, "to": eps}},
         predicted={
             "zero_divisors": {"from": zeros, "to": 0},
@@ -287,6 +306,14 @@ def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
     """Clamp the operand of a root, which rounding can make negative."""
     operand = culprit.operand()
     lowest = operand.min if operand is not None else None
+    if SQUARES in culprit.cause.why:
+        return Prescription(
+            title=f"take the mean of squared differences, in FP32, as the variance{culprit.at_line}",
+            change={"variance": {"from": "E[x^2] - E[x]^2", "to": "E[(x - E[x])^2]"}},
+            predicted={"smallest_operand": {"from": lowest, "to": 0.0}, "nan": {"from": culprit.bad_elements, "to": 0}},
+            snippet="x = x.float()  # outside autocast; a difference of squares cancels\n"
+            "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
+        )
     return Prescription(
         title=f"clamp the operand of {culprit.op.short} to where it is defined{culprit.at_line}",
         change={"clamp": culprit.op.short},

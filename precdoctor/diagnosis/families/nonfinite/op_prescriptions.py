@@ -9,7 +9,7 @@ from typing import Any
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights
 from precdoctor.diagnosis.claims import snippets
-from precdoctor.diagnosis.claims.finding import Prescription
+from precdoctor.diagnosis.claims.finding import Phase, Prescription
 from precdoctor.diagnosis.divergence.onset import healthy_norms
 from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as domains
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import mask_filling, too_large_constant
@@ -82,10 +82,21 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
         return _clip_or_lower_rate(view, incident, culprit)
     if narrow is None or reach is None:
         return domains.stop_and_inspect(view, incident, culprit)
+    loss = culprit.phase is Phase.LOSS  # which costs little in FP32, and may not be autocast's to widen
+    wide = FP32 if loss else BF16
     predicted: dict[str, Any] = {
-        "headroom_binades": {"from": round(narrow.headroom(reach), 1), "to": round(BF16.headroom(reach), 1)},
-        "largest_finite": {"from": narrow.max, "to": BF16.max},
+        "headroom_binades": {"from": round(narrow.headroom(reach), 1), "to": round(wide.headroom(reach), 1)},
+        "largest_finite": {"from": narrow.max, "to": wide.max},
     }
+    if loss:
+        name = culprit.op.short
+        return Prescription(
+            title=f"compute {name} in FP32{culprit.at_line}: the exact result reaches {reach:.4g}, "
+            f"{narrow.name} ends at {narrow.max:g}",
+            change={"op": culprit.op.name, "dtype": {"from": narrow.dtype, "to": FP32.dtype}},
+            predicted=predicted,
+            snippet=f"x = x.float()  # each tensor that {name} reads; in a loss FP32 costs little\n",
+        )
     return Prescription(
         title=f"use BF16 in place of {narrow.name}{culprit.at_line}: the exact result reaches {reach:.4g}, "
         f"{narrow.name} ends at {narrow.max:g}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import UNDERFLOWED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDED, UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, prescribe
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay
@@ -162,6 +162,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
             "results": [_known_facts(o) for o in op.results],
             "reference_fp64": _known_facts(op.reference) if op.reference is not None else None,
             "settings": dict(op.settings),
+            **({"integers": [_known_facts(o) for o in op.integers]} if op.integers else {}),
         },
         "op_path": _op_path(replay, op.index),
         "reproduced": replay.reproduced,
@@ -260,7 +261,7 @@ def _made(op: Op) -> str:
 def operand_words(op: Op) -> str:
     """Dtype, shape and range of up to three operands, as a sentence; empty if the log has none."""
     parts = []
-    for operand in op.operands[:3]:
+    for operand in (*op.operands[:3], *op.integers):
         if operand.amax is None:
             continue
         words = f"`{operand.argument}` ({operand.dtype}, {'x'.join(map(str, operand.shape)) or 'scalar'})"
@@ -286,6 +287,8 @@ def reference_words(op: Op, cause: Cause) -> str:
     if reference.bad and cause.name == "optimizer-division-by-zero":
         keeps = ", but a wider format keeps eps from 0" if " is 0 in " in cause.why else ""
         return f" These operands also divide by zero in FP64{keeps}."
+    if reference.bad and ROUNDED in cause.why:
+        return " Computed in a wider format, its operand would not be negative."
     if reference.bad:
         return " The result is also non-finite in FP64: no wider format would help."
     fmt = known_format(op.results[0].dtype) if op.results else None

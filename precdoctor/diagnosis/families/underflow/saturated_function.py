@@ -112,11 +112,15 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         cure = f"scores times {scale:g}{fact.line}: distance {distance:.3g} -> {distance * scale:.2g}"
         predicted = {"distance": {"from": distance, "to": distance * scale}}
     else:
-        title = f"{function} {place_words(fact)} is at its bound: {percent(lost)} of the gradient ends there{fact.line}"
+        channels = percent(fact.number("channels"))
+        ends = f"{percent(lost)} of the gradient"
+        if lost < options["lost"]:
+            ends = f"all of the gradient of {channels} of its channels"
+        title = f"{function} {place_words(fact)} is at its bound: {ends} ends there{fact.line}"
         message = (
             f"{op_words(fact)} passes {'next to ' * near}nothing on for {fact.count('closed'):,} of "
             f"{fact.count('of'):,} elements that a gradient arrives at: {percent(lost)} of its magnitude (limit "
-            f"{percent(options['lost'])}), and all of it in {percent(fact.number('channels'))} of the channels (limit "
+            f"{percent(options['lost'])}), and all of it in {channels} of the channels (limit "
             f"{percent(options['channels'])}). The slope of {function} is {'next to ' * near}zero there."
         )
         scale = 1.0 / 16
