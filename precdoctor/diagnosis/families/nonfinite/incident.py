@@ -38,7 +38,7 @@ class Cause:
         return f" Cause: {self.why}." if self.name == "other" else f" Cause: {self.name}: {self.why}."
 
 
-UNKNOWN = Cause(None, 0.0, "the recorded tensors do not identify the operation")
+UNKNOWN = Cause(None, 0.0, "it is the first recorded tensor that is not finite; the op that made it is not in the log")
 
 
 @dataclass(frozen=True)
