@@ -343,9 +343,9 @@ _WRAPPER: Any = getattr(torch.optim.Optimizer.profile_hook_step(lambda _: None),
 
 
 def _steps_of(optimizer: torch.optim.Optimizer) -> int:
-    """How many steps of this optimizer run in this thread, one inside the other."""
-    depth, frame = 0, sys._getframe(1).f_back
-    while frame is not None:
+    """How many steps of this optimizer run in this thread, one inside the other; one where that cannot be known."""
+    depth, frame = int(_WRAPPER is None), sys._getframe(1).f_back
+    while frame is not None and _WRAPPER is not None:
         depth += frame.f_code is _WRAPPER and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
     return depth
@@ -360,6 +360,6 @@ def _is_inside(attempt: Attempt, optimizer: torch.optim.Optimizer) -> bool:
     if optimizer is attempt.optimizer:
         attempt.inner += depth > 1
         return depth > 1
-    if depth or _WRAPPER is None:
+    if depth:
         attempt.driven.append(optimizer)
-    return bool(depth) or _WRAPPER is None
+    return bool(depth)
