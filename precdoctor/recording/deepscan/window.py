@@ -20,7 +20,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from precdoctor.recording.deepscan.window_mode import WindowMode
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
-from precdoctor.recording.ops.dispatched_ops import in_backward, open_modes, put_on, retire, retired, sweep, take_off
+from precdoctor.recording.ops.dispatched_ops import (
+    in_backward,
+    open_modes,
+    put_on,
+    retire,
+    retired,
+    sweep,
+    take_off,
+    will_come_back,
+)
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import is_capturing
@@ -119,7 +128,7 @@ class StepWindow:
         context, module = self._context, self._last() if self._last is not None else None
         if module is None and context.current.step == context.options.first_step:
             return  # nothing has been trained yet
-        if in_backward() or self._thread not in (0, threading.get_ident()):
+        if will_come_back() or self._thread not in (0, threading.get_ident()):
             return
         if open_modes:
             sweep()

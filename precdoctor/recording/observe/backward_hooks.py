@@ -216,6 +216,7 @@ class BackwardHooks:
         if known is not None and known[0]() is parameter:
             return
         handle = parameter.register_post_accumulate_grad_hook(self._gradient_hook())
+        _put_first(parameter, handle.id)
         self._hooked[id(parameter)] = weakref.ref(parameter), handle
 
     def _step_begins(self) -> None:
@@ -275,3 +276,12 @@ def constant_factor(root: Tensor) -> float | None:
             with kernels.apart_from_user_modes():  # a mode would be given a bare number in its place
                 return float(operand) if operand.is_cpu else None
     return None
+
+
+def _put_first(parameter: Tensor, key: int) -> None:
+    """Have a hook run before those that were there before it, which may step with the gradient and drop it."""
+    hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if issubclass(type(hooks), dict) and len(hooks) > 1 and key in hooks:
+        ordered = sorted(hooks.items(), key=lambda item: item[0] != key)  # torch reads them as they were inserted
+        hooks.clear()
+        hooks.update(ordered)

@@ -94,6 +94,7 @@ class OptimizerHooks:
         scalers.install()
         self._outer.install()
         self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
+        self._thrown.forward_in_attempt = self._forward_begins
         self._looks.install()
 
     def _armed(self) -> bool:
@@ -142,23 +143,38 @@ class OptimizerHooks:
         closure: bool = False,
         groups: list[dict[str, Any]] | None = None,
     ) -> Attempt:
-        if self._attempt is not None:  # its step raised and never ended
-            self._close(self._attempt)
+        if self._attempt is not None:
+            self._end_raised()
         self._guard.halt_if_asked()
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         attempt.closure = closure
         self._manual.has_optimizer = True
         self._thrown.meet(optimizer)
+        self._thrown.attempt_open = True
         facts = self._recorder.current
         facts.optimizer = attempt.name
         groups = groups_of(optimizer) if groups is None else groups
         self._note_groups(optimizer, groups)
         if self._recorder.live:
             self._outer.look()
-            facts.gradients_of = self._rows.owned(optimizer)
+            facts.gradients_of = self._rows.owned(optimizer, closure=closure)
         if not closure:  # else those there are left over from the step before
             self._looks.before_step(optimizer, groups)
         return attempt
+
+    def _end_raised(self) -> None:
+        """Close an attempt whose step has raised, so that no hook has ended it."""
+        attempt = self._attempt
+        if attempt is not None:
+            if attempt.aside is not None:
+                attempt.aside.restore()
+            self._close(attempt)
+
+    def _forward_begins(self) -> None:
+        """With an attempt open: the step runs its closure, or it has raised."""
+        attempt = self._attempt
+        if attempt is not None and not (attempt.by_scaler or attempt.by_library) and not _steps_of(attempt.optimizer):
+            self._end_raised()
 
     def _note_groups(
         self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], *, first: bool = True
@@ -326,18 +342,24 @@ class OptimizerHooks:
 _WRAPPER: Any = getattr(torch.optim.Optimizer.profile_hook_step(lambda _: None), "__code__", None)
 
 
+def _steps_of(optimizer: torch.optim.Optimizer) -> int:
+    """How many steps of this optimizer run in this thread, one inside the other; one where that cannot be known."""
+    depth, frame = int(_WRAPPER is None), sys._getframe(1).f_back
+    while frame is not None and _WRAPPER is not None:
+        depth += frame.f_code is _WRAPPER and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return depth
+
+
 def _is_inside(attempt: Attempt, optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step that begins is part of an attempt that is open: made by an outer optimizer, or by ``super()``.
 
     An attempt is also open behind a step that has raised: no hook told us.
     """
-    depth, frame = 0, sys._getframe(1).f_back
-    while frame is not None:
-        depth += frame.f_code is _WRAPPER and frame.f_locals.get("self") is attempt.optimizer
-        frame = frame.f_back
+    depth = _steps_of(attempt.optimizer)
     if optimizer is attempt.optimizer:
         attempt.inner += depth > 1
         return depth > 1
-    if depth or _WRAPPER is None:
+    if depth:
         attempt.driven.append(optimizer)
-    return bool(depth) or _WRAPPER is None
+    return bool(depth)

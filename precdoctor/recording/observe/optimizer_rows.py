@@ -40,8 +40,8 @@ class Held(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether a gradient reaches it; copies need not say so."""
-        return self.weight is not None or self.parameter.requires_grad
+        """Whether the optimizer updates it; copies, and what gets its gradient by hand, need not say so."""
+        return self.weight is not None or self.parameter.requires_grad or self.parameter.grad is not None
 
     def of(self, x: Tensor) -> Tensor:
         """Its part of a tensor of the parameter's shape."""
@@ -94,14 +94,28 @@ class OptimizerRows:
             if found is not None:
                 yield Held(copy, *found, group, weight, piece.part)
 
-    def owned(self, optimizer: torch.optim.Optimizer) -> frozenset[tuple[str, str, str]] | None:
-        """Root, module and name of its parameters; null when not all of their gradients have rows."""
+    def owned(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> frozenset[tuple[str, str, str]] | None:
+        """Root, module and name of its parameters; null when not all of their gradients have rows in this step.
+
+        Args:
+            optimizer: about to step.
+            closure: its gradients, and their rows, are yet to come.
+        """
         recorder = self._recorder
         options = recorder.options
         if options.include or options.exclude or not options.takes("weight_grad"):
             return None
-        found = [recorder.names.parameter(p) for p in parameters_of(optimizer)]
-        return None if None in found else frozenset((f[0].root, f[0].module, f[1]) for f in found if f is not None)
+        parameters = parameters_of(optimizer)
+        found = [recorder.names.parameter(p) for p in parameters]
+        own = [(f[0].root, f[0].module, f[1]) for f in found if f is not None]
+        if len(own) < len(found):
+            return None
+        if not closure:  # a backward pass may belong to a step before, or be none of the model's own parameters
+            sites = [e.site for e in recorder.slots.touched.values() if e.site.kind == "weight_grad"]
+            arrived = {(s.place.root, s.place.module, s.name) for s in sites}
+            if not arrived.issuperset([key for p, key in zip(parameters, own, strict=True) if p.grad is not None]):
+                return None
+        return frozenset(own)
 
     def weights(self, optimizer: torch.optim.Optimizer, *, first: bool = True) -> None:
         """Weights and their master copies, as they are before the step; what no optimizer updates.

@@ -81,11 +81,13 @@ class Retiring(TorchDispatchMode):
         over: it is.
         watches: it sees the user's own run of every op, and changes nothing: no replay, no trace.
         ignores_ours: it does nothing about ops of the recorder.
+        opened_in_inference: it was first opened in inference mode.
     """
 
     over = False
     watches = False
     ignores_ours = False
+    opened_in_inference: bool | None = None
 
 
 #: Tensors that a mode of torch's runs the ops of; it lies beneath all other modes.
@@ -117,9 +119,22 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def will_come_back(mode: Retiring | None = None) -> bool:
+    """Whether torch will put back what this thread has open now: behind a backward pass, or behind inference mode.
+
+    A mode that is taken off before that would leave the stack empty, and torch set to look there.
+
+    Args:
+        mode: to be taken off; null for one to be opened.
+    """
+    return in_backward() or (torch.is_inference_mode_enabled() and not (mode is not None and mode.opened_in_inference))
+
+
 def put_on(mode: TorchDispatchMode) -> None:
     """Open a mode in this thread."""
     open_modes[id(mode)] = mode
+    if isinstance(mode, Retiring) and mode.opened_in_inference is None:
+        mode.opened_in_inference = torch.is_inference_mode_enabled()
     mode.__enter__()
 
 
@@ -150,11 +165,11 @@ def is_own_run(*beside: type[TorchDispatchMode]) -> bool:
 def retire(mode: Retiring) -> None:
     """Close a mode for good, from wherever: what cannot be taken off now is over, and :func:`sweep` takes it off."""
     mode.over = True
-    if not in_backward():
+    if not will_come_back(mode):
         take_off(mode)
 
 
-def retired() -> list[TorchDispatchMode]:
+def retired() -> list[Retiring]:
     """Those on this thread's stack that are over."""
     depth = torch._C._len_torch_dispatch_stack() if open_modes else 0
     modes = [open_modes.get(id(torch._C._get_dispatch_stack_at(i))) for i in range(depth)]
@@ -165,4 +180,5 @@ def sweep() -> None:
     """Take off this thread's stack what is over, and only in the way."""
     if open_modes and not in_backward():
         for mode in retired():
-            take_off(mode)
+            if not will_come_back(mode):
+                take_off(mode)

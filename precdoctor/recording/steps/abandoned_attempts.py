@@ -47,12 +47,15 @@ class AbandonedAttempts:
         self._in_step: Callable[[], bool] = lambda: False
         self._is_unscaled: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
         self._is_updated: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
+        #: Told of forward passes while an attempt is open.
+        self.forward_in_attempt: Callable[[], None] = lambda: None
         self._forget()
         context.when_forked.append(self._forget)
 
     def _forget(self) -> None:
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._module: weakref.ref[nn.Module] | None = None
+        self.attempt_open = False
         #: Several optimizers, or finite gradients were thrown away: what it means is unknown in this process.
         self._unclear = False
         #: What was thrown away, as long as no forward pass has followed.
@@ -117,6 +120,8 @@ class AbandonedAttempts:
         """A root module is called."""
         if not torch.is_grad_enabled():
             return
+        if self.attempt_open:
+            self.forward_in_attempt()
         if self._thrown is not None:
             self._end_thrown()
         if self._always_fresh and self._context.micro_step:
@@ -167,7 +172,7 @@ class AbandonedAttempts:
 
     def attempt_ended(self) -> None:
         """However it did, there is nothing left to end."""
-        self._thrown = None
+        self._thrown, self.attempt_open = None, False
 
     def _is_used_up(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the known optimizer has stepped with its gradients already: most often."""
@@ -207,6 +212,11 @@ class AbandonedAttempts:
                 return False
             self._module = weakref.ref(module)
         return True
+
+    def is_trained(self, parameter: Tensor) -> bool:
+        """Whether an optimizer that has shown itself, by its ``zero_grad`` at least, has this parameter."""
+        optimizer = self._known()
+        return optimizer is not None and any(p is parameter for p in parameters_of(optimizer))
 
     # --- what it means -----------------------------------------------------------------------------------------------
 

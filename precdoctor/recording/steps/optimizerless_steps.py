@@ -47,6 +47,8 @@ class OptimizerlessSteps:
     def _forget(self) -> None:
         self._watched: weakref.ref[Tensor] | None = None
         self._copy: Tensor | None = None
+        #: Its gradient then, where an optimizer is known that may be about to make its first step.
+        self._slope: Tensor | None = None
         #: A step has been made by hand: only then are weights copied, for the first step of all may be an optimizer's.
         self._by_hand = False
         #: Of a sampled step, within ``--scene-memory``.
@@ -95,6 +97,9 @@ class OptimizerlessSteps:
                 return
             small = values.is_cpu and values.numel() <= _MAX_COPY
             self._copy = values.detach().clone() if small else None
+            gradient = parameter.grad if parameter.is_leaf and small and not self._by_hand else None
+            dense = None if gradient is None else tensor_leaves.plain(gradient.detach())
+            self._slope = dense.clone() if dense is not None and dense.shape == values.shape else None
         if self._recorder.live:
             self._record_weights()
 
@@ -166,9 +171,17 @@ class OptimizerlessSteps:
             with kernels.apart_from_user_modes():
                 values = tensor_leaves.plain(parameter)
                 updated = values is not None and not torch.equal(self._copy, values.detach())
+                if updated and values is not None and self._is_ascent(parameter, values.detach() - self._copy):
+                    return  # to where an optimizer wants to know the gradient (SAM): its step is yet to come
         if updated:
             self._watched = self._copy = None
             self._by_hand = True
             if self._before:
                 self._record_updates()
             self._recorder.end_step()
+
+    def _is_ascent(self, parameter: Tensor, change: Tensor) -> bool:
+        """Whether a weight that an optimizer is known to train was moved to where the loss is larger."""
+        if self._slope is None or not self._thrown.is_trained(parameter):
+            return False
+        return bool((change * self._slope).sum() > 0)

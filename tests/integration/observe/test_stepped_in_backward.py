@@ -1,4 +1,4 @@
-"""Optimizers that step inside the backward pass end a step there: no mode of ours is on torch's stack behind it."""
+"""Steps that end in a backward pass or in inference mode: no mode of ours is left half on torch's stack behind it."""
 
 from __future__ import annotations
 
@@ -51,3 +51,36 @@ def test_of_a_scan(folder, plain):
     assert (ours.status, ours.out) == (0, plain)
     assert plain.decode().split()[1::2] == ["0"] * 6
     assert any('"outcome": "done"' in str(data) for data in scans), "else no mode was open"
+
+
+INFERENCE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+student, teacher = nn.Linear(4, 4), nn.Linear(4, 4)
+optimizer = torch.optim.SGD(student.parameters(), 1e-2)
+for _ in range(4):
+    x = torch.randn(4, 4)
+    logits = student(x)
+    with torch.inference_mode():
+        targets = teacher(x).softmax(-1)
+    loss = nn.functional.kl_div(logits.log_softmax(-1), targets.clone(), reduction="batchmean")
+    optimizer.zero_grad()
+    loss.backward()
+    with torch.inference_mode():
+        optimizer.step()
+    print(loss.item().hex())
+"""
+
+
+def test_of_a_step_and_of_another_call_in_inference_mode(tmp_path):
+    # behind it torch's dispatch keys are as they were before it
+    script(tmp_path, "loop.py", INFERENCE)
+    plain = record(tmp_path, "--ranks", "9", "--", *warm("loop.py"), run=tmp_path / "plain")
+    ours = record(tmp_path, "--strict", "--every", "1", "--", *warm("loop.py"), run=tmp_path / "ours")
+    events = precdoctor.open_run(ours.run).events()
+
+    assert (ours.status, ours.out) == (0, plain.out)
+    assert any('"outcome": "done"' in str(data) for data in events[events["event"] == "scan"]["data"])
+    assert len(precdoctor.open_run(ours.run).steps()) == 4

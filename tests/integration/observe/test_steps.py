@@ -206,3 +206,145 @@ def test_a_step_that_raised_does_not_swallow_those_of_other_optimizers(tmp_path)
     rows = run.tensors()
     updates = rows[rows["kind"] == "update"].groupby("step").size()
     assert updates.to_dict() == {i: 2 for i, name in enumerate(run.steps()["optimizer"]) if name != "Fails#0"}
+
+
+def test_what_follows_a_step_that_raised_belongs_to_the_next_step(tmp_path):
+    script(
+        tmp_path,
+        "raises.py",
+        """
+        import torch
+
+        class Fails(torch.optim.SGD):
+            def step(self, closure=None):
+                self.steps = getattr(self, "steps", 0) + 1
+                if self.steps == 3:
+                    raise ArithmeticError("no step today")
+                return super().step(closure)
+
+        net = torch.nn.Linear(8, 1)
+        optimizer = Fails(net.parameters(), lr=0.1)
+        for step in range(5):
+            optimizer.zero_grad()
+            net(torch.ones(4, 8)).square().mean().backward()
+            try:
+                optimizer.step()
+            except ArithmeticError:
+                pass
+        """,
+    )
+    done = record(tmp_path, "--", *warm("raises.py"))
+    run = precdoctor.open_run(done.run)
+    steps, rows = run.steps(), run.tensors()
+
+    assert steps["micro_steps"].tolist() == [1] * 5
+    assert steps["loss"].notna().all()
+    assert rows[rows["kind"] == "update"].groupby("step").size().to_dict() == dict.fromkeys((0, 1, 3, 4), 2)
+
+
+def test_every_step_has_the_norm_of_what_its_optimizer_was_given(tmp_path):
+    # ... also sampled steps without rows of these gradients: they came in a step before, or in no backward pass
+    script(
+        tmp_path,
+        "norms.py",
+        """
+        import torch
+
+        net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
+        first = torch.optim.Adam(net[0].parameters())
+        second = torch.optim.SGD(net[1].parameters(), lr=0.1)
+        for step in range(2):
+            loss = net(torch.ones(4, 8)).square().mean()
+            if step == 0:
+                loss.backward()
+            else:
+                for p, gradient in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters()))):
+                    p.grad = gradient
+            for optimizer in (first, second):
+                print(torch.nn.utils.get_total_norm([p.grad for p in optimizer.param_groups[0]["params"]]).item())
+                optimizer.step()
+        """,
+    )
+    done = record(tmp_path, "--every", "1", "--", *warm("norms.py"))
+    norms = precdoctor.open_run(done.run).steps()["grad_norm"]
+
+    assert norms.tolist() == pytest.approx([float(line) for line in done.out.split()], rel=1e-5)
+
+
+def test_a_run_whose_optimizers_step_in_the_backward_pass_ends_with_its_last_step(tmp_path):
+    script(
+        tmp_path,
+        "hooks.py",
+        """
+        import torch
+
+        net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
+        optimizers = {p: torch.optim.SGD([p], 1e-2) for p in net.parameters()}
+        for p in net.parameters():
+            p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+        for step in range(3):
+            net.zero_grad()
+            net(torch.ones(4, 8)).square().mean().backward()
+        """,
+    )
+    done = record(tmp_path, "--", *warm("hooks.py"))
+    steps = precdoctor.open_run(done.run).steps()
+
+    assert len(steps) == 3 * 4
+    assert steps["complete"].all()
+    assert steps["grad_norm"].notna().all()
+
+
+def test_the_climb_before_the_first_step_of_an_optimizer_is_no_step(tmp_path):
+    script(
+        tmp_path,
+        "sam.py",
+        """
+        import torch
+
+        net = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        x = torch.ones(4, 8)
+        for step in range(3):
+            net(x).square().mean().backward()
+            climb = [0.05 * p.grad / p.grad.norm() for p in net.parameters()]
+            with torch.no_grad():
+                for p, up in zip(net.parameters(), climb):
+                    p += up
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            with torch.no_grad():
+                for p, up in zip(net.parameters(), climb):
+                    p -= up
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    )
+    done = record(tmp_path, "--", *warm("sam.py"))
+    steps = precdoctor.open_run(done.run).steps()
+
+    assert steps["optimizer"].tolist() == ["SGD#0"] * 3
+    assert steps["micro_steps"].tolist() == [2] * 3
+
+
+def test_weights_that_get_their_gradient_by_hand_have_updates(tmp_path):
+    script(
+        tmp_path,
+        "evolution.py",
+        """
+        import torch
+
+        net = torch.nn.Linear(8, 1).requires_grad_(False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(3):
+            net(torch.ones(4, 8))
+            for p in net.parameters():
+                p.grad = torch.randn_like(p)
+            optimizer.step()
+        """,
+    )
+    done = record(tmp_path, "--", *warm("evolution.py"))
+    rows = precdoctor.open_run(done.run).tensors()
+
+    assert rows[rows["kind"] == "update"].groupby("step").size().tolist() == [2] * 3
+    assert rows[rows["kind"] == "weight"].groupby("step").size().tolist() == [2] * 3

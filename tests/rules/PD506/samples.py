@@ -34,6 +34,17 @@ def rows_never_looked_up() -> Training:
     return with_moment(adam(1e-5), lambda _, x: 10.0 * x * alive, "float16")
 
 
+def first_steps_left_out() -> Training:
+    """Moments that stay zero at first (SOAP, AdaShift), of gradients whose squares the format holds."""
+    run = another_optimizer(0.5)
+    for step, rows in run.tensors.items():
+        rows[:] = [r for r in rows if r["kind"] != "opt_state"]
+        if step % 2 == 0:
+            row = tensor(step, "opt_state", "head", len(rows), name="weight.exp_avg_sq")
+            rows.append(row | {"exp_lo": None, "exp_hist": None, "amin_nonzero": None} | histogram(np.zeros(4096)))
+    return run
+
+
 def far_below_eps() -> Training:
     """Squares of 1e-24 are zero in FP32, and eps outweighs them anyway."""
     tiny = np.arange(4096) < 1024
@@ -129,7 +140,7 @@ FIRING = {
 HEALTHY = {
     f.__name__: f
     for f in (
-        in_fp32, large_gradients, rows_never_looked_up, far_below_eps, others_lose_a_few, a_momentum_called_v,
-        rows_without_either, first_moments_below_eps, longest_of_adam,
+        in_fp32, first_steps_left_out, large_gradients, rows_never_looked_up, far_below_eps, others_lose_a_few,
+        a_momentum_called_v, rows_without_either, first_moments_below_eps, longest_of_adam,
     )
 }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from precdoctor.diagnosis.advice.wide_weights import wide_weights, widened_bytes, widened_elements
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
@@ -36,7 +37,8 @@ Second moments that are exactly zero for elements whose gradient on the same ste
 rounded to zero in the format of the state. The rule covers Adam, AdamW, RMSprop and Adagrad, and state of other
 optimizers under such a name (one element per element of the weight, none negative). The count is zeros of the moment
 less the elements whose gradient is zero or at most eps, where a zero does no harm. Embedding rows that were never
-looked up, frozen or unused weights and gradients far below eps therefore do not count.
+looked up, frozen or unused weights and gradients far below eps therefore do not count. Nor do elements whose gradient
+is so large that the format holds its square: optimizers that leave out their first steps have such zeros.
 
 The rule also reports FP32 state that was rounded between two steps, as by a checkpoint saved in FP16. Either `share` of
 a parameter's elements or more have a second moment of zero under a first moment above eps. Or an element moved by
@@ -95,7 +97,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not moments.of:
         return Checked.not_applicable("no second moment was recorded with its gradient")
     eps = _eps(view)
-    lost = _lost(moments, eps, options)
+    lost = _lost(view, moments, eps, options)
     steps = max(rows.size for rows in moments.of.values())
     seen = f"{plural(len(moments.of), 'second moment')} after {plural(steps, 'step')}"
     limit = _limit(view, options)
@@ -120,13 +122,31 @@ def _eps(view: RunView) -> float:
     return max((e for g in parameter_groups(view) if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
 
 
-def _lost(moments: Moments, eps: float, options: Options) -> dict[Parameter, _Lost]:
+def _lost(view: RunView, moments: Moments, eps: float, options: Options) -> dict[Parameter, _Lost]:
     held, gradient = moments.held, histograms(moments.gradient)
-    intended = gradient.total - gradient.at_most(eps * unscaling(moments.gradient))[1]
+    scale = unscaling(moments.gradient)
+    intended = gradient.total - gradient.at_most(eps * scale)[1]
     harmless = column(moments.gradient, "zero") + (gradient.total - intended)
-    shares = share(np.maximum(column(held, "zero") - harmless, 0.0), intended)
+    roundable = intended - (gradient.total - gradient.at_most(_largest_lost(view, held) * scale)[1])
+    zeros = np.minimum(column(held, "zero") - harmless, roundable)
+    shares = share(np.maximum(zeros, 0.0), intended)
     counted = (column(held, "numel") == column(moments.gradient, "numel")) & (intended >= options["min_elements"])
     return {owner: _Lost(own := rows[counted[rows]], shares[own]) for owner, rows in moments.of.items()}
+
+
+def _largest_lost(view: RunView, held: pd.DataFrame) -> Floats:
+    """Per moment the largest gradient whose square is rounded to zero; no such limit with a scale per block.
+
+    Of larger gradients a moment of zero has another reason: optimizers that leave out their first steps make them.
+    """
+    largest = np.full(len(held), np.finfo(np.float64).max / 2)
+    plain = ~held["format"].map(text).astype(bool)
+    for (state, dtype), rows in held[plain].reset_index().groupby(["state", "dtype"], observed=True).indices.items():
+        fmt, decay = known_format(text(dtype)), decay_of(view, text(state))
+        added = 1.0 - (0.999 if decay is None else decay)
+        if fmt is not None and added > 0.0:
+            largest[np.flatnonzero(plain)[rows]] = (fmt.flush_limit / added) ** 0.5
+    return largest
 
 
 def _finding(
