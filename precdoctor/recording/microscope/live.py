@@ -18,7 +18,7 @@ from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.slicing import slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.ops.dispatched_ops import put_on, retire, will_come_back
+from precdoctor.recording.ops.dispatched_ops import in_backward, put_on, retire, will_come_back
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.recorder.step_context import StepContext
 
@@ -49,7 +49,9 @@ class LiveTrace:
     def begin_if_due(self) -> None:
         """A step begins, or its first top-level module is called."""
         due = not self.over and self._first <= self._context.step < self._last
-        if self._tracer is None and due and not will_come_back():
+        # A call of a model in an inference run is over before the inference mode that it runs in.
+        wait = in_backward() if self._context.options.inference else will_come_back()
+        if self._tracer is None and due and not wait:
             values = not self._context.options.redact_names
             self._tracer = Tracer({}, values=values)
             self._tracer.live = True

@@ -188,3 +188,28 @@ def test_the_cache_of_transformers_is_found_layer_by_layer(tmp_path, attention, 
     lengths = {list(shape)[2] for shape in rows["shape"]}
     assert lengths == ({12} if more else {8, 9, 10, 11, 12})
     assert not precdoctor.diagnose(run.path).findings
+
+
+@pytest.mark.parametrize("mode", ["inference_mode", "no_grad"])
+def test_a_second_run_finds_the_op_of_a_call_that_went_wrong(tmp_path, mode):
+    code = f"""
+    import torch
+
+    class Scores(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).log() if x.min() > 0 else super().forward(x)
+
+    torch.manual_seed(0)
+    model = Scores(8, 8).eval()
+
+    @torch.{mode}()
+    def generate(x):
+        return model(x)
+
+    for step in range(4):
+        generate(torch.full((2, 8), 1.0 if step == 3 else -1.0))
+    """
+    script(tmp_path, "generate.py", code)
+    done = record(tmp_path, "--inference", "--autopsy", "--", *warm("generate.py"), run=tmp_path / "run")
+    (finding,) = precdoctor.diagnose(precdoctor.open_run(done.run)).findings
+    assert (finding.code, finding.cause, finding.location.op) == ("PD101", "log-of-nonpositive", "aten.log.default")
