@@ -20,9 +20,10 @@ from precdoctor.recording.options import RecordOptions
 
 #: Attempts of an optimizer recorded in full whatever they cost: 64 steps at twice their time are 1 % of 6400.
 WARM_UP: Final = 64
-#: So many optimizers have all of that, as in a GAN or an agent; the next so many have half of it, and so on: a search
-#: makes one for each trial, a meta-learner one for each episode.
+#: Once so many optimizers step no more, new ones have half of that; after twice as many a quarter, and so on: a search
+#: makes one for each trial, a meta-learner one for each episode. Behind so many attempts in all new ones have none.
 _IN_FULL: Final = 4
+_MOST_ATTEMPTS: Final = 64 * WARM_UP
 #: N goes no further: what one step in 1024 costs is nothing.
 MAX_PERIOD: Final = 1024
 #: Block histograms are taken on sampled steps that this divides, and on powers of two.
@@ -54,8 +55,10 @@ class Sampler:
         #: Per optimizer: attempts so far, and how many of them since the last sampled one.
         self._attempts: dict[str, int] = {}
         self._since: dict[str, int] = {}
-        #: Steps since one was sampled, of whatever optimizer.
-        self._idle = 0
+        #: In the order of their last attempts, with its number: those without one since another's last but one are out.
+        self._active: collections.OrderedDict[str, int] = collections.OrderedDict()
+        #: Steps in all, and since one was sampled, of whatever optimizer.
+        self._total = self._idle = 0
         self._last: str | None = None
         self._streak = 0
         self._follower: dict[tuple[str | None, int], str] = {}
@@ -122,13 +125,23 @@ class Sampler:
         self._streak = min(self._streak + 1, _MAX_STREAK) if optimizer == self._last else 1
         self._last = optimizer
         self._idle = 1 if sampled else self._idle + 1
-        self._warm_ups.setdefault(optimizer, self._warm_up >> len(self._warm_ups) // _IN_FULL)
+        if optimizer not in self._warm_ups:
+            over = len(self._warm_ups) - len(self._active)
+            self._warm_ups[optimizer] = self._warm_up >> over // _IN_FULL if self._total < _MOST_ATTEMPTS else 0
+        self._note_active(optimizer)
         self._attempts[optimizer] = self._attempts.get(optimizer, 0) + 1
         self._since[optimizer] = 1 if sampled else self._since.get(optimizer, 0) + 1
         self._costs[sampled].append(cost_ns)
         self._plain.append(max(step_ns - cost_ns, 1))
         self._steps[sampled].append(step_ns)
         self._waits.append(wait_ns)
+
+    def _note_active(self, optimizer: str) -> None:
+        before = self._active.pop(optimizer, 0)
+        while self._active and next(iter(self._active.values())) < before:
+            self._active.popitem(last=False)
+        self._total += 1
+        self._active[optimizer] = self._total
 
     def reconsider(self, *, behind: bool) -> dict[str, Any] | None:
         """Move N if there is reason to; to be called after a sampled step.
@@ -146,7 +159,7 @@ class Sampler:
         if self._options.every is not None:
             back = self.period > self._options.every and self._calm % _CALM == 0
             return self._move(self.period // 2, "caught up") if back else None
-        if all(self._attempts[optimizer] < steps for optimizer, steps in self._warm_ups.items()):
+        if self._total < _MOST_ATTEMPTS and all(self._attempts[name] < n for name, n in self._warm_ups.items()):
             return None  # another optimizer may be done after a step; each has a warm-up of its own
         budget, period = self._options.budget, self.period
         if self._waits_for_device and not self._steps[False]:
