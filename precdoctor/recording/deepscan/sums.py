@@ -20,6 +20,7 @@ from precdoctor.recording.deepscan.effects import Effects, Error
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.model import static
+from precdoctor.recording.model.tensor_leaves import version
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
@@ -59,6 +60,8 @@ class _Total:
     """A running total on one line."""
 
     last: weakref.ref[Tensor]
+    #: How often that was written to; what is written to by another op is a total no more, as the state of a GRU.
+    version: int
     #: Of a total that is added to in place: its values after the last term. Others may write to it in between.
     seen: Tensor | None = None
     twin: Tensor | None = None
@@ -170,7 +173,7 @@ class Sums:
         last = known.last() if known is not None else None
         if known is None or last is None or not self._goes_on(call, known, last):
             if len(self._totals) < _MAX_SHADOWS or place in self._totals:
-                self._totals[place] = _Total(weakref.ref(result), _seen(result, within=within))
+                self._totals[place] = _Total(weakref.ref(result), version(result), _seen(result, within=within))
             return
         if known.twin is None:
             known.twin = known.start = call.before(last).detach().double()
@@ -181,6 +184,7 @@ class Sums:
             del self._totals[place]
             return
         known.twin, known.last, known.terms = again[0], weakref.ref(result), known.terms + 1
+        known.version = version(result)
         known.seen = _seen(result, within=within)
         if known.error is not None:
             self._effects.carry(known.error, result, known.twin)
@@ -206,7 +210,9 @@ class Sums:
     def _goes_on(self, call: Call, known: _Total, last: Tensor) -> bool:
         if not any(x is last or self._scaled_total(x, last) is not None for x in call.operands):
             return False
-        return known.seen is None or torch.equal(call.before(last), known.seen)
+        if known.seen is None:
+            return version(last) == known.version
+        return torch.equal(call.before(last), known.seen)
 
     def _judge_total(self, call: Call, known: _Total, twin: Tensor) -> None:
         result = call.results[0]

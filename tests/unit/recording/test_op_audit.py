@@ -582,6 +582,13 @@ def test_a_total_that_goes_down_is_one(within):
     assert "total" not in facts(likelihood, terms)
 
 
+def test_a_state_that_is_written_to_between_two_terms_is_no_total():
+    """As of a GRU, whose cell is ``(h - n) * z + n``, with two of the three ops in place."""
+    torch.manual_seed(0)
+    gru, x = torch.nn.GRU(8, 8).bfloat16(), torch.randn(64, 4, 8).bfloat16()
+    assert "total" not in facts(lambda x: gru(x)[0], x, stage="forward")
+
+
 def test_a_total_is_held_against_fp64_between_powers_of_two():
     def positions(mask):
         total = torch.zeros_like(mask[0])
