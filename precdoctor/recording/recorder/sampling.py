@@ -57,6 +57,7 @@ class Sampler:
         self._since: dict[str, int] = {}
         #: In the order of their last attempts, with its number: those without one since another's last but one are out.
         self._active: collections.OrderedDict[str, int] = collections.OrderedDict()
+        self._last_but_one = 0
         #: Steps in all, and since one was sampled, of whatever optimizer.
         self._total = self._idle = 0
         self._last: str | None = None
@@ -123,12 +124,12 @@ class Sampler:
                 self._follower.clear()
             self._follower[self._last, self._streak] = optimizer
         self._streak = min(self._streak + 1, _MAX_STREAK) if optimizer == self._last else 1
+        if optimizer != self._last:
+            self._change_over(optimizer)
         self._last = optimizer
         self._idle = 1 if sampled else self._idle + 1
-        if optimizer not in self._warm_ups:
-            over = len(self._warm_ups) - len(self._active)
-            self._warm_ups[optimizer] = self._warm_up >> over // _IN_FULL if self._total < _MOST_ATTEMPTS else 0
-        self._note_active(optimizer)
+        self._total += 1
+        self._last_but_one, self._active[optimizer] = self._active.get(optimizer, 0), self._total
         self._attempts[optimizer] = self._attempts.get(optimizer, 0) + 1
         self._since[optimizer] = 1 if sampled else self._since.get(optimizer, 0) + 1
         self._costs[sampled].append(cost_ns)
@@ -136,12 +137,15 @@ class Sampler:
         self._steps[sampled].append(step_ns)
         self._waits.append(wait_ns)
 
-    def _note_active(self, optimizer: str) -> None:
-        before = self._active.pop(optimizer, 0)
-        while self._active and next(iter(self._active.values())) < before:
+    def _change_over(self, optimizer: str) -> None:
+        """Another optimizer than the last one has made an attempt."""
+        while self._active and next(iter(self._active.values())) < self._last_but_one:
             self._active.popitem(last=False)
-        self._total += 1
-        self._active[optimizer] = self._total
+        if optimizer in self._active:
+            self._active.move_to_end(optimizer)
+        if optimizer not in self._warm_ups:
+            over = len(self._warm_ups) - len(self._active)
+            self._warm_ups[optimizer] = self._warm_up >> over // _IN_FULL if self._total < _MOST_ATTEMPTS else 0
 
     def reconsider(self, *, behind: bool) -> dict[str, Any] | None:
         """Move N if there is reason to; to be called after a sampled step.

@@ -51,7 +51,7 @@ if how == "faked":
     kernels.together = counted(lambda jobs, tables: [kernels.one_by_one(job) for job in jobs])
 else:  # Triton's interpreter stands for the device
     from precdoctor.recording.kernels import triton_kernel
-    kernels.gathers = lambda x, *_: triton_kernel.supports(x)
+    kernels.gathers = lambda x, *_: triton_kernel.supports(x, 15)
     kernels.together = counted(kernels.together)
 with precdoctor.record("together", every=1, strict=True, on_nonfinite="observe", deep_scan=0):
     train()
