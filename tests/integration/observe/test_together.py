@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from precdoctor.runlog import open_run
-from tests.support.processes import PATIENCE, ROOT, environment, warm
+from tests.support.processes import PATIENCE, PYTHON, ROOT, environment, warm
 
 SCRIPT = """
 import json, sys, torch
@@ -63,7 +63,8 @@ def run(folder, how, depth):
     script = folder / "train.py"
     script.write_text(SCRIPT)
     done = subprocess.run(
-        warm(script, how, depth),
+        # Triton is to be imported by an interpreter that knows that it is to interpret
+        [PYTHON, script, how, str(depth)] if how == "triton" else warm(script, how, depth),
         cwd=folder,
         env=environment(PYTHONPATH=str(ROOT), TRITON_INTERPRET="1"),
         capture_output=True,
