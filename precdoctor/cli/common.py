@@ -86,7 +86,7 @@ def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     try:
-        blank = file.is_file() and file.stat().st_size == 0
+        blank = is_stream(file) or (file.is_file() and file.stat().st_size == 0)
         with file.open("w" if force or blank else "x", encoding="utf-8", errors="backslashreplace") as stream:
             yield stream
     except FileExistsError:
@@ -94,6 +94,11 @@ def destination(file: Path | None, *, force: bool) -> Iterator[IO[str]]:
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from None
     say(f"Wrote {file}")
+
+
+def is_stream(file: Path) -> bool:
+    """Whether a device or a pipe is there (``/dev/null``, ``>(less)``): it is written to, and never replaced."""
+    return file.exists() and not (file.is_file() or file.is_dir())
 
 
 def rule_options(settings: Settings) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from precdoctor.cli import options
-from precdoctor.cli.common import opened, rule_options, say, settings_in_force
+from precdoctor.cli.common import is_stream, opened, rule_options, say, settings_in_force
 from precdoctor.errors import RunExistsError, UsageError
 
 EXAMPLES = """\b
@@ -57,7 +57,7 @@ def report(
 
 
 def write(page: str, file: Path, *, force: bool) -> None:
-    """The page into ``file``, whole or not at all.
+    """The page into ``file``, whole or not at all; a device or a pipe is written to, and what a link leads to replaced.
 
     Raises:
         RunExistsError: something that is not a report is there and ``force`` is not given.
@@ -69,10 +69,14 @@ def write(page: str, file: Path, *, force: bool) -> None:
     if file.is_dir():
         raise UsageError(f"{file} is a directory; name a file in it, such as -o {file / 'report.html'}")
     try:
+        if is_stream(file):
+            file.write_text(page, encoding="utf-8")
+            return
         if file.exists() and not force and not is_report(file):
             raise RunExistsError(f"{file} is already there; give another name, or --force to replace it")
+        target = file.resolve()
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=file.parent, prefix=f".{file.name}.", delete=False
+            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
         ) as stream:
             try:
                 stream.write(page)
@@ -82,7 +86,7 @@ def write(page: str, file: Path, *, force: bool) -> None:
         umask = os.umask(0)
         os.umask(umask)
         Path(stream.name).chmod(0o666 & ~umask)
-        Path(stream.name).replace(file)
+        Path(stream.name).replace(target)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}; name another place with -o FILE") from None
 

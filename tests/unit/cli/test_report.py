@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 from pathlib import Path
 
@@ -40,6 +41,24 @@ def test_a_report_is_replaced_and_nothing_else(run, tmp_path, capsys):
     assert file.read_text() == "my notes"
     assert main(["report", str(run), "--force"]) == 0
     assert file.read_text().startswith(MARK)
+
+
+@pytest.mark.parametrize("command", [["report"], ["report", "--force"], ["diagnose"], ["diagnose", "--force"]])
+def test_a_device_or_a_pipe_is_written_to_and_stays(run, tmp_path, command):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with concurrent.futures.ThreadPoolExecutor() as readers:
+        read = readers.submit(pipe.read_text)
+        assert main([*command, str(run), "-o", str(pipe)]) in {0, 1}
+        assert "train-1" in read.result()
+    assert pipe.is_fifo()
+
+
+def test_what_a_link_leads_to_is_replaced(run, tmp_path):
+    (tmp_path / "latest.html").symlink_to(tmp_path / "kept.html")
+    for _ in range(2):
+        assert main(["report", str(run), "-o", "latest.html"]) == 0
+    assert (tmp_path / "latest.html").is_symlink() and (tmp_path / "kept.html").read_text().startswith(MARK)
 
 
 def test_a_dash_is_stdout(run, tmp_path, capsys):
