@@ -57,7 +57,7 @@ def report(
 
 
 def write(page: str, file: Path, *, force: bool) -> None:
-    """The page into ``file``, whole or not at all; a device or a pipe is written to, and what a link leads to replaced.
+    """The page into ``file``, whole or not at all. A link stays, and the file that it leads to is replaced.
 
     Raises:
         RunExistsError: something that is not a report is there and ``force`` is not given.

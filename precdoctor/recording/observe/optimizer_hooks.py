@@ -144,7 +144,7 @@ class OptimizerHooks:
         groups: list[dict[str, Any]] | None = None,
     ) -> Attempt:
         if self._attempt is not None:
-            self._end_raised()
+            self._end_raised(self._attempt)
         self._guard.halt_if_asked()
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         attempt.closure = closure
@@ -162,19 +162,17 @@ class OptimizerHooks:
             self._looks.before_step(optimizer, groups)
         return attempt
 
-    def _end_raised(self) -> None:
+    def _end_raised(self, attempt: Attempt) -> None:
         """Close an attempt whose step has raised, so that no hook has ended it."""
-        attempt = self._attempt
-        if attempt is not None:
-            if attempt.aside is not None:
-                attempt.aside.restore()
-            self._close(attempt)
+        if attempt.aside is not None:
+            attempt.aside.restore()
+        self._close(attempt)
 
     def _forward_begins(self) -> None:
         """With an attempt open: the step runs its closure, or it has raised."""
         attempt = self._attempt
         if attempt is not None and not (attempt.by_scaler or attempt.by_library) and not _steps_of(attempt.optimizer):
-            self._end_raised()
+            self._end_raised(attempt)
 
     def _note_groups(
         self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], *, first: bool = True

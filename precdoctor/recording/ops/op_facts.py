@@ -117,7 +117,7 @@ def closer_look(
                     operands.append({"argument": name, **describe(x)})
                     if values and spot is not None:
                         operands[-1]["value"] = value_at(x, *spot)
-                elif op_name(func) in _DIVIDES and not (x.is_floating_point() or x.is_complex()):
+                elif op_name(func).rstrip("_") in _DIVIDES and not (x.is_floating_point() or x.is_complex()):
                     integers.append({"argument": name, **_whole(x, spot if values else None)})
                 elif x.dtype is torch.bool and values and spot is not None:  # what a ``where`` has chosen there
                     settings.setdefault(name, bool(chosen) if (chosen := value_at(x, *spot)) is not None else None)

@@ -112,8 +112,9 @@ class Claim:
     def has_trained(self) -> bool:
         """Whether a step of a training has begun; in an inference run none does."""
         recorder = self._recorder
-        begun = recorder.step != recorder.options.first_step or recorder.micro_step or recorder.in_backward
-        return bool(begun or recorder.current.optimizer) and not self.forwards_are_steps
+        in_step = recorder.micro_step or recorder.in_backward or recorder.current.optimizer
+        begun = in_step or recorder.step != recorder.options.first_step
+        return bool(begun) and not self.forwards_are_steps
 
     def make(self, *, ending: bool = False) -> bool:
         """Make the directory of this process and hand over what has waited; a second call does nothing.

@@ -55,7 +55,8 @@ class Sampler:
         #: Per optimizer: attempts so far, and how many of them since the last sampled one.
         self._attempts: dict[str, int] = {}
         self._since: dict[str, int] = {}
-        #: In the order of their last attempts, with its number: those without one since another's last but one are out.
+        #: Those that still step, in the order of their last attempts, each with the number of that one. An optimizer
+        #: steps no more where another one has made two attempts since.
         self._active: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._last_but_one = 0
         #: Steps in all, and since one was sampled, of whatever optimizer.

@@ -33,12 +33,13 @@ def test_the_result_in_fp64_of_a_healthy_op_is_its_first():
     assert backward_of_convolution(grad, x, weight, [True, True, True])["reference"]["shape"] == [1, 1, 4]
 
 
+@pytest.mark.parametrize("divide", [torch.ops.aten.div.Tensor, torch.ops.aten.div_.Tensor])
 @pytest.mark.parametrize("counts", [torch.tensor([2, 0, 1]), torch.tensor([True, False, True])])
-def test_what_a_division_divides_by_is_described_although_it_holds_integers(counts):
+def test_what_a_division_divides_by_is_described_although_it_holds_integers(divide, counts):
     """The number of elements that a mask keeps."""
     sums = torch.tensor([3.0, 0.0, 1.0])
-    facts = described(torch.ops.aten.div.Tensor, (sums, counts), [sums / counts])
+    facts = described(divide, (sums, counts), [sums / counts])
     (divisor,) = facts["integers"]
     assert (divisor["argument"], divisor["zero"], divisor["value"]) == ("other", 1, 0.0)
     assert divisor["dtype"] == str(counts.dtype).removeprefix("torch.")
-    assert "integers" not in described(torch.ops.aten.div.Tensor, (sums, sums), [sums / sums])
+    assert "integers" not in described(divide, (sums, sums), [sums / sums])
