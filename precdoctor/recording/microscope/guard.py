@@ -95,7 +95,7 @@ class Guard:
             return False
         if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
-        judge_last = None if self._last_gradients.left is None else self._last_gradients.take()
+        judge_last = None if self._last_gradients.left is None else self._last_gradients.take(self._context.step)
         if policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
@@ -389,7 +389,8 @@ class Guard:
 
     def _stop(self, message: str) -> None:
         self._context.close(reason="stopped", message=message)
-        attach.say(f"stopping the run ({message}); the weights are as they were before this step")
+        but = ", but for those that have been updated already" if self._context.in_backward else ""
+        attach.say(f"stopping the run ({message}); the weights are as they were before this step{but}")
         raise SystemExit(STOPPED_BY_US)
 
     def _refuse_sharded(self) -> None:

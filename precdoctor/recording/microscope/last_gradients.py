@@ -38,10 +38,12 @@ class LastGradients:
         """The step goes on without a look at this number."""
         self.left = step, amax
 
-    def take(self) -> Callable[[], None]:
-        """What judges those of the step before; to be called when the device is past them."""
+    def take(self, step: int) -> Callable[[], None] | None:
+        """What judges those of steps before this one; to be called when the device is past them."""
+        if self.left is None or self.left[0] == step:
+            return None
         left, self.left = self.left, None
-        return lambda: None if left is None else self._judge(*left)
+        return lambda: self._judge(*left)
 
     def _judge(self, step: int, amax: Deferred) -> None:
         if math.isfinite(read(amax) or 0.0):
@@ -54,6 +56,7 @@ class LastGradients:
 
     def _judge_at_end(self) -> None:
         try:
-            self.take()()
+            if (judge := self.take(self._context.step + 1)) is not None:
+                judge()
         except RuntimeError as error:  # of the device: nothing can be read from it any more
             attach.let_through(error)

@@ -178,6 +178,20 @@ class GradientLooks:
             whole = gradient_sentinel(parameters_in_place(groups), layout)
             self._look = None if whole is None else Look(whole[1])
 
+    def before_further(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+        """One more optimizer steps in the same backward pass. The first look was waited for, those on a GPU are not."""
+        facts, parameters = self._recorder.current, parameters_in_place(groups)
+        layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
+        if (found := gradient_sentinel(parameters, layout)) is None:
+            return
+        amax, late = found[1], None
+        if facts.grad_norm is not None:
+            found = merged((facts.grad_norm, facts.grad_amax), found)
+        facts.grad_norm, facts.grad_amax = found
+        if type(amax) is not float and self._recorder.options.on_nonfinite == "examine":
+            amax, late = 0.0, found[1]
+        self._look = Look(amax, late=late)
+
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """They came into being inside the step."""
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())

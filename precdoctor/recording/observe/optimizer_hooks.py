@@ -2,7 +2,8 @@
 
 A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
 does not call the optimizer at all (unless it is fused), so neither hook alone would do. A script that skips by itself
-calls neither: see ``loss_scalers`` and ``abandoned_attempts``.
+calls neither: see ``loss_scalers`` and ``abandoned_attempts``. Optimizers that step while a backward pass brings their
+gradients, often one for each parameter, make one attempt together, which ends with the pass.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class OptimizerHooks:
         self._thrown = thrown
         self._kept = kept
         self._attempt: Attempt | None = None
+        #: Stepped last in a backward pass.
+        self._released: weakref.ref[torch.optim.Optimizer] | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._rows = OptimizerRows(recorder, casts, self._name)
@@ -94,7 +97,7 @@ class OptimizerHooks:
         scalers.install()
         self._outer.install()
         self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
-        self._thrown.forward_in_attempt = self._forward_begins
+        self._thrown.forward_in_attempt, self._thrown.backward_in_attempt = self._forward_begins, self._pass_has_ended
         self._looks.install()
 
     def _armed(self) -> bool:
@@ -153,11 +156,12 @@ class OptimizerHooks:
         self._thrown.attempt_open = True
         facts = self._recorder.current
         facts.optimizer = attempt.name
+        attempt.in_backward = self._recorder.in_backward
         groups = groups_of(optimizer) if groups is None else groups
         self._note_groups(optimizer, groups)
         if self._recorder.live:
             self._outer.look()
-            facts.gradients_of = self._rows.owned(optimizer, closure=closure)
+            facts.gradients_of = None if attempt.in_backward else self._rows.owned(optimizer, closure=closure)
         if not closure:  # else those there are left over from the step before
             self._looks.before_step(optimizer, groups)
         return attempt
@@ -171,8 +175,21 @@ class OptimizerHooks:
     def _forward_begins(self) -> None:
         """With an attempt open: the step runs its closure, or it has raised."""
         attempt = self._attempt
-        if attempt is not None and not (attempt.by_scaler or attempt.by_library) and not _steps_of(attempt.optimizer):
+        if attempt is not None and not (attempt.by_scaler or attempt.is_shared) and not _steps_of(attempt.optimizer):
             self._end_raised(attempt)
+
+    def _pass_has_ended(self) -> None:
+        """With an attempt open: a backward pass has ended, and what stepped in it has made one step."""
+        if (attempt := self._attempt) is not None and attempt.in_backward:
+            self._released = weakref.ref(attempt.optimizer)
+            self._close(attempt)
+
+    def _has_released(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it stepped in the backward pass that came last, and has no gradients left to step with: optimi's
+        gradient release is called behind the pass as well, to count its steps.
+        """
+        last = self._released() if self._released is not None and not self._recorder.micro_step else None
+        return last is optimizer and all(p.grad is None for p in parameters_of(optimizer))
 
     def _note_groups(
         self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], *, first: bool = True
@@ -192,8 +209,7 @@ class OptimizerHooks:
         self._recorder.current.not_reached = not attempt.reached
         unscaled = self.scalers.unscaled
         by_scaler = attempt.by_scaler or (bool(unscaled) and self.scalers.has_unscaled(attempt.optimizer))
-        announced = by_scaler or attempt.by_library
-        plain = attempt.reached and not (announced or attempt.closure or self._recorder.in_backward)
+        plain = attempt.reached and not (by_scaler or attempt.is_shared or attempt.closure)
         self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
         if unscaled:
             self.scalers.attempted(attempt.optimizer)
@@ -259,14 +275,16 @@ class OptimizerHooks:
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
         attempt, groups = self._attempt, groups_of(optimizer)
-        if not groups:
+        if not groups or (attempt is None and self._released is not None and self._has_released(optimizer)):
             return  # a wrapper with a property for its groups: the optimizer that it drives makes the attempt
         if attempt is not None and attempt.reached and _is_inside(attempt, optimizer):
             return
         judged = False
-        if attempt is not None and attempt.by_library:
+        if attempt is not None and attempt.is_shared:
             attempt.optimizer, judged = optimizer, self._guard.found_bad(self._recorder.step)
             self._note_groups(optimizer, groups, first=False)
+            if attempt.in_backward:
+                self._looks.before_further(optimizer, groups)
         elif attempt is None or not attempt.by_scaler:
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
             attempt.by_library = self._outer.runs
@@ -320,7 +338,7 @@ class OptimizerHooks:
                 self._rows.updates(attempt)
                 self._rows.states(attempt)
         attempt.before, attempt.gradients, attempt.given = {}, {}, []
-        if not (attempt.by_scaler or attempt.by_library):
+        if not (attempt.by_scaler or attempt.is_shared):
             self._close(attempt)
 
     def _compare(self, attempt: Attempt) -> None:

@@ -85,7 +85,7 @@ class Recorder:
         self.on_the_clock = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
-        self.live = self.in_backward = self._begun_in_backward = False
+        self.live = self.in_backward = False
         self.micro_step = 0
         self._calls: dict[tuple[str, str, str], int] = {}
         self._step_began = time.perf_counter_ns()
@@ -317,7 +317,7 @@ class Recorder:
 
     def _begin_step(self, step: int) -> None:
         self.current = StepFacts(step)
-        self.micro_step, self._begun_in_backward = 0, self.in_backward
+        self.micro_step = 0
         self._calls.clear()
         room = self.drain is None or self.drain.takes_tensors
         self.live = self.state == "armed" and room and self.sampler.wants(step)
@@ -354,7 +354,7 @@ class Recorder:
 
     def _step_has_begun(self) -> bool:
         """Whether the run ends inside a step: evaluation after the last step does not begin another one."""
-        trained = self.current.losses or self.micro_step > self._begun_in_backward or self.current.root
+        trained = self.current.losses or self.micro_step or self.current.root
         first = self.step == self.options.first_step  # a run that never trains is also recorded
         rows = (e for e in self.slots.touched.values() if first or e.site.phase == "train")
         # Weights are also exported to float8 after training: a cast alone begins no step.

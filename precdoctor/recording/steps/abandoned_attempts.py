@@ -47,8 +47,9 @@ class AbandonedAttempts:
         self._in_step: Callable[[], bool] = lambda: False
         self._is_unscaled: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
         self._is_updated: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
-        #: Told of forward passes while an attempt is open.
+        #: Told of forward passes that begin, and of backward passes that end, while an attempt is open.
         self.forward_in_attempt: Callable[[], None] = lambda: None
+        self.backward_in_attempt: Callable[[], None] = lambda: None
         self._forget()
         context.when_forked.append(self._forget)
 
@@ -169,6 +170,8 @@ class AbandonedAttempts:
     def backward_ended(self) -> None:
         """Gradients are there."""
         self._went_forward = False
+        if self.attempt_open:
+            self.backward_in_attempt()
 
     def attempt_ended(self) -> None:
         """However it did, there is nothing left to end."""

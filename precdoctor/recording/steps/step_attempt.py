@@ -35,6 +35,8 @@ class Attempt:
         self.by_scaler = by_scaler
         #: A library announces it, and steps this optimizer once per group, or several one after the other.
         self.by_library = False
+        #: It began in a backward pass, whose end is its end: what steps until then is part of it.
+        self.in_backward = False
         #: The states of its parameters are recorded in this step.
         self.takes_state: bool | None = None
         #: The optimizer's own step ran.
@@ -54,6 +56,11 @@ class Attempt:
         self.driven: list[torch.optim.Optimizer] = []
         #: Steps of its base class, in progress inside its own.
         self.inner = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several optimizers make it one after the other, so that it does not end with the step of one."""
+        return self.by_library or self.in_backward
 
 
 #: In a row: half the scale did not help, so that it is worth a look whether the scale is to blame at all.

@@ -261,6 +261,41 @@ tell()
     assert "step 3: a gradient is not finite" in err
 
 
+IN_BACKWARD = """
+import math
+optimizers = {p: torch.optim.SGD([p], 1e-3) for p in model.parameters()}
+true, squares = [], []
+
+def step_now(p):
+    squares.append(p.grad.double().square().sum().item())
+    optimizers[p].step()
+    p.grad = None
+
+for p in model.parameters():
+    p.register_post_accumulate_grad_hook(step_now)
+with precdoctor.record("run", every=1024, strict=True):
+    for step in range(6):
+        squares.clear()
+        loss = model(torch.randn(4, 8)).square().mean()
+        if step == 3:
+            model[POISON].weight.register_hook(lambda g: g * math.nan)
+        loss.backward()
+        true.append(math.sqrt(sum(squares)))
+tell(true=true)
+"""
+
+
+def test_optimizers_that_step_in_the_backward_pass_wait_once_and_are_judged_a_step_later(tmp_path):
+    said, run_, err = run(tmp_path, MLP + IN_BACKWARD.replace("POISON", "2"))
+    found = run_.events()
+    incident = found[found["event"] == "incident"].iloc[0]
+
+    assert said["waits"][1:3] == [1, 1]
+    assert run_.steps()["grad_norm"][:3].tolist() == pytest.approx(said["true"][:3], rel=1e-6)
+    assert incident["step"] == 3 and "last to arrive" in json.loads(incident["data"])["why"]
+    assert "step 3: a gradient is not finite" in err
+
+
 def test_an_optimizer_that_makes_weights_of_a_device_non_finite_is_led_to_its_op_on_a_sampled_step(tmp_path):
     body = """
 class Signs(torch.optim.Optimizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -271,28 +272,69 @@ def test_every_step_has_the_norm_of_what_its_optimizer_was_given(tmp_path):
     assert norms.tolist() == pytest.approx([float(line) for line in done.out.split()], rel=1e-5)
 
 
-def test_a_run_whose_optimizers_step_in_the_backward_pass_ends_with_its_last_step(tmp_path):
-    script(
-        tmp_path,
-        "hooks.py",
-        """
-        import torch
+IN_BACKWARD = """
+import math, sys
+import torch
 
-        net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 1))
-        optimizers = {p: torch.optim.SGD([p], 1e-2) for p in net.parameters()}
-        for p in net.parameters():
-            p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
-        for step in range(3):
-            net.zero_grad()
-            net(torch.ones(4, 8)).square().mean().backward()
-        """,
+class Root(torch.nn.Module):
+    def forward(self, x):
+        return torch.sqrt(x)
+
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Softplus(), Root(), torch.nn.Linear(4, 1))
+optimizers = {p: torch.optim.SGD([p], 1e-2) for p in net.parameters()}
+squares = []
+
+def step_now(p):
+    squares.append(p.grad.double().square().sum().item())
+    optimizers[p].step()
+    p.grad = None
+
+for p in net.parameters():
+    p.register_post_accumulate_grad_hook(step_now)
+for step in range(3):
+    squares.clear()
+    x = torch.ones(4, 8)
+    if step == 1 and "sick" in sys.argv:
+        with torch.no_grad():
+            net[0].bias -= 1000  # what softplus makes of it is 0, where the root has no derivative
+    net(x).square().mean().backward()
+    optimizers[net[0].weight].step()  # finds nothing left to do
+    print(math.sqrt(sum(squares)))
+"""
+
+
+@pytest.mark.parametrize("options", [("--every", "1"), ("--every", "1024"), ("--exclude", "3")])
+def test_optimizers_that_step_in_one_backward_pass_make_one_step(tmp_path, options):
+    script(tmp_path, "hooks.py", IN_BACKWARD)
+    done = record(tmp_path, *options, "--", *warm("hooks.py"))
+    run = precdoctor.open_run(done.run)
+    steps, rows = run.steps(), run.tensors()
+
+    assert steps["optimizer"].tolist() == ["SGD#0"] * 3
+    assert steps["complete"].all() and steps["micro_steps"].tolist() == [1] * 3
+    assert [len(rates) for rates in steps["lrs"]] == [4] * 3
+    assert steps["grad_norm"].tolist() == pytest.approx([float(line) for line in done.out.split()], rel=1e-6)
+    first = rows[rows["step"] == 0].groupby("kind", observed=True).size()
+    weights = 2 if "--exclude" in options else 4
+    assert [first[k] for k in ("weight", "weight_grad", "weight_grad_step", "update")] == [weights] * 4
+
+
+@pytest.mark.parametrize("policy", ["examine", "skip", "stop"])
+def test_a_gradient_that_is_bad_when_others_have_been_stepped_with_is_led_to_its_op(tmp_path, policy):
+    script(tmp_path, "hooks.py", IN_BACKWARD)
+    done = record(tmp_path, "--on-nonfinite", policy, "--", *warm("hooks.py", "sick"))
+    run = precdoctor.open_run(done.run)
+    events = run.events()
+    incident = events[events["event"] == "incident"].iloc[0]
+    line = 1 + (tmp_path / "hooks.py").read_text().splitlines().index("        return torch.sqrt(x)")
+
+    assert incident["step"] == 1 and json.loads(incident["data"])["outcome"] == "origin"
+    assert f"step 1: a gradient is not finite, first made by aten.div.Tensor at hooks.py:{line}" in done.err
+    assert run.steps()["skipped"].tolist() == {"examine": [False] * 3, "skip": [False, True, True]}.get(
+        policy, [False] * 2
     )
-    done = record(tmp_path, "--", *warm("hooks.py"))
-    steps = precdoctor.open_run(done.run).steps()
-
-    assert len(steps) == 3 * 4
-    assert steps["complete"].all()
-    assert steps["grad_norm"].notna().all()
+    assert ("have been updated already" in done.err) == (policy == "stop")
 
 
 def test_the_climb_before_the_first_step_of_an_optimizer_is_no_step(tmp_path):
