@@ -113,7 +113,7 @@ STEPS: Final = pa.schema(
         pa.field("complete", pa.bool_(), nullable=False),  # false: the run died inside this step
         pa.field("wall_time", pa.float64()),  # seconds since the epoch, at the end of the step
         pa.field("micro_steps", pa.int32()),
-        pa.field("loss", pa.float64()),  # unscaled, summed over micro-steps
+        pa.field("loss", pa.float64()),  # unscaled, summed over micro-steps whose gradients were used
         pa.field("lr", pa.float64()),  # largest over the parameter groups
         pa.field("lrs", pa.list_(pa.float64())),
         pa.field("grad_norm", pa.float64()),  # L2, unscaled, before clipping, rank-local

@@ -157,6 +157,7 @@ class OptimizerHooks:
         facts = self._recorder.current
         facts.optimizer = attempt.name
         attempt.in_backward = self._recorder.in_backward
+        attempt.is_unnamed = closure and self._recorder.live and not self._recorder.names.roots
         groups = groups_of(optimizer) if groups is None else groups
         self._note_groups(optimizer, groups)
         if self._recorder.live:
@@ -165,6 +166,13 @@ class OptimizerHooks:
         if not closure:  # else those there are left over from the step before
             self._looks.before_step(optimizer, groups)
         return attempt
+
+    def _join(self, attempt: Attempt, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
+        """One more optimizer of an attempt that several make begins its step."""
+        attempt.optimizer = optimizer
+        self._note_groups(optimizer, groups, first=False)
+        if attempt.in_backward:
+            self._looks.before_further(optimizer, groups)
 
     def _end_raised(self, attempt: Attempt) -> None:
         """Close an attempt whose step has raised, so that no hook has ended it."""
@@ -179,10 +187,13 @@ class OptimizerHooks:
             self._end_raised(attempt)
 
     def _pass_has_ended(self) -> None:
-        """With an attempt open: a backward pass has ended, and what stepped in it has made one step."""
+        """A backward pass has ended, and with it what stepped in it; a closure has met the model by now."""
         if (attempt := self._attempt) is not None and attempt.in_backward:
             self._released = weakref.ref(attempt.optimizer)
             self._close(attempt)
+        elif attempt is not None and attempt.is_unnamed:
+            attempt.is_unnamed = False
+            self._rows.weights(attempt.optimizer)
 
     def _has_released(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it stepped in the backward pass that came last, and has no gradients left to step with: optimi's
@@ -198,7 +209,7 @@ class OptimizerHooks:
             if "lr" in group:
                 rate = lr if type(lr := group["lr"]) is float else defer(lr, by_drain=True)
                 self._recorder.current.lrs.append(rate)
-        if self._recorder.live:
+        if self._recorder.live and not (self._attempt is not None and self._attempt.is_unnamed):
             self._rows.weights(optimizer, first=first)
 
     def _close(self, attempt: Attempt) -> None:
@@ -206,7 +217,9 @@ class OptimizerHooks:
             self._recorder.trace.end()
         self._attempt = None
         self._looks.forget()
-        self._recorder.current.not_reached = not attempt.reached
+        facts = self._recorder.current
+        facts.not_reached = not attempt.reached
+        facts.thrown_losses = self._thrown.thrown_losses.get(id(attempt.optimizer), 0)
         unscaled = self.scalers.unscaled
         by_scaler = attempt.by_scaler or (bool(unscaled) and self.scalers.has_unscaled(attempt.optimizer))
         plain = attempt.reached and not (by_scaler or attempt.is_shared or attempt.closure)
@@ -281,10 +294,8 @@ class OptimizerHooks:
             return
         judged = False
         if attempt is not None and attempt.is_shared:
-            attempt.optimizer, judged = optimizer, self._guard.found_bad(self._recorder.step)
-            self._note_groups(optimizer, groups, first=False)
-            if attempt.in_backward:
-                self._looks.before_further(optimizer, groups)
+            judged = self._guard.found_bad(self._recorder.step)
+            self._join(attempt, optimizer, groups)
         elif attempt is None or not attempt.by_scaler:
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
             attempt.by_library = self._outer.runs

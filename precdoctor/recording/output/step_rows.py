@@ -96,6 +96,7 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
     facts = batch.facts
     found_inf = read(facts.found_inf)
     losses = [value for value in map(read, facts.losses) if value is not None]
+    used = [value for value in map(read, facts.losses[facts.thrown_losses :]) if value is not None]
     lrs = [value for value in map(read, facts.lrs) if value is not None]
     return {
         "step": facts.step,
@@ -104,7 +105,7 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
         "complete": facts.complete,
         "wall_time": facts.wall_time,
         "micro_steps": facts.micro_steps,
-        "loss": math.fsum(losses) / (scale or 1.0) if losses and all(map(math.isfinite, losses)) else _any_bad(losses),
+        "loss": _sum(used or losses, scale),
         "lr": max(lrs, default=None),
         "lrs": lrs,
         "grad_norm": _grad_norm(batch, tensors, scale),
@@ -125,8 +126,10 @@ def step_row(batch: StepBatch, tensors: StepTensors, rank: int, scale: float | N
     }
 
 
-def _any_bad(losses: list[float]) -> float | None:
-    """NaN if a loss is NaN or infinities cancel, the infinity if there is just one kind; null without a loss."""
+def _sum(losses: list[float], scale: float | None) -> float | None:
+    """Without the loss scale. NaN if one is NaN or infinities cancel, else the infinity that is there; null of none."""
+    if losses and all(map(math.isfinite, losses)):
+        return math.fsum(losses) / (scale or 1.0)
     return sum(losses) if losses else None
 
 

@@ -39,6 +39,8 @@ class StepFacts:
     wall_time: float = 0.0
     micro_steps: int = 0
     losses: list[Deferred] = field(default_factory=list)
+    #: So many of them are of gradients that were thrown away before the step.
+    thrown_losses: int = 0
     lrs: list[Deferred] = field(default_factory=list)
     #: Sampled steps take the norm from the weight gradients' rows; the others carry it here.
     grad_norm: Deferred = None

@@ -61,6 +61,8 @@ class AbandonedAttempts:
         self._unclear = False
         #: What was thrown away, as long as no forward pass has followed.
         self._thrown: tuple[weakref.ref[torch.optim.Optimizer], Found] | None = None
+        #: By optimizer, how many losses of the step had come when their gradients were thrown away.
+        self.thrown_losses: dict[int, int] = {}
         self._left_out = False
         self._went_forward = False
         self._zeroed = False
@@ -176,6 +178,7 @@ class AbandonedAttempts:
     def attempt_ended(self) -> None:
         """However it did, there is nothing left to end."""
         self._thrown, self.attempt_open = None, False
+        self.thrown_losses.clear()
 
     def _is_used_up(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether the known optimizer has stepped with its gradients already: most often."""
@@ -188,6 +191,8 @@ class AbandonedAttempts:
     def _optimizer_throws(self, optimizer: torch.optim.Optimizer) -> None:
         self.meet(optimizer)
         self._zeroed = True
+        if self._context.micro_step:
+            self.thrown_losses[id(optimizer)] = len(self._context.current.losses)
         if not self._context.micro_step or self._in_step():
             return  # stepped with already, or for a closure to know
         if self._is_unscaled(optimizer):  # nobody unscales what is not for a step

@@ -57,6 +57,9 @@ class Attempt:
         #: Steps of its base class, in progress inside its own.
         self.inner = 0
 
+        #: It is the first to call the model, from its closure: until then its weights have no names.
+        self.is_unnamed = False
+
     @property
     def is_shared(self) -> bool:
         """Whether several optimizers make it one after the other, so that it does not end with the step of one."""

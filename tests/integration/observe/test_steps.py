@@ -354,7 +354,9 @@ def test_the_climb_before_the_first_step_of_an_optimizer_is_no_step(tmp_path):
                 for p, up in zip(net.parameters(), climb):
                     p += up
             optimizer.zero_grad()
-            net(x).square().mean().backward()
+            loss = net(x).square().mean()
+            loss.backward()
+            print(loss.item())
             with torch.no_grad():
                 for p, up in zip(net.parameters(), climb):
                     p -= up
@@ -367,6 +369,41 @@ def test_the_climb_before_the_first_step_of_an_optimizer_is_no_step(tmp_path):
 
     assert steps["optimizer"].tolist() == ["SGD#0"] * 3
     assert steps["micro_steps"].tolist() == [2] * 3
+    assert steps["loss"].tolist() == pytest.approx([float(line) for line in done.out.split()], rel=1e-6)
+
+
+def test_the_first_step_of_an_optimizer_may_be_the_first_to_call_the_model(tmp_path):
+    script(
+        tmp_path,
+        "closure.py",
+        """
+        import torch
+
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.LBFGS(net.parameters(), lr=0.5, max_iter=3)
+        x = torch.randn(64, 4)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = (net(x) - x.sum(-1, keepdim=True)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            return loss
+
+        for step in range(2):
+            losses = []
+            optimizer.step(closure)
+            print(losses[-1])
+        """,
+    )
+    done = record(tmp_path, "--", *warm("closure.py"))
+    run = precdoctor.open_run(done.run)
+    weights = run.tensors(filters=[("kind", "==", "weight")])
+
+    assert run.steps()["loss"].tolist() == pytest.approx([float(line) for line in done.out.split()], rel=1e-6)
+    assert weights.groupby("step")["name"].agg(sorted).tolist() == [["bias", "weight"]] * 2
+    assert set(weights["root"]) == {"Linear#0"}
 
 
 def test_weights_that_get_their_gradient_by_hand_have_updates(tmp_path):
