@@ -100,6 +100,7 @@ class StepWindow:
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
         if self._mode is not None:
+            self._mode.steps_in_backward = in_backward()
             self._mode.optimizer_steps(optimizer)
 
     def _forget(self) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.scanned_op import Where
+from precdoctor.recording.model.optimizer_contents import steps_in_progress
 from precdoctor.recording.ops.dispatched_ops import Retiring
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
@@ -23,6 +24,7 @@ class WindowMode(Retiring):
     Attributes:
         modules: root and FQN of the modules whose forward runs, outermost first.
         stage: of the code outside of modules and backward passes: script, loss or optimizer.
+        steps_in_backward: optimizers step while a backward pass brings their gradients.
         resting: ops run as they are, unseen.
         most_micro_steps: of one step that are looked at; None: all of them.
         beside_compiled: it may be open while compiled code runs.
@@ -40,6 +42,7 @@ class WindowMode(Retiring):
         self.modules: list[tuple[str, str]] = []
         self.stage, self.resting = "forward", False
         self.micro_step = 0
+        self.steps_in_backward = False
         self.clock = time.perf_counter_ns if torch.cuda.is_initialized() else time.thread_time_ns
         self.spent_ns = 0
         self.failure: Exception | None = None
@@ -97,10 +100,12 @@ class WindowMode(Retiring):
         )
 
     def phase(self) -> str:
-        """Forward, recompute or backward, or the stage."""
+        """Forward, recompute, backward or, in a backward pass, optimizer; elsewhere the stage."""
         node: Any = torch._C._current_autograd_node()
         if node is None and torch._C._current_graph_task_id() == -1:
             return "forward" if self.modules else self.stage
+        if self.steps_in_backward and steps_in_progress():
+            return "optimizer"
         return "recompute" if self.modules else "backward"
 
     def where(self, phase: str, sequence: int) -> Where:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from precdoctor.recording.model import static, tensor_leaves
 _NAMES = frozenset((str,))
 #: What its groups are, there.
 _GROUPS = frozenset((dict,))
+#: What torch wraps the ``step`` of every class of optimizers in; hooks are called from there.
+_WRAPPER: Any = getattr(torch.optim.Optimizer.profile_hook_step(lambda _: None), "__code__", None)
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -55,6 +58,19 @@ def parameters_in_place(groups: list[dict[str, Any]]) -> Sequence[Tensor]:
     if type(own) is list and static.TENSORS.issuperset(map(type, own)):
         return own
     return [p for group in groups for p in parameters_in(group)]
+
+
+def steps_in_progress(optimizer: torch.optim.Optimizer | None = None) -> int:
+    """How many steps run in this thread, one inside the other; one where that cannot be known.
+
+    Args:
+        optimizer: whose steps; null for those of any.
+    """
+    depth, frame = int(_WRAPPER is None), sys._getframe(1).f_back
+    while frame is not None and _WRAPPER is not None:
+        depth += frame.f_code is _WRAPPER and (optimizer is None or frame.f_locals.get("self") is optimizer)
+        frame = frame.f_back
+    return depth
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Tensor, Tensor, int]]:

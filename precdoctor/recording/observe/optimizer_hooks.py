@@ -24,6 +24,7 @@ from precdoctor.recording.model.optimizer_contents import (
     gradients_of,
     groups_of,
     parameters_of,
+    steps_in_progress,
 )
 from precdoctor.recording.observe.gradient_looks import EarlyLook, GradientLooks
 from precdoctor.recording.observe.optimizer_rows import OptimizerRows
@@ -156,7 +157,7 @@ class OptimizerHooks:
         self._thrown.attempt_open = True
         facts = self._recorder.current
         facts.optimizer = attempt.name
-        attempt.in_backward = self._recorder.in_backward
+        attempt.in_backward = attempt.is_shared = self._recorder.in_backward
         attempt.is_unnamed = closure and self._recorder.live and not self._recorder.names.roots
         groups = groups_of(optimizer) if groups is None else groups
         self._note_groups(optimizer, groups)
@@ -183,7 +184,9 @@ class OptimizerHooks:
     def _forward_begins(self) -> None:
         """With an attempt open: the step runs its closure, or it has raised."""
         attempt = self._attempt
-        if attempt is not None and not (attempt.by_scaler or attempt.is_shared) and not _steps_of(attempt.optimizer):
+        if attempt is None or attempt.by_scaler or attempt.is_shared:
+            return
+        if not steps_in_progress(attempt.optimizer):
             self._end_raised(attempt)
 
     def _pass_has_ended(self) -> None:
@@ -298,7 +301,7 @@ class OptimizerHooks:
             self._join(attempt, optimizer, groups)
         elif attempt is None or not attempt.by_scaler:
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
-            attempt.by_library = self._outer.runs
+            attempt.is_shared = attempt.is_shared or self._outer.runs
         elif attempt.optimizer is not optimizer:
             attempt.driven.append(optimizer)
         attempt.closure = closure is not None
@@ -365,25 +368,12 @@ class OptimizerHooks:
             trace.look_at(kind, found)
 
 
-#: What torch wraps the ``step`` of every class of optimizers in; hooks are called from there.
-_WRAPPER: Any = getattr(torch.optim.Optimizer.profile_hook_step(lambda _: None), "__code__", None)
-
-
-def _steps_of(optimizer: torch.optim.Optimizer) -> int:
-    """How many steps of this optimizer run in this thread, one inside the other; one where that cannot be known."""
-    depth, frame = int(_WRAPPER is None), sys._getframe(1).f_back
-    while frame is not None and _WRAPPER is not None:
-        depth += frame.f_code is _WRAPPER and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back
-    return depth
-
-
 def _is_inside(attempt: Attempt, optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step that begins is part of an attempt that is open: made by an outer optimizer, or by ``super()``.
 
     An attempt is also open behind a step that has raised: no hook told us.
     """
-    depth = _steps_of(attempt.optimizer)
+    depth = steps_in_progress(attempt.optimizer)
     if optimizer is attempt.optimizer:
         attempt.inner += depth > 1
         return depth > 1

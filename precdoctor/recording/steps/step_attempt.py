@@ -33,10 +33,11 @@ class Attempt:
         self.optimizer = optimizer
         self.name = name
         self.by_scaler = by_scaler
-        #: A library announces it, and steps this optimizer once per group, or several one after the other.
-        self.by_library = False
         #: It began in a backward pass, whose end is its end: what steps until then is part of it.
         self.in_backward = False
+        #: Several optimizers make it one after the other, or one does once per group: in a backward pass, or for a
+        #: library that tells of its end.
+        self.is_shared = False
         #: The states of its parameters are recorded in this step.
         self.takes_state: bool | None = None
         #: The optimizer's own step ran.
@@ -59,11 +60,6 @@ class Attempt:
 
         #: It is the first to call the model, from its closure: until then its weights have no names.
         self.is_unnamed = False
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether several optimizers make it one after the other, so that it does not end with the step of one."""
-        return self.by_library or self.in_backward
 
 
 #: In a row: half the scale did not help, so that it is worth a look whether the scale is to blame at all.

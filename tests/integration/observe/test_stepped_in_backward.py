@@ -1,6 +1,8 @@
-"""Steps that end in a backward pass or in inference mode: no mode of ours is left half on torch's stack behind it."""
+"""Steps made in a backward pass or in inference mode: no mode of ours is left half on torch's stack behind it."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
@@ -23,10 +25,10 @@ def hook(p):
 
 for p in net.parameters():
     p.register_post_accumulate_grad_hook(hook)
-for _ in range(6):
+for step in range(6):
     loss = net(torch.randn(4, 4)).square().mean()
     loss.backward()
-    print(loss.item().hex(), torch._C._len_torch_dispatch_stack())
+    print(loss.item().hex(), torch._C._len_torch_dispatch_stack() * (step > 0))  # the second step is scanned
 """
 
 
@@ -51,6 +53,10 @@ def test_of_a_scan(folder, plain):
     assert (ours.status, ours.out) == (0, plain)
     assert plain.decode().split()[1::2] == ["0"] * 6
     assert any('"outcome": "done"' in str(data) for data in scans), "else no mode was open"
+    coverage = [data for data in map(json.loads, scans) if data["kind"] == "coverage"]
+    ops = [op for data in coverage for op in data["ops"]]
+    assert {op["op"] for op in ops} >= {"aten.mm.default"}
+    assert "aten.add_.Tensor" not in {op["op"] for op in ops}, "the optimizer's, which is no part of the backward pass"
 
 
 INFERENCE = """
