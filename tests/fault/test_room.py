@@ -94,7 +94,7 @@ def test_at_every_limit_the_run_is_the_plain_run(folder, needed, count):
     def at(kib):
         plain = limited(folder, kib, [PYTHON, "train.py"])
         inside = ["/bin/sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh", PYTHON, "train.py"]
-        return kib, plain, limited(folder, None, record_command(folder / f"run-{kib}", *inside))
+        return kib, plain, limited(folder, None, record_command(folder / f"run-{count}-{kib}", *inside))
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(at, [*tight, *wide, needed + (4 << 20)]))

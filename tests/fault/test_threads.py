@@ -86,7 +86,7 @@ def test_threads_that_make_and_train_models_at_once(folder, count):
     def recorded(number: int) -> tuple[int, Finished]:
         seed, interval = number % seeds, INTERVALS[number % len(INTERVALS)]
         every = ["--every", "1"] if number // len(INTERVALS) % 2 else []
-        run = folder / f"run-{number}"
+        run = folder / f"run-{count}-{number}"
         return seed, finish(start(folder, record_command(run, *every, "train.py", str(seed), str(interval))), run)
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
