@@ -16,6 +16,7 @@ from precdoctor.diagnosis.ranking.ending import facts_of_end
 from precdoctor.diagnosis.registry import RELATIONS, RULES, Named, find, nearest, select_rules
 from precdoctor.diagnosis.survey.recording_cost import overhead
 from precdoctor.diagnosis.survey.replicas import coordinates
+from precdoctor.diagnosis.survey.step_facts import own_step
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import NothingRecordedError, PrecdoctorError, UsageError
 from precdoctor.runlog import open_run
@@ -84,7 +85,7 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
         checked[rule.code] = _check(view, rule, settings[rule.code])
         view.run.progress("rules", number, len(rules))
     found = [_with_coordinates(view, _with_model(view, f)) for result in checked.values() for f in result.findings]
-    findings = [worthwhile_first(f) for f in fold(found, RELATIONS)]
+    findings = [_with_own_steps(view, worthwhile_first(f)) for f in fold(found, RELATIONS)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(
         run=describe(view),
@@ -254,3 +255,15 @@ def _with_coordinates(view: RunView, finding: Finding) -> Finding:
     if rank is None or not (place := coordinates(view, rank)):
         return finding
     return replace(finding, location=replace(finding.location, coordinates=place))
+
+
+def _with_own_steps(view: RunView, finding: Finding) -> Finding:
+    """The finding, saying of which optimizer's steps it speaks where there are several: a loop counts those of one."""
+    rank = finding.location.rank
+    steps = next((s for p, s in view.timeline.items() if s and rank in (None, p.rank)), ())
+    asked = [step for step in dict.fromkeys((finding.location.step, finding.resume_step)) if step is not None]
+    known = [(step, *own) for step in asked if (own := own_step(steps, step)) is not None]
+    if not known:
+        return finding
+    own_steps = [{"step": step, "optimizer": name, "number": number} for step, name, number in known]
+    return replace(finding, evidence={**finding.evidence, "own_steps": own_steps})

@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Prescription, Source, jsonable
+from precdoctor.diagnosis.claims.finding import Finding, Prescription, Source, jsonable
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.reporting.console import can_draw
 from precdoctor.reporting.rangebar import RangeBar
@@ -53,9 +53,8 @@ def finding_view(finding: Finding, console: Console) -> RenderableType:
             code = fitted(clean_block(prescription.snippet.strip("\n")), console.width - _INDENT)
             snippet = Text(code, "pd.code")
             parts.append(Padding(snippet, (1, 0, 0, _INDENT)))
-    resume = finding.resume_step
-    if resume is not None:
-        parts += ["", _grid([("resume", Text(f"from a checkpoint at or before step {number(resume)}"))])]
+    if resume := finding.resume_words:
+        parts += ["", _grid([("resume", Text(clean(resume)))])]
     return Group(*parts)
 
 
@@ -77,8 +76,9 @@ def headline(finding: Finding) -> Text:
     )
 
 
-def place(location: Location) -> str:
+def place(finding: Finding) -> str:
     """``blocks.3.attn (SelfAttention) output, forward, step 37, rank 5 (tp rank 1)``; empty without a place."""
+    location = finding.location
     thing = "" if location.module is None else location.module or location.root or "the model"
     if location.module_class and thing:
         thing += f" ({location.module_class})"
@@ -88,7 +88,7 @@ def place(location: Location) -> str:
     if location.phase is not None and location.phase.value != location.kind:
         parts.append(location.phase.value)
     if location.step is not None:
-        parts.append(f"step {location.step}")
+        parts.append(finding.step_words(location.step))
     if location.rank is not None:
         parts.append(location.rank_place)
     return clean(", ".join(parts))
@@ -101,7 +101,7 @@ def _grid(rows: Iterable[tuple[str, RenderableType]]) -> RenderableType:
 
 def _facts(finding: Finding, console: Console) -> Iterator[tuple[str, RenderableType]]:
     location, evidence = finding.location, finding.evidence
-    where = place(location)
+    where = place(finding)
     if where:
         yield "where", Text(where)
     if location.source is not None:

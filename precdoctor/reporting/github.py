@@ -41,7 +41,7 @@ def _annotation(finding: Finding, report: Report, kind: str) -> str:
     properties: dict[str, str | int] = {}
     if place_of is not None:
         properties = {"file": place_of.file, "line": place_of.line}
-    where = place(finding.location)
+    where = place(finding)
     body = "\n".join(
         [
             finding.title,

@@ -90,7 +90,7 @@ def _of_rule(rule: RuleOutcome) -> _Case:
 
 
 def _of_finding(finding: Finding, rule: RuleOutcome, *, fails: bool) -> _Case:
-    where = place(finding.location)
+    where = place(finding)
     lines = [finding.message, *([f"where: {where}"] if where else [])]
     source = finding.location.source
     lines += [f"source: {source.file}:{source.line}"] if source is not None else []

@@ -88,7 +88,7 @@ def _table(report: Report) -> Iterator[str]:
     yield "|---|---|---|---|"
     findings = report.diagnosis.findings
     for finding in findings[:MAX_ROWS]:
-        where = escaped(place(finding.location))
+        where = escaped(place(finding))
         yield f"| {finding.severity.value} | {finding.code} | {prose(finding.title)} | {where} |"
     yield ""
     if len(findings) > MAX_ROWS:
@@ -111,9 +111,8 @@ def _finding(finding: Finding) -> Iterator[str]:
     detected = finding.evidence.get("detected_at")
     if isinstance(detected, Source):
         yield f"- seen at: {_source(detected)}"
-    resume = finding.resume_step
-    if resume is not None:
-        yield f"- resume from a checkpoint at or before step {escaped(resume)}"
+    if resume := finding.resume_words:
+        yield f"- resume {escaped(resume)}"
     for prescription in finding.prescriptions:
         predicted = predicted_effect(prescription.predicted)
         yield f"- do: **{prose(prescription.title)}**{f' (predicted: {escaped(predicted)})' if predicted else ''}"

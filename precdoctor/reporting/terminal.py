@@ -106,7 +106,7 @@ def _tally(values: Sequence[str], order: Sequence[str]) -> list[tuple[str, int]]
 def _line(finding: Finding) -> Text:
     """``PD101 error: title [blocks.3.attn output, forward, step 37]``."""
     severity = finding.severity.value
-    where = place(finding.location)
+    where = place(finding)
     return Text.assemble(
         (finding.code, "pd.strong"),
         " ",

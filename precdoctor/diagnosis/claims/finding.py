@@ -109,7 +109,9 @@ class Finding:
     ``evidence`` holds the measured values against their limits. Two keys have a fixed shape, for the reporters:
     ``range`` (``dtype, amax, amin_nonzero, exp_lo, exp_hist``: the tensor's exponents, drawn as a bar) and ``path``
     (a list of ``{module, kind, name, dtype, order, amax, headroom_binades, nan, inf}``: the tensors in execution order
-    that lead to it, the last one being the finding's own).
+    that lead to it, the last one being the finding's own). Where several optimizers step, ``own_steps`` says of the
+    finding's step and of the one to resume from whose it is, and how many of that optimizer came before
+    (``{step, optimizer, number}``).
     """
 
     code: str
@@ -130,6 +132,17 @@ class Finding:
         steps = [int(finite)] if isinstance(finite, Integral) else []
         steps += [int(off) - 1] if isinstance(off, Integral) else []
         return None if self.evidence.get("recovered") or not steps or min(steps) < 0 else min(steps)
+
+    def step_words(self, step: int) -> str:
+        """``step 120``; where several optimizers step, ``step 120 (step 60 of SGD#0)``."""
+        own = next((o for o in self.evidence.get("own_steps", ()) if o["step"] == step), None)
+        return f"step {step}" if own is None else f"step {step} (step {own['number']} of {own['optimizer']})"
+
+    @property
+    def resume_words(self) -> str:
+        """``from a checkpoint at or before step 119``; empty where there is none."""
+        step = self.resume_step
+        return "" if step is None else f"from a checkpoint at or before {self.step_words(step)}"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,23 @@ def step_facts(record: Mapping[str, Any]) -> StepFacts:
         bad_rates=_bad_rates(record.get("lrs")),
         lrs=_rates(record.get("lrs")),
     )
+
+
+def own_step(steps: Sequence[StepFacts], step: int) -> tuple[str, int] | None:
+    """Whose attempt a step is, and how many attempts of that optimizer came before it.
+
+    Args:
+        steps: of one process, in order.
+        step: one of them.
+
+    Returns:
+        Null where one optimizer makes every step, and where the log does not have all up to this one.
+    """
+    until = steps[: step + 1]
+    if len(until) <= step or until[-1].step != step or len({s.optimizer for s in steps if s.optimizer}) < 2:
+        return None
+    name = until[-1].optimizer
+    return (name, sum(s.optimizer == name for s in until) - 1) if name else None
 
 
 def _rates(rates: Any) -> tuple[float, ...]:

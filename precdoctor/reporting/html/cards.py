@@ -76,7 +76,7 @@ def _items(value: Any) -> list[Mapping[str, Any]]:
 def _facts(finding: Finding) -> list[tuple[str, str, str]]:
     """Label, text and a line of code where there is one."""
     evidence, location = finding.evidence, finding.location
-    out = [("where", place(location), "")]
+    out = [("where", place(finding), "")]
     for name, source in (("source", location.source), ("seen at", evidence.get("detected_at"))):
         if isinstance(source, Source):
             out.append((name, clean(f"{source.file}:{source.line}"), clean((source.code or "").strip())))
@@ -85,9 +85,7 @@ def _facts(finding: Finding) -> list[tuple[str, str, str]]:
     if finding.confidence < 1.0:
         reason = evidence.get("confidence_reason")
         out.append(("certainty", percent(finding.confidence) + (f": {clean(reason)}" if reason else ""), ""))
-    resume = finding.resume_step
-    if resume is not None:
-        out.append(("resume", f"from a checkpoint at or before step {number(resume)}", ""))
+    out.append(("resume", clean(finding.resume_words), ""))
     return [fact for fact in out if fact[1]]
 
 

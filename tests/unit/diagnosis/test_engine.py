@@ -228,3 +228,18 @@ def test_missing_rows_of_a_bad_step_are_told(tmp_path: Path) -> None:
 
 def test_all_rules_have_their_own_module() -> None:
     assert len({r.check.__module__ for r in RULES}) == len(RULES)
+
+
+def test_where_optimizers_take_turns_a_finding_says_whose_step_it_speaks_of(tmp_path: Path) -> None:
+    run = Training(steps=8).poison(5, "output", "head", nan=1)
+    alone = diagnose(run.write(tmp_path / "alone")).findings[0]
+    for row in run.step_rows.values():
+        row["optimizer"] = ("Muon#0", "AdamW#0")[row["step"] % 2]
+    both = diagnose(run.write(tmp_path / "both")).findings[0]
+
+    assert (alone.step_words(5), alone.resume_words) == ("step 5", "from a checkpoint at or before step 4")
+    assert "own_steps" not in alone.evidence
+    assert both.step_words(5) == "step 5 (step 2 of AdamW#0)"
+    assert both.resume_words == "from a checkpoint at or before step 4 (step 2 of Muon#0)"
+    del run.step_rows[1]  # a row was lost
+    assert diagnose(run.write(tmp_path / "lost")).findings[0].step_words(5) == "step 5"
