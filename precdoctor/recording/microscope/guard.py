@@ -118,7 +118,7 @@ class Guard:
             return False
         follows, self._last_bad = self._last_bad == step - 1, step
         if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
-            more = {"finite_before": self._finite_before(optimizer, parameters_of(optimizer))}
+            more = {"finite_before": self._finite_before(optimizer)}
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
         if self._policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {step}")
@@ -150,8 +150,7 @@ class Guard:
             return
         follows, self._last_bad = self._last_bad == context.step - 1, context.step
         if not follows:
-            parameters = parameters_of(optimizer)
-            more = {"finite_before": self._finite_before(optimizer, parameters)}
+            more = {"finite_before": self._finite_before(optimizer)}
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
 
     def _leave_to_scaler(self, poisoned: list[Poisoned], streak: Streak) -> None:
@@ -161,12 +160,13 @@ class Guard:
             self._suspect()
             self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[], streak=streak)
 
-    def after_backward(self, weights: Sequence[Tensor], *, loss_bad: bool) -> None:
+    def after_backward(self, weights: Sequence[Tensor], *, loss_bad: bool, whole: bool) -> None:
         """A backward pass of a script that updates its weights by hand: nothing will announce that.
 
         Args:
             weights: plain tensors with gradients now; none where modules have them.
             loss_bad: it is known not to be finite.
+            whole: no gradient is gone yet.
 
         Raises:
             SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
@@ -177,7 +177,7 @@ class Guard:
         step, early = context.step, not weights and context.step == context.options.first_step
         weights = weights or trained_in(c.module for c in self._scene.calls) or context.names.trained_weights()
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
-        if found is not None and not early:  # else an optimizer may come yet, which looks for itself
+        if found is not None and whole and not early:  # else an optimizer may come yet, which looks for itself
             context.current.grad_norm, context.current.grad_amax = found
         gradients_bad = found is not None and not math.isfinite(largest(found[1]))
         scaled = any(map(looks_like_a_scale, context.current.root_factors))
@@ -187,8 +187,7 @@ class Guard:
             return  # they may step yet, and say so
         follows, self._last_bad = self._last_bad in {step - 1, step}, step
         if not follows:
-            streak = Streak()
-            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more={}, poisoned=[], streak=streak)
+            self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more={}, poisoned=[], streak=Streak())
         if self._policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {step}")
 
@@ -334,11 +333,11 @@ class Guard:
             return not all(map(math.isfinite, values))
         return any(map(math.isnan, values)) or not self._context.current.narrow_loss
 
-    def _finite_before(self, optimizer: torch.optim.Optimizer, parameters: list[Tensor]) -> dict[str, bool]:
+    def _finite_before(self, optimizer: torch.optim.Optimizer) -> dict[str, bool]:
         """Whether everything a checkpoint holds was finite as the step began."""
         state = amax(x for _, _, x in state_tensors(optimizer))
         return {
-            "weights": math.isfinite(largest(amax(parameters))),
+            "weights": math.isfinite(largest(amax(parameters_of(optimizer)))),
             "optimizer_state": math.isfinite(largest(state)),
             "buffers": not self._poisoned_before,
         }

@@ -191,7 +191,8 @@ class BackwardHooks:
         self._kept.backward_ended()
         if not manual.has_optimizer:
             manual.backward_ended()
-            self._judge(weights, loss_bad=issubclass(type(tensors), Tensor) and is_bad(tensors))
+            loss_bad = issubclass(type(tensors), Tensor) and is_bad(tensors)
+            self._judge(weights, loss_bad=loss_bad, whole=not manual.updates_in_backward)
 
     def hook_parameters(self) -> None:
         """Put a post-accumulate hook on every parameter of every root that has none yet.

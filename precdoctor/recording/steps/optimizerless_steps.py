@@ -1,8 +1,9 @@
 """Scripts that train without an optimizer: ``p.data.add_(p.grad, alpha=-lr)`` after each backward pass.
 
 Nothing announces their steps. A step has ended when, at the next forward pass, the weights are no longer what they were
-after the backward pass (CPU), or their gradients are gone (elsewhere, where comparing values would wait for the
-device). All this stands aside for good as soon as an optimizer makes a step.
+as their gradients arrived (CPU; LOMO and its like update them in the backward pass), or their gradients are gone
+(elsewhere, where comparing values would wait for the device). All this stands aside for good as soon as an optimizer
+makes a step.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class OptimizerlessSteps:
     def _forget(self) -> None:
         self._watched: weakref.ref[Tensor] | None = None
         self._copy: Tensor | None = None
+        #: What small parameters were as this backward pass brought their gradients, by ``id``.
+        self._arrived: dict[int, Tensor] = {}
         #: Its gradient then, where an optimizer is known that may be about to make its first step.
         self._slope: Tensor | None = None
         #: A step has been made by hand: only then are weights copied, for the first step of all may be an optimizer's.
@@ -58,15 +61,24 @@ class OptimizerlessSteps:
         self._watched_again = False
         #: The weights are plain tensors: what is gone of them has been replaced.
         self._bare = False
+        #: The watched parameter has been updated in the backward pass that has ended, so that gradients may be gone.
+        self.updates_in_backward = False
         #: An optimizer steps in this process: attempts are the steps, and there is nothing to guess.
         self.has_optimizer = False
 
     def gradient_arrived(self, parameter: Tensor) -> None:
         """A parameter has got its gradient: the smallest one of the step is watched."""
         smallest = self._smallest() if self._smallest is not None else None
-        if smallest is None or parameter.numel() < smallest.numel():
+        again = self._watched is not None and self._watched() is parameter
+        is_smallest = smallest is None or parameter.numel() < smallest.numel()
+        if is_smallest:
             self._smallest = weakref.ref(parameter)
-        self._watched_again |= self._watched is not None and self._watched() is parameter
+        self._watched_again |= again
+        if (again or is_smallest) and parameter.numel() <= _MAX_COPY:
+            with kernels.apart_from_user_modes():
+                values = tensor_leaves.plain(parameter)
+                if values is not None and values.is_cpu:
+                    self._arrived[id(parameter)] = values.detach().clone()
 
     def _watch(self) -> None:
         """Watch the smallest parameter; one that got no gradient any more may never be updated."""
@@ -87,7 +99,7 @@ class OptimizerlessSteps:
         """Note the watched parameter as it is before anyone updates it; the weights this step's forward used."""
         self._watch()
         parameter = self._watched() if self._watched is not None else None
-        self._before = []
+        arrived, self._arrived, self._before = self._arrived, {}, []
         if self.has_optimizer or parameter is None:
             return
         with kernels.apart_from_user_modes():
@@ -96,7 +108,9 @@ class OptimizerlessSteps:
                 self._watched = self._copy = None
                 return
             small = values.is_cpu and values.numel() <= _MAX_COPY
-            self._copy = values.detach().clone() if small else None
+            known = arrived.get(id(parameter))
+            self.updates_in_backward = known is not None and not torch.equal(known, values.detach())
+            self._copy = None if not small else values.detach().clone() if known is None else known
             gradient = parameter.grad if parameter.is_leaf and small and not self._by_hand else None
             dense = None if gradient is None else tensor_leaves.plain(gradient.detach())
             self._slope = dense.clone() if dense is not None and dense.shape == values.shape else None

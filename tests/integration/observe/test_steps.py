@@ -337,6 +337,43 @@ def test_a_gradient_that_is_bad_when_others_have_been_stepped_with_is_led_to_its
     assert ("have been updated already" in done.err) == (policy == "stop")
 
 
+@pytest.mark.parametrize("all_at_once", [True, False])
+def test_weights_updated_by_hand_in_the_backward_pass_make_a_step_of_it(tmp_path, all_at_once):
+    script(
+        tmp_path,
+        "fused.py",
+        """
+        import sys
+        import torch
+
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+        def update(*_):
+            for p in net.parameters():
+                if p.grad is not None:
+                    p.data.add_(p.grad, alpha=-0.01)
+                    p.grad = None
+
+        for p in net.parameters():  # LOMO has the one kind, tutorials the other
+            (p.register_hook if len(sys.argv) > 1 else p.register_post_accumulate_grad_hook)(update)
+        for step in range(4):
+            loss = net(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            update()
+            print(loss.item())
+        """,
+    )
+    done = record(tmp_path, "--", *warm("fused.py", *["once"] * all_at_once))
+    run = precdoctor.open_run(done.run)
+    steps = run.steps()
+
+    assert steps["loss"].tolist() == pytest.approx([float(line) for line in done.out.split()], rel=1e-6)
+    assert steps["micro_steps"].tolist() == [1] * 4 and steps["complete"].all()
+    assert steps["grad_norm"].isna().all(), "nobody has seen all gradients at once"
+    assert run.tensors(filters=[("kind", "==", "weight_grad")]).groupby("step").size().tolist() == [4] * 4
+
+
 def test_the_climb_before_the_first_step_of_an_optimizer_is_no_step(tmp_path):
     script(
         tmp_path,
