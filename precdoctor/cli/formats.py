@@ -21,6 +21,7 @@ Examples:
   precdoctor formats
   precdoctor formats e4m3
   precdoctor formats 1e-5
+  precdoctor formats 2^-24
   precdoctor formats nvfp4 --output-format json"""
 
 
@@ -65,16 +66,18 @@ def formats(
 
 
 def _number(text: str) -> float | None:
-    """A decimal or hexadecimal number, NaN and Inf included; None for what is none.
+    """A decimal or hexadecimal number or a power such as ``2^-24``, NaN and Inf included; None for what is none.
 
     Raises:
         UsageError: it is beyond the largest number of FP64, in which all this is computed.
     """
     try:
-        value = float.fromhex(text) if "0x" in text.lower() else float(text)
+        base, power, exponent = text.partition("^")
+        value = float.fromhex(text) if "0x" in text.lower() else float(base)
+        value = math.copysign(abs(value) ** int(exponent), value) if power else value
     except ValueError:
         return None
-    except OverflowError:
+    except (OverflowError, ZeroDivisionError):
         value = math.inf
     if math.isinf(value) and "inf" not in text.lower():
         raise UsageError(f"{text} is beyond the largest number of FP64, 1.798e+308; ask for inf if you mean infinity")

@@ -229,10 +229,15 @@ def provenance(views: Sequence[RunView]) -> dict[str, Any]:
         "recorded": str(info.get("started") or ""),
         "every": options.get("every"),
         "runs": [view.run.origin for view in views],
-        "roots": {
-            str(root.get("name")): f"{len(root.get('modules') or ())} modules, {_parameters(root):,} parameters"
-            for root in facts.get("roots") or ()
-        },
+        "roots": roots_of(views[0]),
+    }
+
+
+def roots_of(view: RunView) -> dict[str, str]:
+    """Per model of a run its size in words."""
+    return {
+        str(root.get("name")): f"{len(root.get('modules') or ())} modules, {_parameters(root):,} parameters"
+        for root in view.any_facts.get("roots") or ()
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -12,12 +12,24 @@ from precdoctor.comparison.lines import phase_of
 from precdoctor.comparison.paired_rows import Module, paired
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.survey.rows import Key
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import Process, RunView
 
-_HELD = ("module_class", "dtype", "order", "fingerprint", "amax")
+_HELD = ("module_class", "dtype", "shape", "order", "fingerprint", "amax", "attempt")
 _KINDS = ("batch", "input", "output", "loss", "grad_output", "weight", "weight_grad", "weight_grad_step", "update")
 #: Steps read at once grow up to this many: runs differ early or late, and neither may cost much.
 _MOST_STEPS = 32
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A figure of a step that the two runs do not have in common, in the first and in the second run."""
+
+    name: str
+    a: float
+    b: float
+
+    def __str__(self) -> str:
+        return f"the {self.name} is {self.b:g} instead of {self.a:g}"
 
 
 @dataclass(frozen=True)
@@ -26,6 +38,8 @@ class Divergence:
 
     Attributes:
         key: the tensor, named as in the first run.
+        shapes: of the first and the second run.
+        settings: learning rate and loss scale of that step, where they differ.
         order: its place in the execution order of that step; None when the log does not know.
         amax: of the first and the second run.
         equal: tensors compared and found equal before it, all steps and ranks together.
@@ -39,6 +53,8 @@ class Divergence:
     module_class: str
     phase: Phase
     dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    settings: tuple[Setting, ...]
     order: int | None
     amax: tuple[float | None, float | None]
     equal: int
@@ -49,8 +65,8 @@ class Divergence:
     def meaning(self) -> str:
         """What differs first says where to look."""
         kind = self.key[2]
-        if self.dtypes[0] != self.dtypes[1]:
-            return f"its dtype changed from {self.dtypes[0]} to {self.dtypes[1]}"
+        if (changed := self._changed) is not None:
+            return changed
         if kind == "batch":
             return "the runs were given different data: another shuffle, another seed, or other files"
         if kind == "weight" and self.last_equal_step is None:
@@ -71,6 +87,21 @@ class Divergence:
         if kind == "weight_grad_step":
             return "the gradients are equal until the optimizer is given them: unscaling, clipping or reduction"
         return "gradients are equal and the step is not: other optimizer settings or state"
+
+    @property
+    def _changed(self) -> str | None:
+        """A dtype, shape or setting that is another one and explains the difference; None where all are the same."""
+        if self.dtypes[0] != self.dtypes[1]:
+            return f"its dtype changed from {self.dtypes[0]} to {self.dtypes[1]}"
+        if self.shapes[0] != self.shapes[1]:
+            return f"its shape changed from {list(self.shapes[0])} to {list(self.shapes[1])}"
+        kind = self.key[2]
+        acts_on = {"learning rate": ("update",), "loss scale": ("loss", "grad_output", "weight_grad")}
+        setting = next((s for s in self.settings if kind in acts_on[s.name]), None)
+        if setting is None:
+            return None
+        before = {"loss": "the model's outputs are", "update": "the gradients are"}.get(kind, "the forward pass is")
+        return f"{before} equal, and {setting}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +140,8 @@ def compare_bits(a: RunView, b: RunView, steps: Sequence[int], names: Mapping[Mo
             ordered = different.sort_values(["order_a", "rank"], na_position="last", kind="stable")
             first = ordered.iloc[0]
             before = mine[mine["order_a"] < first["order_a"]]
-            found = _divergence(first, compared + len(before), len(different), last_equal)
+            settings = _settings((a, first["attempt_a"]), (b, first["attempt_b"]), int(first["rank"]), step)
+            found = _divergence(first, compared + len(before), len(different), last_equal, settings)
             return BitComparison(found, compared + len(mine), done)
     return BitComparison(None, compared, done)
 
@@ -137,7 +169,18 @@ def _rows(view: RunView, steps: Sequence[int]) -> pd.DataFrame:
     return view.measured((), _KINDS, columns=("phase", *_HELD), steps=steps, where=[known])
 
 
-def _divergence(row: pd.Series, equal: int, differing: int, last_equal: int | None) -> Divergence:
+def _settings(a: tuple[RunView, int], b: tuple[RunView, int], rank: int, step: int) -> tuple[Setting, ...]:
+    """What a step ran with, where both logs have it and differ; ``a`` and ``b`` are views and their attempts."""
+    ours, theirs = (view.step_facts(Process(rank, int(attempt)), step) for view, attempt in (a, b))
+    if ours is None or theirs is None:
+        return ()
+    pairs = [("learning rate", ours.lr, theirs.lr), ("loss scale", ours.loss_scale, theirs.loss_scale)]
+    return tuple(Setting(name, x, y) for name, x, y in pairs if x is not None and y is not None and x != y)
+
+
+def _divergence(
+    row: pd.Series, equal: int, differing: int, last_equal: int | None, settings: tuple[Setting, ...]
+) -> Divergence:
     kind = str(row["kind"])
     return Divergence(
         step=int(row["step"]),
@@ -146,12 +189,18 @@ def _divergence(row: pd.Series, equal: int, differing: int, last_equal: int | No
         module_class=str(row["module_class_a"] or ""),
         phase=phase_of(kind),
         dtypes=(str(row["dtype_a"]), str(row["dtype_b"])),
+        shapes=(_shape(row["shape_a"]), _shape(row["shape_b"])),
+        settings=settings,
         order=None if pd.isna(row["order_a"]) else int(row["order_a"]),
         amax=(_number(row["amax_a"]), _number(row["amax_b"])),
         equal=equal,
         differing=differing,
         last_equal_step=last_equal,
     )
+
+
+def _shape(value: Iterable[int] | None) -> tuple[int, ...]:
+    return () if value is None else tuple(int(n) for n in value)
 
 
 def _number(value: object) -> float | None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from precdoctor.comparison.allowances import Allowance, expired_lines, unused_notes
-from precdoctor.comparison.baseline import Baseline, learn, learn_alike
+from precdoctor.comparison.baseline import Baseline, learn, learn_alike, provenance
 from precdoctor.comparison.fail_if import Limit
 from precdoctor.comparison.judge import Judged, accept, agreed, judge
 from precdoctor.comparison.lines import Line, findings_of, suspects, told
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
+from precdoctor.comparison.remarks import provenance_differences
 from precdoctor.comparison.steps import UNSAMPLED, sampled_by_all, step_mismatch, usable_steps
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, RuleOutcome, Status
 from precdoctor.diagnosis.claims.rule import Options, Rule
@@ -56,6 +57,7 @@ class GateReport:
         untrustworthy: per reason one sentence; not empty where a verdict cannot be trusted.
         notes: worth knowing, without weight.
         suspects: modules that failed comparisons point at, the likeliest first; ``""`` is the root.
+        baseline_runs: run directories that the baseline was learned from.
     """
 
     runs: tuple[str, ...]
@@ -67,6 +69,7 @@ class GateReport:
     untrustworthy: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     suspects: tuple[str, ...] = ()
+    baseline_runs: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -160,7 +163,12 @@ def gate(
         diagnoses=tuple(c.diagnosis for c in closed),
         exit_code=int(code),
         untrustworthy=tuple(r for c in closed for r in c.reasons) + tuple(distrust),
-        notes=(*_endings(views), *notes, *yardstick.differences(views), *unused_notes(allowances, day, used)),
+        notes=(
+            *(*_endings(views), *notes, *provenance_differences(yardstick.provenance, views[0])),
+            *dict.fromkeys(note for j in judged for note in j.notes),
+            *unused_notes(allowances, day, used),
+        ),
+        baseline_runs=yardstick.run_names,
         suspects=tuple(suspects([line for j in judged for line in j.lines])),
     )
 
@@ -220,16 +228,18 @@ class _Yardstick:
         pairs = [_baseline_notes(view, rules, settings) for view in self.views]
         return [r for distrust, _ in pairs for r in distrust], [n for _, notes in pairs for n in notes]
 
-    def differences(self, views: Sequence[RunView]) -> list[str]:
-        """What else differs between the two sides: versions and device explain much."""
-        if self.learned is None:
-            return []
-        then, now = self.learned.provenance.get("versions") or {}, views[0].any_facts.get("versions") or {}
-        return [
-            f"the baseline was recorded with {name} {then[name]}, the run with {now[name]}"
-            for name in ("torch", "cuda")
-            if then.get(name) and now.get(name) and str(then[name]) != str(now[name])
-        ]
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """Where it comes from; empty without a baseline."""
+        if self.learned is not None:
+            return self.learned.provenance
+        return provenance(self.views) if self.views else {}
+
+    @property
+    def run_names(self) -> tuple[str, ...]:
+        """Directories of the runs it was learned from, as far as its file has a list of them."""
+        runs = self.provenance.get("runs")
+        return tuple(str(run) for run in runs) if isinstance(runs, list) else ()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from precdoctor.comparison.fail_if import Limit, judge_limit
 from precdoctor.comparison.lines import Line
 from precdoctor.comparison.pairing import hold
 from precdoctor.comparison.regressions import Regression
+from precdoctor.comparison.remarks import remarks
 from precdoctor.comparison.steps import loss_window, sampled_by_all, skipped_share, typical_loss, usable_steps
 from precdoctor.comparison.summary import Summary, summaries
 from precdoctor.diagnosis.claims.finding import Diagnosis, Severity
@@ -39,12 +40,14 @@ class Judged:
         lines: of all regressions and limits.
         compared: what was held against the baseline, in words; empty when nothing was.
         incomparable: why it cannot be held against the baseline; None when it can, or there is none.
+        notes: what the comparison lacks or what else differs, without weight.
     """
 
     diagnosis: Diagnosis
     lines: list[Line]
     compared: str = ""
     incomparable: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def judge(
@@ -77,7 +80,7 @@ def judge(
     run = {"loss": pairing.loss, "skipped": pairing.skipped}
     lines += _limits(limits, pairing.found, run, baseline, view)
     where = f"{plural(len(pairing.found), 'tensor')} on {plural(len(pairing.sampled), 'common step')}"
-    return Judged(diagnosis, lines, where)
+    return Judged(diagnosis, lines, where, notes=tuple(remarks(pairing, lines, regressions)))
 
 
 def _alone(view: RunView) -> tuple[dict[Key, Summary], dict[str, float | None]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
@@ -57,9 +58,19 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
         idle_here = sum(path == run for path, _ in idle)
         if idle_here and not concise:
             console.print(Text(f"  {plural(idle_here, 'check')} not applicable to this run", "pd.quiet"))
-        if any(c.passed is False for c in checks):
-            said = f"  Causes and remedies: precdoctor diagnose {quoted_path(run)}"
-            console.print(Text(said, "pd.quiet"), soft_wrap=True)
+        for command in _next_commands(report, run, checks):
+            console.print(Text(f"  {command}", "pd.quiet"), soft_wrap=True)
+
+
+def _next_commands(report: GateReport, run: str, checks: Sequence[GateCheck]) -> Iterator[str]:
+    """Where to read on: regressions are no findings of diagnose, and rules are none of compare."""
+    failed = [c.check for c in checks if c.passed is False]
+    if not all(check.startswith("PD8") for check in failed):
+        yield f"Causes and remedies: precdoctor diagnose {quoted_path(run)}"
+    if report.baseline and (report.untrustworthy or any(check.startswith("PD8") for check in failed)):
+        known = next((r for r in report.baseline_runs if Path(r).is_dir()), None)
+        base = "A_RUN_OF_THE_BASELINE" if known is None else quoted_path(known)
+        yield f"What moved, and where first: precdoctor compare {base} {quoted_path(run)}"
 
 
 def _shortened(checks: Sequence[GateCheck]) -> list[GateCheck]:

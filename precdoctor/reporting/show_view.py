@@ -195,7 +195,13 @@ def print_dtypes(entries: Sequence[OpDtypes], console: Console) -> None:
         )
         return
     console.print(Text("Ops and the dtypes they computed in, of one scanned step", "pd.strong"))
-    shown = table(*left("op", "phase", "dtypes"), *right("calls", "amax"), *folded("modules", min_width=20))
+    shown = table(
+        *folded("op", min_width=16),
+        *left("phase"),
+        *folded("dtypes", min_width=12),
+        *right("calls", "amax"),
+        *folded("modules", min_width=14),
+    )
     for row in patterns(entries):
         shown.add_row(
             clean(row.op),

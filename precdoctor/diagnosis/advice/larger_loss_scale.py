@@ -29,18 +29,26 @@ class ScalePlan:
 
 
 def plan_scale(
-    view: RunView, found: GradientSurvey, guilty: Mapping[Key, GradientSeries], *, target: float, margin: float
+    view: RunView,
+    found: GradientSurvey,
+    guilty: Mapping[Key, GradientSeries],
+    *,
+    target: float,
+    margin: float,
+    subnormal: float = 1.0,
 ) -> ScalePlan:
-    """The smallest power of two that brings the worst gradient to ``target``, or the largest that fits.
+    """The smallest power of two that brings the worst gradient to the targets, or the largest that fits.
 
     Args:
         target: flushed share to reach.
         margin: binades that stay free below overflow.
+        subnormal: share of subnormal elements to reach; 1: any.
     """
     most = max(0, math.floor(found.headroom - margin))
     rows = list(_worst_rows(view, guilty))
     before = _worst_share(rows, 0) if rows else 1.0
-    chosen = next((k for k in range(1, most + 1) if _worst_share(rows, k) <= target), most) if rows else most
+    enough = (k for k in range(1, most + 1) if _worst_share(rows, k) <= target and _subnormal(rows, k) <= subnormal)
+    chosen = next(enough, most) if rows else most
     return ScalePlan(chosen, before, _worst_share(rows, chosen), found.headroom - chosen)
 
 
@@ -58,6 +66,17 @@ def _worst_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> floa
         tail = tail_of(row, fmt)
         intended = tail.total + row.numel - row.zero
         worst = max(worst, tail.still_flushed(fmt, 2.0**binades) / intended if intended else 0.0)
+    return worst
+
+
+def _subnormal(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
+    """The largest share of elements below the normal range, zeros that were flushed among them, likewise."""
+    worst = 0.0
+    for row, fmt in rows:
+        tail = tail_of(row, fmt)
+        lost = tail.still_flushed(fmt, 2.0**binades * fmt.flush_limit / fmt.min_normal)
+        survivors = row.histogram.at_most(fmt.min_normal / 2.0**binades).low
+        worst = max(worst, (lost + survivors) / max(1.0, tail.total + row.histogram.total))
     return worst
 
 

@@ -31,7 +31,7 @@ def test_the_list_names_every_format(capsys):
         assert any(line.startswith(name + " ") for line in out.splitlines())
 
 
-@pytest.mark.parametrize("number", ["1e400", "-1e400", "0x1p5000"])
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "0x1p5000", "2^9999", "0^-1"])
 def test_a_number_beyond_fp64_is_not_passed_off_as_infinity(capsys, number):
     status, out, err = run(capsys, "--", number)
     assert status == 2 and not out and f"{number} is beyond the largest number of FP64" in err
@@ -53,6 +53,12 @@ def test_one_number(capsys):
     assert any(line.split() == ["FP16", "0", "00000", "0010101000"] for line in out.splitlines())
     assert any(line.split()[:4] == ["FP16", "1.00136e-05", "0.14", "%"] for line in out.splitlines())
     assert "flushed" in out
+
+
+@pytest.mark.parametrize(("power", "value"), [("2^-24", 2.0**-24), ("-2^4", -16.0), ("2^6", 64.0)])
+def test_a_power_is_a_number_as_it_is_for_scales(capsys, power, value):
+    assert run(capsys, "--", power) == run(capsys, "--", repr(value))
+    assert run(capsys, "2^x")[0] == 2
 
 
 @pytest.mark.parametrize("value", ["-0.1", "-1e-5", "-inf", "nan", "0", "0x1.8p-3", "1e308"])

@@ -170,6 +170,38 @@ def test_another_torch_is_remarked(learned, runs):
     assert "recorded with torch 0.0.1, the run with 9.9.9" in gate([runs[4]], other).notes[0]
 
 
+def test_another_size_of_the_model_is_remarked_and_odd_provenance_is_none(learned, runs):
+    name, size = next(iter(learned.provenance["roots"].items()))
+    other = Baseline(**{**learned.__dict__, "provenance": {"roots": {name: "1 modules, 1 parameters"}, "runs": ["a"]}})
+    report = gate([runs[4]], other)
+    assert f"the model changed: {name} has {size}; in the baseline 1 modules, 1 parameters" in report.notes
+    assert report.baseline_runs == ("a",)
+    odd = Baseline(**{**learned.__dict__, "provenance": {"roots": 3, "runs": 4, "versions": "x"}})
+    assert gate([runs[4]], odd).baseline_runs == ()
+    assert not [note for note in gate([runs[4]], learned).notes if "model changed" in note]
+
+
+def test_a_first_step_that_was_not_compared_is_remarked(learned, runs, tmp_path):
+    def notes(run):
+        return [note for note in gate([run], learned).notes if note.startswith("PD813 ")]
+
+    assert notes(runs[0]) == []
+    [note] = notes(repeat(77).write(tmp_path / "other-seed"))
+    assert "begins from other weights or data" in note
+    assert [n for n in gate([runs[4]], learned, ignore=["PD813"]).notes if n.startswith("PD813 ")] == []
+
+
+def test_another_batch_shape_is_remarked_beside_a_failure(learned, tmp_path):
+    def give(run, rms):
+        first = {"module": "emb", "kind": "output"}
+        run.change(lambda row: row.update(shape=[2, 9]), **first)
+        return run.change(lambda row: row.update(histogram(rms * np.ones(4096, dtype=np.float32))), **first)
+
+    found = gate([give(repeat(8), 1e6).write(tmp_path / "bad")], learned)
+    assert found.exit_code == 1
+    assert [note for note in found.notes if "output has the shape [2, 9], in the baseline [" in note]
+
+
 def test_the_command_writes_only_what_passes(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     healthy = [str(run.path) for run in runs[:3]]

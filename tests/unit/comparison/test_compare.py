@@ -82,6 +82,36 @@ def test_the_first_difference_is_the_first_in_execution_order(against: Callable[
     assert {r.status for r in found.diagnosis.rules if r.code == "PD810"} == {Status.FAILED}
 
 
+@pytest.mark.parametrize(
+    ("kind", "column", "value", "meaning"),
+    [
+        ("update", "lr", 0.5, "the gradients are equal, and the learning rate is 0.5 instead of 0.001"),
+        ("weight_grad", "loss_scale", 256.0, "the forward pass is equal, and the loss scale is 256 instead of 1024"),
+        ("update", "loss_scale", 256.0, "gradients are equal and the step is not: other optimizer settings or state"),
+    ],
+)
+def test_a_setting_that_differs_is_named_where_it_acts(
+    tmp_path: Path, kind: str, column: str, value: float, meaning: str
+) -> None:
+    a, b = fingerprinted(Training(steps=3)), fingerprinted(Training(steps=3))
+    for training in (a, b):
+        for step in training.step_rows.values():
+            step.update(lr=0.001, loss_scale=1024.0)
+    b.step_rows[1][column] = value
+    b.change(lambda row: row.update(fingerprint=row["fingerprint"] ^ 1), step=1, kind=kind)
+    first = compare(a.write(tmp_path / "a"), b.write(tmp_path / "b")).bits.first
+    assert first is not None and (first.step, first.key[2], first.meaning) == (1, kind, meaning)
+
+
+def test_another_batch_size_is_named(against: Callable[..., Comparison]) -> None:
+    def change(b: Training) -> None:
+        b.change(lambda row: row.update(fingerprint=row["fingerprint"] ^ 1, shape=[2, 9]), step=0, kind="output")
+
+    first = against(change).bits.first
+    assert first is not None
+    assert first.meaning == f"its shape changed from {list(first.shapes[0])} to [2, 9]"
+
+
 def test_what_moved_first_is_told_from_what_moved_most(against: Callable[..., Comparison]) -> None:
     rng = np.random.default_rng(1)
 

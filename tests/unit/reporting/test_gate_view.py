@@ -61,6 +61,20 @@ def test_the_verdict_comes_first(code, words):
     assert "  rows were dropped\n" in text and "  Note: worth knowing\n" in text
 
 
+def test_the_next_command_is_the_one_that_shows_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one").mkdir()
+    regression, rule = check(passed=False, fails=True), check("PD102 y", passed=False, fails=True)
+    moved = "precdoctor compare one runs/a\n"
+    text = printed([regression], 1, baseline_runs=("gone", "one"))
+    assert moved in text and "precdoctor diagnose" not in text
+    text = printed([rule], 1, baseline_runs=("one",))
+    assert "precdoctor compare" not in text and "precdoctor diagnose runs/a\n" in text
+    text = printed([rule, regression], 1, baseline_runs=("gone",))
+    assert "precdoctor diagnose runs/a\n" in text and "precdoctor compare A_RUN_OF_THE_BASELINE runs/a\n" in text
+    assert moved in printed([check()], 3, untrustworthy=("another model",), baseline_runs=("one",))
+
+
 def test_hostile_names():
     check_each(check_printed, NAMES, repr)
 

@@ -111,6 +111,21 @@ def test_json(run, capsys):
     assert len(shown["tightest"]) == 1
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_dtypes_by_op_keep_their_columns_on_a_narrow_screen(tmp_path, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    operation = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+    ops = [{"op": operation, "phase": "backward", "inputs": "bfloat16,float32", "outputs": "bfloat16", "calls": 12,
+            "amax": 0.01227}]  # fmt: skip
+    scans = [{"event": "scan", "step": 0, "root": "GPT#0", "module": "blocks.0.attention",
+              "data": json.dumps({"kind": "coverage", "ops": ops})}]  # fmt: skip
+    assert main(["show", str(write_run(tmp_path / "r", steps=[{}], events=scans)), "--dtypes"]) == 0
+    text = capsys.readouterr().out
+    assert "backward" in text and "0.01227" in text and "\u2026" not in text
+    assert text.splitlines()[1].split() == ["op", "phase", "dtypes", "calls", "amax", "modules"]
+    assert max(map(len, text.splitlines())) <= width
+
+
 def test_dtypes_by_op(tmp_path, capsys):
     ops = [
         {"op": "aten.addmm.default", "phase": "forward", "inputs": "bfloat16", "outputs": "bfloat16", "calls": 12},

@@ -13,6 +13,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, T
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import (
     FLUSH_OPTIONS,
+    SUBNORMAL_SHARE,
     GradientSeries,
     GradientSurvey,
     is_harmed,
@@ -121,7 +122,14 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
     current = loss_scale_of(view, row)
-    chosen = plan_scale(view, found, guilty, target=options["flushed_share"] / 10.0, margin=options["margin_binades"])
+    chosen = plan_scale(
+        view,
+        found,
+        guilty,
+        target=options["flushed_share"] / 10.0,
+        margin=options["margin_binades"],
+        subnormal=SUBNORMAL_SHARE.default / 10.0,  # or else PD303 fires on the run with the scale
+    )
     channels = lost_channels(view, key, tensor)
     confidence, why = _confidence(tensor, row, found)
     message = (
