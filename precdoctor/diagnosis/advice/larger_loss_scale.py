@@ -37,7 +37,7 @@ def plan_scale(
     margin: float,
     subnormal: float = 1.0,
 ) -> ScalePlan:
-    """The smallest power of two that brings the worst gradient to the targets, or the largest that fits.
+    """The smallest power of two that brings the worst gradient to both targets, or else to the first, or the largest.
 
     Args:
         target: flushed share to reach.
@@ -47,8 +47,8 @@ def plan_scale(
     most = max(0, math.floor(found.headroom - margin))
     rows = list(_worst_rows(view, guilty))
     before = _worst_share(rows, 0) if rows else 1.0
-    enough = (k for k in range(1, most + 1) if _worst_share(rows, k) <= target and _subnormal(rows, k) <= subnormal)
-    chosen = next(enough, most) if rows else most
+    enough = [k for k in range(1, most + 1) if _worst_share(rows, k) <= target] if rows else []
+    chosen = next((k for k in enough if _subnormal(rows, k) <= subnormal), enough[0] if enough else most)
     return ScalePlan(chosen, before, _worst_share(rows, chosen), found.headroom - chosen)
 
 
