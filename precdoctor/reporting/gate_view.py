@@ -42,7 +42,7 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
     for reason in report.untrustworthy:
         console.print(Text(f"  {clean(reason)}", "pd.near"))
     for note in report.notes:
-        console.print(Text(f"  Note: {clean(note)}", "pd.quiet"))
+        console.print(Padding(Text(f"Note: {clean(note)}", "pd.quiet"), (0, 0, 0, 2)))
     if report.suspects:
         named = [clean(module) or "the model itself" for module in report.suspects[:_SUSPECTS]]
         console.print(Text(f"  Look first at: {', '.join(named)}", "pd.strong"), soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ def to_parquet(run: Run, folder: Path, choice: Choice) -> list[Path]:
     for table in _tables(run):
         schema = _plain(table_schema(table))
         path = folder / f"{table}.parquet"
-        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        with _whole(path), pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for group in _groups(choice.batches(run, table), schema):
                 writer.write_table(group)
         files.append(path)
@@ -54,11 +55,21 @@ def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
         schema = _plain(table_schema(table))
         flat = pa.schema([pa.field(f.name, pa.string() if pa.types.is_list(f.type) else f.type) for f in schema])
         path = folder / f"{table}.csv"
-        with pa.csv.CSVWriter(str(path), flat) as writer:
+        with _whole(path), pa.csv.CSVWriter(str(path), flat) as writer:
             for batch in choice.batches(run, table):
                 writer.write_batch(_flat(batch, flat))
         files.append(path)
     return files
+
+
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """A file that cannot be finished (a full disk, Ctrl-C) is not left there as if it were."""
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _tables(run: Run) -> list[str]:

@@ -176,3 +176,15 @@ def test_ops_are_exported_where_they_were_listed(tmp_path, monkeypatch, capsys):
     assert (
         pd.read_parquet("parquet/ops.parquet")["index"].tolist() == pd.read_csv("csv/ops.csv")["index"].tolist() == [3]
     )
+
+
+@pytest.mark.parametrize("tool", ["parquet", "csv"])
+def test_a_table_that_cannot_be_finished_is_not_left_there(run, tmp_path, monkeypatch, capsys, tool):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    monkeypatch.setattr(tables, "_flat", full)
+    assert main(["export", str(run), "--to", tool, "-o", str(tmp_path / "out")]) != 0
+    assert "No space left" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []

@@ -24,6 +24,7 @@ from precdoctor.numerics.histogram import ExponentHistogram
 from precdoctor.numerics.prediction import Prediction, TensorStatistics, predict
 from precdoctor.numerics.tail import flushed_tail
 from precdoctor.runlog.schema import KINDS
+from precdoctor.runlog.shell import quoted_path
 
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
@@ -156,7 +157,7 @@ def forecast(run: Run, question: Question) -> Answer:
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and _is_vector(s)}
     forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
     if forecasts and all(f.unknown == _not_recorded(recipe) for f in forecasts):
-        where = "see precdoctor show for its kinds"
+        where = f"`precdoctor show {quoted_path(run.path)}` lists its kinds"
         if question.steps != (None, None):
             where = "of a run's steps 0, 1, 2, 4, 8 ... 64 and every 64th have them"
         elif recipe.grouping is not None:
@@ -213,7 +214,7 @@ def _nothing(run: Run, question: Question, kinds: Sequence[str]) -> str:
     first, last = question.steps
     where = f" in steps {first or 0}:{'' if last is None else last}" if question.steps != (None, None) else ""
     module = f" of modules {question.module!r}" if question.module is not None else ""
-    return f"{asked}{module} is recorded{where}; see precdoctor show for what there is"
+    return f"{asked}{module} is recorded{where}; `precdoctor show {quoted_path(run.path)}` lists what there is"
 
 
 def _names(run: Run) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.errors import UsageError
 from precdoctor.numerics.prediction import Prediction
+from precdoctor.runlog.shell import quoted_path
 
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
@@ -99,7 +100,8 @@ def make_inference_plan(
     planned = [s for s in chosen if s.key.kind in CACHED or (s.key.kind == "weight" and _is_matrix(s))]
     if not planned:
         among = f" matching {module!r}" if module is not None else ""
-        raise UsageError(f"no module{among} has a recorded weight matrix or cache to plan for; see precdoctor show")
+        hint = f"`precdoctor show {quoted_path(run.path)}` lists what is there"
+        raise UsageError(f"no module{among} has a recorded weight matrix or cache to plan for; {hint}")
     tensors = tuple(_tensor_plan(s, target, keep.get((s.key.root, s.key.module), "")) for s in _ordered(planned))
     recipes = {t.seen.key: t.recipe for t in tensors}
     weights = [t for t in tensors if t.seen.key.kind == "weight"]

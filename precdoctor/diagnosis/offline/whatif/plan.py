@@ -16,6 +16,7 @@ from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.errors import UsageError
 from precdoctor.numerics.prediction import Prediction
+from precdoctor.runlog.shell import quoted_path
 
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
@@ -140,9 +141,8 @@ def make_plan(
     modules = [m for m in modules_with_operands(gathered.seen, tied) if module is None or fnmatchcase(m.module, module)]
     if not modules or not gathered.steps:
         among = f"matching {module!r} " if module is not None else ""
-        raise UsageError(
-            f"no module {among}has a recorded weight matrix to plan for; see precdoctor show for its kinds"
-        )
+        hint = f"`precdoctor show {quoted_path(run.path)}` lists what is there"
+        raise UsageError(f"no module {among}has a recorded weight matrix to plan for; {hint}")
     first, last = gathered.steps[0], gathered.steps[-1]
     goal = 2 * last - first + 1 if horizon is None else horizon
     if goal < last:
