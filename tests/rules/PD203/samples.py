@@ -54,7 +54,7 @@ def unreached() -> Training:
 
 
 def written_by_hand() -> Training:
-    """Its gradient is computed apart and written to `grad`, as schedules of pipeline stages do: no hook sees it come."""
+    """Its gradient is computed apart and written to `grad`, as schedules of pipeline stages do: no hook sees it."""
     run = Training()
     for step, rows in run.tensors.items():
         run.tensors[step] = [r for r in rows if not (r["module"] == "head" and r["kind"] == "weight_grad")]

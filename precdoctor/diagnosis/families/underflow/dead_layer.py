@@ -195,7 +195,7 @@ def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], optio
 
 
 def _given(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
-    """Modules with a gradient that an optimizer was given; a schedule of pipeline stages may write it to `grad` itself."""
+    """Modules with a gradient that an optimizer was given; a schedule of pipeline stages may write `grad` itself."""
     rows = view.measured((), ("weight_grad_step",), columns=("numel", "zero"), steps=steps)
     rows = rows[rows["zero"] != rows["numel"]]
     return set(zip(rows["root"], rows["module"], strict=True))
