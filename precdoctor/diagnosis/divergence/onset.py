@@ -92,7 +92,19 @@ class Divergence:
 def divergence_before(view: RunView, process: Process, step: int) -> Divergence | None:
     """How training had diverged before ``step``, at which it became non-finite; None if it had not."""
     memo = f"divergence-{process.rank}-{process.attempt}-{step}"
-    return view.remember(memo, lambda: _divergence(view, process, step))
+    return view.remember(memo, lambda: _divergence(view, process, step) or _of_another_stage(view, process, step))
+
+
+def _of_another_stage(view: RunView, process: Process, step: int) -> Divergence | None:
+    """How another stage of the pipeline had diverged: what it hands on becomes non-finite here. One rank of each."""
+    mine = _stages(view, process)
+    others = {s: p for p in reversed(view.processes) if p.attempt == process.attempt and (s := _stages(view, p))}
+    found = [_divergence(view, p, step) for s, p in sorted(others.items()) if mine and s != mine]
+    return min((d for d in found if d is not None), key=lambda d: d.root, default=None)
+
+
+def _stages(view: RunView, process: Process) -> tuple[int, ...]:
+    return tuple((view.facts(process).get("layout") or {}).get("stages") or ())
 
 
 def _divergence(view: RunView, process: Process, step: int) -> Divergence | None:

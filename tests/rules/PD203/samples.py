@@ -53,6 +53,14 @@ def unreached() -> Training:
     return run
 
 
+def written_by_hand() -> Training:
+    """Its gradient is computed apart and written to `grad`, as schedules of pipeline stages do: no hook sees it."""
+    run = Training()
+    for step, rows in run.tensors.items():
+        run.tensors[step] = [r for r in rows if not (r["module"] == "head" and r["kind"] == "weight_grad")]
+    return run
+
+
 def one_of_two(name: str = "weight", part: str = "") -> Training:
     """The layer's other parameter is trained: it is fed zeros, or its reverse direction is read where it begins."""
     run, up = dead("blocks.0.mlp.up"), "blocks.0.mlp.up"
@@ -254,6 +262,7 @@ HEALTHY = {
         idle_at_the_end,
         rate_zero,
         too_short,
+        written_by_hand,
         Training,
     )
 } | {

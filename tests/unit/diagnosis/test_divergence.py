@@ -1,5 +1,6 @@
 """A run that had left its course is led back to the step that threw it off; an op-level fault is left where it is."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +129,26 @@ def test_a_weight_that_the_script_wrote_to_is_named(tmp_path: Path) -> None:
     assert found.evidence["root"]["kind"] == "rewritten"
     assert found.prescriptions[0].change["weights_written"]["after_step"] == LAST - 1
     assert found.location.module == "blocks.0.mlp.down"
+
+
+@pytest.mark.parametrize("stages", [([0], [1]), ([], [])], ids=["stages", "replicas"])
+def test_a_weight_of_another_stage_of_the_pipeline_is_named(tmp_path: Path, stages: tuple[list[int], ...]) -> None:
+    run, written = course(), rewritten(1e18, step=LAST)
+    run.ranks = 2
+    for step, rows in written.tensors.items():
+        run.of_rank[0, step] = [r for r in rows if r["module"] == LAYER]
+        run.of_rank[1, step] = [r for r in run.tensors[step] if r["module"] != LAYER]
+    run.write(tmp_path)
+    for rank, own in enumerate(stages):
+        facts = tmp_path / f"rank-{rank:05}" / "rank.json"
+        facts.write_text(json.dumps({**json.loads(facts.read_text()), "layout": {"stages": own}}))
+    found = diagnose(tmp_path).findings[0]
+    assert found.location.rank == 1
+    if not stages[0]:
+        assert "chain" not in found.evidence
+        return
+    assert found.title.startswith(f"something other than the optimizer multiplied `{LAYER}.weight`")
+    assert "It began on rank 0, with another stage of the pipeline." in found.message
 
 
 @pytest.mark.parametrize("run", [rewritten(3.0), rewritten(1e3, step=6, back=8)], ids=["little", "for a while"])

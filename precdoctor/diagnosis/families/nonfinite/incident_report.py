@@ -273,9 +273,11 @@ def _report_divergence(view: RunView, incident: Incident, divergence: Divergence
     """Leads with the step at which training diverged, and the one change that mends that; the op is where it ended."""
     end = _end_words(incident)
     limits = f"{REPLACED:g} for update / weight, {EXPLODED:g} times for a norm, {JUMP:g} times for a rate"
+    other = divergence.process.rank
+    begun = f" It began on rank {other}, with another stage of the pipeline." if other != incident.process.rank else ""
     message = (
-        f"{chain_words(divergence, incident.step, end)} The limits are {limits}.{incident.cause.sentence} A wider "
-        f"format or a clamp at that place would only hide it. {incident.resume_advice}"
+        f"{chain_words(divergence, incident.step, end)}{begun} The limits are {limits}.{incident.cause.sentence} A "
+        f"wider format or a clamp at that place would only hide it. {incident.resume_advice}"
     )
     title = f"{root_words(view, divergence)}; at step {incident.step} {end}"
     return Report(title, message, root_cure(view, divergence))

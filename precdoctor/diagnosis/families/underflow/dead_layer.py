@@ -172,7 +172,7 @@ def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
 def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], options: Options) -> dict[Parameter, str]:
     """Trainable matrices without any gradient, of modules that ran in a root that was trained; with their class."""
     trained = {root for root, _, _ in gradients}
-    touched = {(root, module) for root, module, _ in gradients}
+    touched = {(root, module) for root, module, _ in gradients} | _given(view, steps)
     rows = view.measured((), ("output",), columns=("phase",), steps=steps)
     rows = rows[rows["phase"] == "train"]
     rows = rows.iloc[firsts(groups(rows, ("root", "module", "step")))]
@@ -192,6 +192,13 @@ def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], optio
                 ):
                     found[place] = view.module_classes.get(place[:2], "")
     return found
+
+
+def _given(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
+    """Modules with a gradient that an optimizer was given; a schedule of pipeline stages may write `grad` itself."""
+    rows = view.measured((), ("weight_grad_step",), columns=("numel", "zero"), steps=steps)
+    rows = rows[rows["zero"] != rows["numel"]]
+    return set(zip(rows["root"], rows["module"], strict=True))
 
 
 def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: Options) -> Finding:
