@@ -19,6 +19,12 @@ def there_are(count: int, noun: str) -> str:
     return f"{plural(count, noun)} {'is' if count == 1 else 'are'}"
 
 
+def non_finite(nan: int, pos_inf: int, neg_inf: int) -> str:
+    """``12 NaN and 3 +Inf``; empty without any."""
+    counts = {"NaN": nan, "+Inf": pos_inf, "-Inf": neg_inf}
+    return " and ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+
+
 def memory(count: float) -> str:
     """``512 B``, ``36 KiB``, ``1.5 GiB``: a number of bytes in the unit that fits, three significant digits."""
     for unit in ("B", "KiB", "MiB", "GiB"):

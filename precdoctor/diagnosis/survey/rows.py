@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location, Phase
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import non_finite, plural
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import Format, Kind, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -65,6 +65,12 @@ def key_of(record: Mapping[str, Any]) -> Key:
 def parameter_of(record: Mapping[str, Any]) -> Parameter:
     """The weight that a scanned record is about."""
     return text(record["root"]), text(record["module"]), text(record["name"])
+
+
+def parameter_in(key: Key) -> Parameter:
+    """The weight that a tensor called like one is about."""
+    root, module, _, name, _ = key
+    return root, module, name
 
 
 def dotted(module: str, name: str) -> str:
@@ -160,6 +166,11 @@ class TensorRow:
         return (self.root, self.module, self.kind, self.name, self.call)
 
     @property
+    def owner(self) -> Parameter:
+        """The weight that this row is about, or whatever else has its module and name."""
+        return (self.root, self.module, self.name)
+
+    @property
     def inf(self) -> int:
         """Infinities of both signs."""
         return self.pos_inf + self.neg_inf
@@ -167,7 +178,7 @@ class TensorRow:
     @property
     def bad(self) -> bool:
         """Whether it holds a NaN or an infinity."""
-        return self.nan + self.pos_inf + self.neg_inf > 0
+        return self.nan + self.inf > 0
 
     @property
     def mask_like(self) -> bool:
@@ -216,7 +227,7 @@ class TensorRow:
             return "the loss"
         if self.kind == "opt_state" and self.name:
             parameter, _, state = self.name.rpartition(".")
-            owner = ".".join(p for p in (self.place if self.module else "", parameter) if p)
+            owner = dotted(self.place if self.module else "", parameter)
             return f"state `{state}` of `{owner or self.place}`"
         what = {"grad_output": "gradient of the output", "weight_grad": "gradient", "weight_grad_step": "gradient"}
         what["fp8_operand"] = "FP8 operand"
@@ -227,8 +238,8 @@ class TensorRow:
 
     def count_words(self) -> str:
         """Its non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""
-        parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
-        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
+        counts = non_finite(self.nan, self.pos_inf, self.neg_inf) or "no non-finite value"
+        return f"{counts} of {plural(self.numel, 'element')}"
 
 
 def location(row: TensorRow | None, phase: Phase, rank: int, step: int) -> Location:

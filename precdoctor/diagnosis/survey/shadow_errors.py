@@ -98,6 +98,11 @@ class Shadowed:
     roots: tuple[str, ...] = field(default=())
 
     @property
+    def dtype(self) -> str:
+        """The dtype of the narrowest format; empty without one."""
+        return self.fmt.dtype if self.fmt is not None else ""
+
+    @property
     def u(self) -> float:
         """Half an ulp at 1 of the narrowest format."""
         return unit(self.fmt) if self.fmt is not None else 0.0

@@ -123,7 +123,7 @@ def _named(view: RunView) -> list[TensorRow]:
     found = []
     for (process, step), place in sorted(zip(at(first), parameters(first), strict=True), key=lambda f: f[0][0]):
         rows = view.rows(process, step)
-        mine = (r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place)
+        mine = (r for r in rows if r.kind == "buffer" and r.owner == place)
         found += [r for r in mine if r.dtype in HALF or rounded_to(r) is not None]
     return found
 

@@ -123,7 +123,7 @@ def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
 
 def _rows(view: RunView, place: Parameter, gradient: _GradientHistory) -> tuple[TensorRow, TensorRow]:
     """Its gradient before and after unscaling, at the worst step."""
-    mine = {r.kind: r for r in view.rows(*gradient.worst) if (r.root, r.module, r.name) == place}
+    mine = {r.kind: r for r in view.rows(*gradient.worst) if r.owner == place}
     return mine["weight_grad"], mine["weight_grad_step"]
 
 

@@ -272,7 +272,7 @@ def _after_backward(view: RunView, process: Process, step: int, rows: Sequence[T
 def _parameter_path(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]:
     """One parameter through a step: weight, local gradient, gradient that the optimizer received, update."""
     order = ["weight", "weight_grad", "weight_grad_step", "update"]
-    mine = [r for r in rows if r.kind in order and (r.root, r.module, r.name) == (about.root, about.module, about.name)]
+    mine = [r for r in rows if r.kind in order and r.owner == about.owner]
     return tuple(sorted(mine, key=lambda r: (r.position, order.index(r.kind)))) or (about,)
 
 

@@ -92,7 +92,7 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
     step = min(b.first_bad for b in poisoned.values())
     (process, place), buffer = next((k, b) for k, b in poisoned.items() if b.first_bad == step)  # first in the model
     rows = view.rows(process, step)
-    row = next(r for r in rows if (r.root, r.module, r.name) == place and r.kind == "buffer")
+    row = next(r for r in rows if r.owner == place and r.kind == "buffer")
     finite = min(b.finite for b in poisoned.values())
     name = ".".join(p for p in place[1:] if p)
     losses = [s.loss for s in view.timeline.get(process, ()) if s.step > step and s.loss is not None]

@@ -197,7 +197,7 @@ def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], optio
 def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: Options) -> Finding:
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
-    row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
+    row = next(r for r in rows if r.kind == "weight_grad" and r.owner in dead)  # nearest the loss
     gradient = dead[row.root, row.module, row.name]
     steps, all_steps = gradient.dead_steps, gradient.steps
     blocker = _blocker(rows, dead)

@@ -66,7 +66,7 @@ def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozens
     narrow = any(r.dtype == FP16.dtype for r in gradients)
     if not narrow and (facts is None or facts.autocast_dtype != FP16.dtype):
         return None
-    first = next((r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead), None)
+    first = next((r for r in rows if r.kind == "weight_grad" and r.owner in dead), None)
     if first is None:
         return None
     alive = [r for r in gradients if r.zero < r.numel]

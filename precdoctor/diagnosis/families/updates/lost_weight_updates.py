@@ -10,7 +10,13 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, survey, usable_steps, weight_row
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
+    Counts,
+    rate_words,
+    survey,
+    usable_steps,
+    weight_row,
+)
 from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     large_finding,
     large_weights,
@@ -20,7 +26,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
-from precdoctor.diagnosis.survey.rows import Key, known_format, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, range_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
 
@@ -91,15 +97,14 @@ def check(view: RunView, options: Options) -> Checked:
     narrow = _narrow(view, usable, options)
     large = large_weights(view, usable, options["large_weight"])
     stuck = [p for p in large if lose_updates(p, options["lost_share"], options["large_steps"])]
-    if not stuck:
-        still = still_weights(view, usable, options["stuck_share"], options["large_steps"])
-        if still:
-            finding = still_finding(RULE, view, still, options["stuck_share"])
-            reason = f"{plural(len(still), 'FP32 weight')} take up no update"
-            return Checked([*(narrow.findings if narrow else ()), finding], reason)
+    if stuck:
+        wide = large_finding(RULE, view, stuck, options["lost_share"])
+        reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
+    elif still := still_weights(view, usable, options["stuck_share"], options["large_steps"]):
+        wide = still_finding(RULE, view, still, options["stuck_share"])
+        reason = f"{plural(len(still), 'FP32 weight')} take up no update"
+    else:
         return narrow or _nothing(view, len(large), options)
-    wide = large_finding(RULE, view, stuck, options["lost_share"])
-    reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
     return Checked([*(narrow.findings if narrow else ()), wide], reason)
 
 
@@ -130,10 +135,8 @@ def _nothing(view: RunView, large: int, options: Options) -> Checked:
             (), f"{plural(large, 'large FP32 weight')}: updates stick (limit {percent(options['lost_share'])})"
         )
     if view.tensor_count(("update",))[0]:
-        least = f"{options['large_weight']:g}"
-        return Checked.not_applicable(
-            f"all weights are FP32 or FP64 and below {least}: lost updates carry nothing there"
-        )
+        least = f"all weights are FP32 or FP64 and below {options['large_weight']:g}"
+        return Checked.not_applicable(f"{least}: lost updates carry nothing there")
     dtypes = {
         text(p.get("dtype"))
         for process in view.processes
@@ -161,7 +164,7 @@ def _finding(
     process, step = worst.worst
     fmt = known_format(worst.dtype)
     name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
-    parameter = parameter_label(key[0], key[1], key[3])
+    parameter = parameter_label(parameter_in(key))
     if general:
         title = f"{percent(share)} of the weight updates are lost in {worst.dtype}"
         severity = Severity.ERROR if share >= options["error_share"] else Severity.WARNING
@@ -169,9 +172,7 @@ def _finding(
     else:
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
         severity = Severity.INFO
-    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
-    steps = plural(max(p.steps for p in narrow.values()), "step")
-    over = f"over {steps}" + (f" at learning rates up to {max(rates):.3g}" if rates else "")
+    over = f"over {plural(max(p.steps for p in narrow.values()), 'step')}{rate_words(view, process)}"
     message = f"{_counted(narrow, share, stuck, (parameter, worst, name), over, options)} {_kept(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
@@ -183,7 +184,7 @@ def _finding(
         "worst_lost_share": worst.share,
         "stuck_tensors": len(stuck),
         "tensors": [
-            {"root": k[0], "parameter": parameter_label(k[0], k[1], k[3]), "lost_share": p.share}
+            {"root": k[0], "parameter": parameter_label(parameter_in(k)), "lost_share": p.share}
             for k, p in sorted(narrow.items(), key=lambda item: -item[1].lost)[:16]
         ],
         "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},

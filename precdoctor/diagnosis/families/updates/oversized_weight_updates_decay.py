@@ -129,7 +129,7 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
     return rule.finding(
         confidence=0.85,
         title=f"weight decay takes {percent(decay.share)} of every weight away per step: "
-        f"`{parameter_label(*place)}` is down to {percent(worst.left)} of its initial size",
+        f"`{parameter_label(place)}` is down to {percent(worst.left)} of its initial size",
         message=(
             f"{decay.optimizer} runs at weight decay {decay.weight_decay:g} and a learning rate of {decay.rate:.3g}: a "
             f"weight loses the share {decay.share:.2g} per step (limit {limit:g}) and can remember about "
@@ -167,7 +167,7 @@ def penalty_finding(
     if not shrunk or len(shrunk) < least:
         return None
     place, worst = _worst(shrunk)
-    parameter, (first, newer) = parameter_label(*place), ratios[place]
+    parameter, (first, newer) = parameter_label(place), ratios[place]
     rate = next((s.lr for s in reversed(_timeline(view)[1]) if s.lr), None)
     return rule.finding(
         confidence=0.85,
@@ -234,7 +234,7 @@ def _worst(shrunk: Mapping[Parameter, Shrunk]) -> tuple[Parameter, Shrunk]:
 
 def _shrunk_words(place: Parameter, worst: Shrunk, shrunk: Mapping[Parameter, Shrunk]) -> str:
     return (
-        f"{plural(len(shrunk), 'weight matrix')} shrank to a half or less; `{parameter_label(*place)}` from RMS "
+        f"{plural(len(shrunk), 'weight matrix')} shrank to a half or less; `{parameter_label(place)}` from RMS "
         f"{worst.first:.2g} to {worst.last:.2g}."
     )
 
@@ -242,7 +242,7 @@ def _shrunk_words(place: Parameter, worst: Shrunk, shrunk: Mapping[Parameter, Sh
 def _listed(shrunk: Mapping[Parameter, Shrunk]) -> list[tuple[Parameter, str, dict[str, float]]]:
     """Parameter, its name and its RMS at first and at last, of those that shrank most."""
     ordered = sorted(shrunk.items(), key=lambda item: item[1].left)[:16]
-    return [(p, parameter_label(*p), {"first": s.first, "last": s.last}) for p, s in ordered]
+    return [(p, parameter_label(p), {"first": s.first, "last": s.last}) for p, s in ordered]
 
 
 def _timeline(view: RunView) -> tuple[Process, Any]:
