@@ -142,10 +142,18 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(cases):,} of {seen}: logits too large")
 
 
+def _limits(options: Options) -> dict[str, float]:
+    return {
+        "attention": options["attention_limit"],
+        "output": options["output_limit"],
+        "router": options["router_limit"],
+    }
+
+
 def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | None:
     if len(history) < _MIN_POINTS:
         return None
-    limit = options[f"{history.role}_limit"]
+    limit = _limits(options)[history.role]
     if history.role == "output" and history.shape and history.first >= limit and history.last >= limit:
         guess = math.log(max(history.shape[-1], 2))
         if loss.first >= _HOT * guess and loss.last >= _STILL * guess:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.words import plural
@@ -116,10 +116,15 @@ class Culprit:
         """The forward op whose derivative the op computes; None if it computes none, or the log lacks that op."""
         return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
 
-    def operand(self, at: int = 0) -> Operand | None:
-        """One operand of the op by position; None if the log has none there."""
-        operands = self.op.operands
-        return operands[at] if -len(operands) <= at < len(operands) else None
+    @property
+    def operand(self) -> Operand | None:
+        """The op's first operand; None if the log has none."""
+        return self.op.first_operand
+
+    @property
+    def mended(self) -> dict[str, Any]:
+        """The predicted effect of a change after which the op's results are finite."""
+        return {"nonfinite_elements": {"from": self.bad_elements, "to": 0}}
 
     @property
     def external_tensor(self) -> Operand | None:

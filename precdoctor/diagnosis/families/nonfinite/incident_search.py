@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
@@ -52,13 +53,7 @@ def _all_incidents(view: RunView) -> list[Incident]:
 def _of_process(view: RunView, process: Process) -> list[Incident]:
     bad_steps = incident_steps(view).get(process, {})
     order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
-    episodes: list[list[int]] = []
-    for previous, step in zip([None, *order], order, strict=False):
-        if step in bad_steps:
-            if previous in bad_steps and episodes:
-                episodes[-1].append(step)
-            else:
-                episodes.append([step])
+    episodes = [list(steps) for bad, steps in groupby(order, bad_steps.__contains__) if bad]
     found = []
     for episode in episodes[:MAX_INCIDENTS]:
         incident = _incident_at(view, process, episode[0], bad_steps)

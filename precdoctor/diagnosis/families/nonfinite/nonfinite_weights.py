@@ -75,8 +75,7 @@ def _report(view: RunView, incident: Incident) -> Report:
         message = unrecorded_message(view, incident, "Weights are non-finite")
         return Report(f"weights became non-finite {incident.at_step(view)}", message, _prescribe(view, incident))
     row = origin.row
-    state = row.kind == "opt_state"
-    name = row.label if state else f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
+    name = row.label if row.kind == "opt_state" else f"`{row.parameter}`"
     cause = incident.cause.in_brackets if incident.how == "optimizer" else ""
     titles = {
         "optimizer": f"the optimizer step made {name} non-finite from finite gradients{cause}",

@@ -22,7 +22,7 @@ _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
 
 
-def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow] = ()) -> Cause:
+def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow]) -> Cause:
     """The cause of a forward or loss origin, if the surrounding rows leave only one.
 
     Args:
