@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -225,6 +224,11 @@ class Operand:
         found: Casts = self.casts[self.settles]
         return found
 
+    @property
+    def numel(self) -> int:
+        """Elements of the first settled cast; 0 without any."""
+        return int(self.settled.numel[0]) if self.settled else 0
+
     @cached_property
     def scaled(self) -> Casts:
         """The settled casts of known scale."""
@@ -285,20 +289,19 @@ class Operand:
             rescaled: at the scale of each step's own amax instead of the one in force.
         """
         target = fmt or self.fmt
-        each = [damage(c.statistics, target, _filling(c, target) if rescaled else 1.0) for c in self.spots]
-        names = ("flushed", "saturated", "lost_magnitude", "sqnr_db", "lost_db")
-        return Damage(**{n: median(getattr(d, n) for d in each) for n in names})
+        return Damage.median(
+            [damage(c.statistics, target, _filling(c, target) if rescaled else 1.0) for c in self.spots]
+        )
 
-    def replay(self, recipe: Recipe, fmt: Format | None = None) -> Replayed:
+    def replay(self, recipe: Recipe) -> Replayed:
         """Replay ``recipe`` over the whole series, with counts at the casts of known scale."""
-        target = fmt or self.fmt
-        series = AmaxSeries.of(self.casts.amax, self.casts.step)
-        casts = self.casts[~np.isnan(self.casts.amax)]
-        scale = scale_series(series, target, recipe).scale[~np.isnan(self.casts.amax)]
+        known = ~np.isnan(self.casts.amax)
+        casts: Casts = self.casts[known]
+        scale = scale_series(AmaxSeries.of(self.casts.amax, self.casts.step), self.fmt, recipe).scale[known]
         table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
-        counts = cast_counts(table, target, scale / casts.scale)
+        counts = cast_counts(table, self.fmt, scale / casts.scale)
         total = np.maximum(counts.total, 1.0)
-        peak = casts.peak / casts.scale * scale / target.max
+        peak = casts.peak / casts.scale * scale / self.fmt.max
         return Replayed(scale, counts.flushed / total, counts.saturated / total, peak)
 
     def evidence(self, view: RunView, cast: Cast) -> dict[str, Any]:
@@ -346,7 +349,6 @@ def _read(view: RunView) -> dict[Key, Operand]:
 def _together(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Casts]:
     """The casts of each operand by step; of several at one step the counts of all, and the rest of the worst one."""
     counted = ("numel", "saturated", "flushed", "non_finite")
-    counts = [np.nan_to_num(column(frame, name)).astype(np.int64) for name in counted]
     amax = column(frame, "amax")
     rows = Casts(
         rank=frame["rank"].to_numpy(np.int64),
@@ -358,17 +360,14 @@ def _together(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Cast
         row=np.arange(len(frame)),
         log={name: frame[name].to_numpy() for name in ("dtype", "scale", "amax", "amin_nonzero", "sum_sq")},
         histograms=held,
-        numel=counts[0],
-        saturated=counts[1],
-        flushed=counts[2],
-        non_finite=counts[3],
+        **{name: np.nan_to_num(column(frame, name)).astype(np.int64) for name in counted},
     )
     size = np.where(np.isnan(rows.amax), rows.peak, rows.amax)
     order = np.lexsort((-rows.row, size, ~rows.sound, rows.step, tensors))
     starts = np.flatnonzero((np.diff(tensors[order], prepend=-1) != 0) | (np.diff(rows.step[order], prepend=-1) != 0))
     largest = order[np.append(starts[1:], order.size) - 1] if order.size else order
-    summed = ("numel", "alive", "saturated", "flushed", "non_finite")
-    sums = {name: np.add.reduceat(getattr(rows, name)[order], starts) for name in summed} if order.size else {}
+    summed = ("alive", *counted) if order.size else ()
+    sums = {name: np.add.reduceat(getattr(rows, name)[order], starts) for name in summed}
     casts = replace(rows[largest], **sums)
     bounds = np.searchsorted(tensors[largest], np.arange(int(tensors.max(initial=-1)) + 2))
     return [casts[first:end] for first, end in pairwise(bounds.tolist())]
