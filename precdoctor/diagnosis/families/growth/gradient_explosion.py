@@ -198,7 +198,7 @@ def _message(explosion: Explosion, row: TensorRow | None, grown: float, options:
 
 
 def _name(row: TensorRow) -> str:
-    return ".".join(p for p in (row.module, row.name) if p) or row.root
+    return row.parameter or row.root
 
 
 def _culprit(view: RunView, explosion: Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
@@ -218,17 +218,12 @@ def _grown_most(
 
     None, 0 and no rows if no finite gradient is in both steps.
     """
-    old = {r.key: r for r in before if r.kind == "weight_grad"}
-    ratios = {
-        r.key: _norm(r) / _norm(old[r.key])
-        for r in after
-        if r.kind == "weight_grad" and r.key in old and _norm(old[r.key]) and not r.bad
-    }
-    if not ratios:
+    old = {r.key: _norm(r) for r in before if r.kind == "weight_grad"}
+    grown = [(_norm(r) / old[r.key], r) for r in after if r.kind == "weight_grad" and old.get(r.key) and not r.bad]
+    if not grown:
         return None, 0.0, ()
-    key = max(ratios, key=lambda k: ratios[k])
-    backward = [r for r in after if r.kind in ("loss", "grad_output", "weight_grad")]
-    return next(r for r in after if r.key == key), ratios[key], backward
+    ratio, row = max(grown, key=lambda found: found[0])
+    return row, ratio, [r for r in after if r.kind in ("loss", "grad_output", "weight_grad")]
 
 
 def _norm(row: TensorRow) -> float:

@@ -92,8 +92,12 @@ def _limit(fact: Fact, last: float, options: Options) -> float:
     if fact.backward:
         return float(options["gradient_growth"])
     fmt = known_format(fact.dtype)
-    near = fmt is not None and fmt.headroom(last) <= options["headroom"]
-    return float((0.5 if near else 1.0) * options["growth"])
+    return _least_growth(fmt.headroom(last) if fmt is not None else math.inf, options)
+
+
+def _least_growth(headroom: float, options: Options) -> float:
+    """Binades that are too many, by the headroom of the last layer: half of them if it is near its format's end."""
+    return float((0.5 if headroom <= options["headroom"] else 1.0) * options["growth"])
 
 
 def _excess(view: RunView, fact: Fact, options: Options) -> float:
@@ -201,8 +205,7 @@ def _headroom(chain: Chain) -> float:
 def _grows(chain: Chain, options: Options) -> bool:
     if rising_share(_sizes(chain)) < options["consistent_share"]:
         return False
-    near = _headroom(chain) <= options["headroom"]
-    return _growth(chain) >= (0.5 if near else 1.0) * options["growth"]
+    return _growth(chain) >= _least_growth(_headroom(chain), options)
 
 
 def _finding(view: RunView, chain: Chain, options: Options) -> Finding:

@@ -16,7 +16,7 @@ import numpy as np
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
@@ -210,7 +210,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     culprit = blocker or row
     why, unused = _why(row, blocker, rows)
     message = (
-        f"The gradient of {_listed(parameters)} was exactly zero in every element on "
+        f"The gradient of {named(parameters)} was exactly zero in every element on "
         f"{'all' if steps == all_steps else f'the last {steps:,} of'} {plural(all_steps, 'recorded step')} (limit "
         f"{options['min_steps']:g}), up to step {step}. {elements:,} elements in {len(dead)} of {len(every):,} weight "
         f"matrices get no gradient. {why}"
@@ -273,10 +273,6 @@ def _freeze_part(row: TensorRow, weights: int) -> Prescription:
         predicted={"weights_without_gradient": {"from": weights, "to": 0}},
         snippet=f"{module_expression(row.module)}.get_parameter({row.name!r}).requires_grad_(False)\n",
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{n}`" for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
@@ -344,7 +340,7 @@ def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Opt
         severity=Severity.INFO,
         confidence=0.8,
         title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
-        message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {_listed(names)} took part in "
+        message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {named(names)} took part in "
         "the forward pass and never got a gradient: detached, or not used by the loss. Freeze weights that need no "
         "training.",
         location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),
