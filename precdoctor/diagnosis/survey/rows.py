@@ -278,10 +278,14 @@ def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
     ]
 
 
+def tensor_evidence(row: TensorRow | None, rows: Sequence[TensorRow] = ()) -> dict[str, Any]:
+    """The ``range`` and ``path`` entries of a finding about a tensor, the path in ``rows``; none without a tensor."""
+    return {} if row is None else {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
+
+
 def gradient_evidence(rows: Sequence[TensorRow], gradient: TensorRow) -> dict[str, Any]:
     """The ``range`` and ``path`` entries of a finding about a gradient; the path begins at the loss."""
-    backward = [r for r in rows if r.kind in ("loss", "grad_output")]
-    return {"range": range_evidence(gradient), "path": path_evidence(path_to(backward, gradient))}
+    return tensor_evidence(gradient, [r for r in rows if r.kind in ("loss", "grad_output")])
 
 
 def path_to(rows: Sequence[TensorRow], target: TensorRow) -> list[TensorRow]:

@@ -19,7 +19,7 @@ from precdoctor.diagnosis.families.configuration.half_precision_positions_angles
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, parameters
 from precdoctor.diagnosis.survey.measures import lists
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import TensorRow, known_format, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.rows import TensorRow, known_format, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
@@ -205,8 +205,7 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
             "limit": limit,
             "sequence_length": length,
             "tables": [t.row.parameter for t in guilty[:16]],
-            "range": range_evidence(row),
-            "path": path_evidence([row]),
+            **tensor_evidence(row),
             "confidence_reason": "dtype and values are recorded; the name says what it is for",
         },
         prescriptions=(_keep_fp32(row, table.fmt, effect, predicted),),

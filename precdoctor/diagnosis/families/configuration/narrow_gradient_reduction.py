@@ -18,8 +18,7 @@ from precdoctor.diagnosis.survey.rows import (
     integer,
     known_format,
     location,
-    path_evidence,
-    range_evidence,
+    tensor_evidence,
     text,
 )
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -197,8 +196,7 @@ def _finding(
             "zero_before": row.zero / row.numel,
             "zero_after": after.zero / after.numel if after is not None else None,
             "tensors": [dotted(k[1], k[3]) for k in list(guilty)[:16]],
-            "range": range_evidence(row),
-            "path": path_evidence([row]),
+            **tensor_evidence(row),
             "confidence_reason": "FSDP splits the division before and after the sum"
             if sharded
             else "each rank's gradient was recorded before the reduction",

@@ -21,7 +21,7 @@ import pandas as pd
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
 from precdoctor.diagnosis.survey.measures import column, format_values
-from precdoctor.diagnosis.survey.rows import Key, known_format, number, path_evidence, path_to, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.formats import Format
@@ -310,8 +310,7 @@ class Operand:
         mine = [r for r in rows if r.key == self.key and r.amax == cast.peak]
         if not mine:
             return {}
-        row = replace(mine[0], dtype=self.fmt.dtype)
-        return {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
+        return tensor_evidence(replace(mine[0], dtype=self.fmt.dtype), rows)
 
 
 def _filling(cast: Cast, fmt: Format) -> float:

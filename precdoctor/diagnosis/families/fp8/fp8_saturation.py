@@ -25,14 +25,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
 )
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
-from precdoctor.diagnosis.survey.rows import (
-    BACKWARD_KINDS,
-    Key,
-    TensorRow,
-    path_evidence,
-    path_to,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, tensor_evidence
 from precdoctor.diagnosis.survey.rows import location as location_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FORMATS, format_of_dtype
@@ -175,8 +168,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             "limit": limit,
             "exact": tensor.exact,
             "steps_examined": len(tensor.shares),
-            "range": range_evidence(row),
-            "path": path_evidence(path_to(rows, row)),
+            **tensor_evidence(row, rows),
             "confidence_reason": "clipped elements were counted at the cast"
             if tensor.exact
             else "elements at the maximum, above what amax scaling puts there",

@@ -15,14 +15,7 @@ from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.histories import History, forward_histories
 from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import (
-    FORWARD_KINDS,
-    Key,
-    TensorRow,
-    path_evidence,
-    path_to,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, tensor_evidence
 from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
@@ -170,31 +163,28 @@ def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Tr
         f"{left.estimate:,.0f} steps (95 %: {left.interval_words}), about step {step + round(left.estimate):,}. "
         f"{plural(len(growing), 'tensor')} with such a trend."
     )
-    evidence = {
-        "binades_per_100_steps": 100.0 * trend.slope,
-        "slope_interval": [100.0 * trend.low, 100.0 * trend.high],
-        "steps_to_overflow": left.estimate,
-        "steps_to_overflow_interval": [left.low, left.high],
-        "amax": amax,
-        "headroom_binades": headroom,
-        "limit": options["max_headroom"],
-        "points_fitted": trend.points,
-        "history": history.as_evidence(),
-        "tensors": [
-            {"root": k[0], "module": k[1], "kind": k[2], "binades_per_100_steps": 100.0 * t.slope}
-            for k, t in sorted(growing.items(), key=lambda item: -item[1].slope)[:16]
-        ],
-        "confidence_reason": left.reason,
-    }
-    if row is not None:
-        forward = [r for r in rows if r.kind in FORWARD_KINDS]
-        evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(forward, row))}
     return RULE.finding(
         confidence=0.7 if left.is_wide or trend.is_short else 0.85,
         title=f"{label} grows into {history.dtype}'s limit: overflow in about {left.estimate:,.0f} steps",
         message=message,
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
-        evidence=evidence,
+        evidence={
+            "binades_per_100_steps": 100.0 * trend.slope,
+            "slope_interval": [100.0 * trend.low, 100.0 * trend.high],
+            "steps_to_overflow": left.estimate,
+            "steps_to_overflow_interval": [left.low, left.high],
+            "amax": amax,
+            "headroom_binades": headroom,
+            "limit": options["max_headroom"],
+            "points_fitted": trend.points,
+            "history": history.as_evidence(),
+            "tensors": [
+                {"root": k[0], "module": k[1], "kind": k[2], "binades_per_100_steps": 100.0 * t.slope}
+                for k, t in sorted(growing.items(), key=lambda item: -item[1].slope)[:16]
+            ],
+            "confidence_reason": left.reason,
+            **tensor_evidence(row, [r for r in rows if r.kind in FORWARD_KINDS]),
+        },
         prescriptions=(_prescribe(view, key, history, trend, rows),),
     )
 

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.divergence.onset import clip_level
 from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.families.growth.gradient_explosion_detection import WINDOW, Explosion, find_explosion
 from precdoctor.diagnosis.survey.histories import by_optimizer
-from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.rows import TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -121,8 +121,6 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     }
     if rate is not None:
         evidence |= rate.evidence
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
     where = f" from `{_name(row)}`" if row is not None else ""
     root = "" if explosion.diverged else root_of_rise(view, explosion.process, explosion.steps, explosion.at)
     norms = f"norm {explosion.baseline:.3g} -> {explosion.peak:.3g}"
@@ -132,7 +130,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
         title=f"{f'{root}; ' if root else ''}{_what(explosion)}: {norms}{where}",
         message=_message(explosion, row, grown, options) + (f" {rate.words}" if rate is not None else ""),
         location=location(row, Phase.BACKWARD, explosion.process.rank, first.step),
-        evidence=evidence,
+        evidence=evidence | tensor_evidence(row, rows),
         prescriptions=_prescriptions(explosion, row.module if row is not None else "", rate),
     )
 

@@ -17,15 +17,7 @@ from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, rows_of
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import after_an_ordinary_update, by_optimizer, spread
-from precdoctor.diagnosis.survey.rows import (
-    BACKWARD_KINDS,
-    FORWARD_KINDS,
-    Key,
-    TensorRow,
-    location,
-    path_evidence,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
@@ -237,7 +229,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     because = ""
     if moved is not None:
         row = moved.row
-        evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
+        evidence |= tensor_evidence(row)
         evidence["moved_first"] = {"step": row.step, "amax": row.amax, "usual_amax": moved.usual}
         because = f"; {row.label} moved first"
     if rate is not None:

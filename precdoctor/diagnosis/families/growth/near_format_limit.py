@@ -11,7 +11,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.histories import History, forward_histories
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format, format_of_dtype
 from precdoctor.numerics.histogram import bin_of
@@ -113,27 +113,25 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
         f"{step}. That is {100.0 * amax / largest:.0f} % of the largest number and leaves "
         f"{history.fmt.headroom(amax):.2f} binades. {plural(len(near), 'tensor')} this close."
     )
-    evidence = {
-        "amax": amax,
-        "headroom_binades": history.fmt.headroom(amax),
-        "limit": options["headroom"],
-        "steps_near": len(close),
-        "last_bad_step": close[-1][0],
-        "history": history.as_evidence(),
-        "tensors": [
-            {"root": k[0], "module": k[1], "kind": k[2], "headroom_binades": _least_headroom(h)}
-            for k, h in sorted(near.items(), key=lambda item: _least_headroom(item[1]))[:16]
-        ],
-        "confidence_reason": "the largest magnitude is exact",
-    }
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
     return RULE.finding(
         confidence=0.9 if len(close) >= 2 * options["steps"] else 0.75,
         title=f"{label} stays at {100.0 * usual / largest:.0f} % of {history.dtype}'s largest number, {largest:g}",
         message=message,
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
-        evidence=evidence,
+        evidence={
+            "amax": amax,
+            "headroom_binades": history.fmt.headroom(amax),
+            "limit": options["headroom"],
+            "steps_near": len(close),
+            "last_bad_step": close[-1][0],
+            "history": history.as_evidence(),
+            "tensors": [
+                {"root": k[0], "module": k[1], "kind": k[2], "headroom_binades": _least_headroom(h)}
+                for k, h in sorted(near.items(), key=lambda item: _least_headroom(item[1]))[:16]
+            ],
+            "confidence_reason": "the largest magnitude is exact",
+            **tensor_evidence(row, rows),
+        },
         prescriptions=(_widen(view, key, history, amax, rows),),
     )
 
@@ -238,8 +236,7 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
             "clamped_at": row.amax,
             "amax_before": before.amax,
             "steps_examined": found.steps,
-            "range": range_evidence(row),
-            "path": path_evidence(path_to(found.rows, row)),
+            **tensor_evidence(row, found.rows),
             "confidence_reason": "counted in the tensor before; that this is the clamped one is inferred",
         },
         prescriptions=(

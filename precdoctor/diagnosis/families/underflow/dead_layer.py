@@ -22,16 +22,7 @@ from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flus
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import (
-    Parameter,
-    TensorRow,
-    dotted,
-    location,
-    path_evidence,
-    path_to,
-    range_evidence,
-    text,
-)
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.tail import magnitude
 
@@ -237,8 +228,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             "limit": options["min_steps"],
             "dead_weights": parameters[:16],
             "dead_elements": elements,
-            "range": range_evidence(culprit),
-            "path": path_evidence(path_to([r for r in rows if r.kind in _AROUND[culprit.kind]], culprit)),
+            **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
         prescriptions=(_freeze_part(row, len(dead)),) if part

@@ -16,16 +16,7 @@ from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
 from precdoctor.diagnosis.survey.parameters import ADAM, adam_groups, parameter_label
-from precdoctor.diagnosis.survey.rows import (
-    Key,
-    Parameter,
-    location,
-    number,
-    parameter_in,
-    path_evidence,
-    range_evidence,
-    text,
-)
+from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, parameter_in, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -233,8 +224,7 @@ def _finding(
                 {"parameter": parameter_label(parameter_in(k)), "below_eps_share": g.share}
                 for k, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
             ],
-            "range": range_evidence(row),
-            "path": path_evidence([row]),
+            **tensor_evidence(row),
             "confidence_reason": "gradients and the recorded sqrt(v) were counted against eps"
             if root is not None
             else "gradients were counted against eps; sqrt(v) is assumed to be of their size",

@@ -115,9 +115,7 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
             f". The median update is 2^{binade} of its weight; half a unit in the last place is 2^-25 to 2^-24. "
             "Training is usual at 2^-10."
         ),
-        location=Location(
-            worst.key[0], worst.key[1], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
-        ),
+        location=Location(*worst.key[:2], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
         evidence={
             "lost_share": counts.share,
             "limit": limit,
@@ -178,9 +176,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         title=f"{percent(counts.share)} of the updates of `{worst.name}` are lost in FP32: "
         f"its values are {worst.ulp:.3g} apart",
         message=message,
-        location=Location(
-            worst.key[0], worst.key[1], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
-        ),
+        location=Location(*worst.key[:2], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
         evidence=evidence,
         prescriptions=(_offset(worst), _float64(view, worst)),
     )

@@ -43,7 +43,7 @@ from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import Parameter, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -283,18 +283,14 @@ def _finding(
     }
     if diverging is not None:
         evidence |= diverging.evidence
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
         title=f"the first steps change `{parameter}` by {weight.ratio:.2g} times its initial size each"
         if early
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,
-        location=Location(
-            place[0], place[1], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
-        ),
-        evidence=evidence,
+        location=Location(*place[:2], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        evidence=evidence | tensor_evidence(row),
         prescriptions=(diverging.prescription,)
         if diverging is not None
         else _prescribe(view, process, weight, rates, options, early=early),
