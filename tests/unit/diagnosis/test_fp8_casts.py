@@ -163,7 +163,7 @@ def test_casts_of_one_step_are_taken_together(tmp_path):
         rows.insert(at + 1, {**rows[at], **operand_row(draws(11)(0) * 50.0, 10.0)})
     _, operand = only(run, tmp_path / "run")
     assert [c.numel for c in operand.casts] == [2 * draws(10)(0).size] * 4
-    assert all(c.scale == 10.0 and c.saturated > 0 for c in operand.casts)
+    assert all(c.scale == 10.0 and c.saturated_share > 0.0 for c in operand.casts)
 
 
 def test_recomputed_casts_do_not_count_twice(tmp_path):

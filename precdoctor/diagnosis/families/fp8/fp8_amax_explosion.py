@@ -103,8 +103,7 @@ def reach(fmt: Format) -> float:
 
 
 def _sized(operand: Operand) -> Casts:
-    found: Casts = operand.scaled[operand.scaled.amax > 0.0]
-    return found
+    return operand.scaled[operand.scaled.amax > 0.0]
 
 
 def _floors(casts: Casts, share: float) -> Floats:
