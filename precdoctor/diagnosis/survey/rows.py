@@ -176,9 +176,14 @@ class TensorRow:
         return self.pos_inf + self.neg_inf
 
     @property
+    def non_finite(self) -> int:
+        """NaN and infinities together."""
+        return self.nan + self.pos_inf + self.neg_inf
+
+    @property
     def bad(self) -> bool:
         """Whether it holds a NaN or an infinity."""
-        return self.nan + self.inf > 0
+        return self.non_finite > 0
 
     @property
     def mask_like(self) -> bool:
@@ -206,7 +211,7 @@ class TensorRow:
     @property
     def rms(self) -> float | None:
         """Root mean square of the finite elements."""
-        finite = self.numel - self.nan - self.inf
+        finite = self.numel - self.non_finite
         return math.sqrt(self.sum_sq / finite) if self.sum_sq is not None and finite > 0 else None
 
     @property

@@ -251,7 +251,7 @@ def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
             f"{present:.3g} -> {usual:.3g}",
             change={"lr": {"from": present, "to": usual}},
             predicted={"grad_norm": {"from": explosion.peak, "to": explosion.baseline}},
-            snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {usual!r}\n",
+            snippet=snippets.group_option("lr", repr(usual)),
         )
     norms = [s.grad_norm for s in explosion.steps[: explosion.left] if s.grad_norm is not None]
     clip = clip_level(norms)

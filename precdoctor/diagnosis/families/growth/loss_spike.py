@@ -289,7 +289,7 @@ def _prescribe_rate(spike: _Spike, rate: _RateSpike) -> Prescription:
         f"{rate.to:.3g}: loss {spike.peak:.3g} -> {spike.level:.3g}",
         change={"resume_before": rate.step, "lr": {"from": rate.to, "to": rate.before}},
         predicted={"loss": {"from": spike.peak, "to": spike.level}},
-        snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {rate.before!r}\n",
+        snippet=snippets.group_option("lr", repr(rate.before)),
     )
 
 

@@ -241,6 +241,10 @@ class Incident:
         effects = ["the loss" if noun == "loss" else plural(n, noun) for noun, n in counts.items() if n > 0]
         return f" Also non-finite at this step: {', '.join(effects)}." if effects else ""
 
+    def held_words(self, view: RunView, row: TensorRow) -> str:
+        """``At step 37, `blocks.0` output (float16) holds 12 NaN of 4,096 elements; limit 0.``"""
+        return f"{self.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+
     def at_step(self, view: RunView) -> str:
         """``at step 37``, with the rank if there are several, and the micro-step if gradients accumulate."""
         words = f"at step {self.step}"

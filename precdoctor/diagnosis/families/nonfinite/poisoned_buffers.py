@@ -114,7 +114,7 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
         message=message,
         location=location(row, Phase.FORWARD, process.rank, step),
         evidence={
-            "nonfinite_elements": row.nan + row.inf,
+            "nonfinite_elements": row.non_finite,
             "limit": options["min_steps"],
             "buffers": [dotted(*place[1:]) for _, place in poisoned][:16],
             "finite_losses_since": len(losses),

@@ -15,6 +15,7 @@ import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column
@@ -239,7 +240,7 @@ def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) 
                 f"{plural(10 * worst.step, 'step')}: zeros {percent(worst.since)} -> {percent(worst.before)}",
                 change={"lr": {"from": rate, "to": rate / 10}},
                 predicted=zeros,
-                snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {rate / 10!r}\n",
+                snippet=group_option("lr", repr(rate / 10)),
             )
         )
     leaky = Prescription(

@@ -10,12 +10,13 @@ import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
-from precdoctor.diagnosis.survey.parameters import ADAM, adam_groups, parameter_label
+from precdoctor.diagnosis.survey.parameters import ADAM, HALF, adam_groups, parameter_label
 from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, parameter_in, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -237,7 +238,7 @@ def _prescribe(
     dtype: str, eps: float, better: float, share: float, after: float, factor: float, rms: float
 ) -> Prescription:
     steps = {"from": factor, "to": rms / (rms + better)}
-    if dtype in ("float16", "bfloat16"):
+    if dtype in HALF:
         scale = 10.0 ** math.ceil(math.log10(eps / better))
         return Prescription(
             title=f"multiply the loss by {scale:g}: below eps {percent(share)} -> {percent(after)}",
@@ -249,7 +250,7 @@ def _prescribe(
         title=f"eps={better:g}: elements below it {percent(share)} -> {percent(after)}",
         change={"eps": {"from": eps, "to": better}},
         predicted={"below_eps_share": {"from": share, "to": after}, "step_size_factor": steps},
-        snippet=f"for group in optimizer.param_groups:\n    group['eps'] = {better!r}\n",
+        snippet=group_option("eps", repr(better)),
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import PARAMETER, by_kind, finite, firsts, groups, parameters, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
@@ -151,7 +152,7 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
                 f"{longer:,.0f} steps",
                 change={"weight_decay": {"from": decay.weight_decay, "to": after}},
                 predicted={"memory_steps": {"from": decay.steps, "to": longer}},
-                snippet=_snippet(after),
+                snippet=group_option("weight_decay", f"{after:.2g}"),
             ),
         ),
     )
@@ -205,7 +206,7 @@ def _weaker(penalty: Penalty, before: float) -> Prescription:
         f"{before:.2g} -> {before * factor:.1g}",
         change={"weight_decay": {"from": penalty.weight_decay, "to": after}},
         predicted={"penalty_to_gradient": {"from": before, "to": before * factor}},
-        snippet=_snippet(after),
+        snippet=group_option("weight_decay", f"{after:.2g}"),
     )
 
 
@@ -252,7 +253,3 @@ def _timeline(view: RunView) -> tuple[Process, Any]:
 def _location(view: RunView, place: Parameter, worst: Shrunk) -> Location:
     process, steps = _timeline(view)
     return Location(*place[:2], worst.module_class or None, "weight", Phase.OPTIMIZER, process.rank, steps[-1].step)
-
-
-def _snippet(decay: float) -> str:
-    return f"for group in optimizer.param_groups:\n    group['weight_decay'] = {decay:.2g}\n"

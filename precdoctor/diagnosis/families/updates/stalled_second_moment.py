@@ -13,6 +13,7 @@ import numpy as np
 from precdoctor.diagnosis.advice.wide_weights import widened_bytes
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.measures import column, unscaling
@@ -183,9 +184,7 @@ def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options
                 f"(+{memory(widened_bytes(view, elements))})",
                 change={"beta2": {"from": beta2, "to": round(better, 6)}},
                 predicted={"decay_of_v_per_step": {"from": 0.0, "to": round(1.0 - better, 6)}},
-                snippet=(
-                    f"for group in optimizer.param_groups:\n    group['betas'] = (group['betas'][0], {better:.4f})\n"
-                ),
+                snippet=group_option("betas", f"(group['betas'][0], {better:.4f})"),
             ),
         ),
     )
