@@ -81,9 +81,14 @@ _SOFTMAX = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_back
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the tensor that reaches its limit first. Weights that are multiplied up come before it."""
+
+    def guilty(fact: Fact) -> float:
+        factor = _over_run(view, fact)
+        return factor if factor >= options["amplified"] else 0.0
+
     multiplied = check_facts(
-        view, ("amplified",), lambda f: _over_run(view, f) if _over_run(view, f) >= options["amplified"] else 0.0,
-        lambda g: _amplified(view, g, options), seen="no weight is multiplied up", keep=lambda g: stands(view, g),
+        view, ("amplified",), guilty, lambda g: _amplified(view, g, options), seen="no weight is multiplied up",
+        keep=lambda g: stands(view, g),
     )  # fmt: skip
     if multiplied.findings:
         return multiplied
@@ -248,8 +253,6 @@ def _logits(view: RunView) -> dict[Key, History]:
     for op in op_dtypes(view):
         if short_name(op.op) in _SOFTMAX and op.calls:
             sizes.setdefault((op.root, op.module), set()).add(op.elements // op.calls)
-    if not sizes:
-        return {}
     histories = forward_histories(view)
     found: dict[Key, History] = {}
     for (root, module), wanted in sizes.items():

@@ -200,28 +200,22 @@ def _name(row: TensorRow) -> str:
 
 
 def _culprit(view: RunView, explosion: Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
-    """The weight gradient whose norm grew most between the last sampled step before and the first one after."""
+    """The weight gradient whose unscaled norm grew most, by which factor, and the backward rows; None if unknown.
+
+    Between the last sampled step before and the first one after; of a run that diverged, the last one.
+    """
     later = explosion.steps[explosion.at :]
     before = next((s for s in reversed(explosion.steps[: explosion.at]) if s.sampled), None)
     after = next((s for s in (reversed(later) if explosion.diverged else later) if s.sampled), None)
     if before is None or after is None:
         return None, 0.0, ()
-    return _grown_most(view.rows(explosion.process, before.step), view.rows(explosion.process, after.step))
-
-
-def _grown_most(
-    before: Sequence[TensorRow], after: Sequence[TensorRow]
-) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
-    """The weight gradient that grew most, the factor by which its unscaled L2 norm grew, and the backward rows.
-
-    None, 0 and no rows if no finite gradient is in both steps.
-    """
-    old = {r.key: _norm(r) for r in before if r.kind == "weight_grad"}
-    grown = [(_norm(r) / old[r.key], r) for r in after if r.kind == "weight_grad" and old.get(r.key) and not r.bad]
+    rows = view.rows(explosion.process, after.step)
+    old = {r.key: _norm(r) for r in view.rows(explosion.process, before.step) if r.kind == "weight_grad"}
+    grown = [(_norm(r) / old[r.key], r) for r in rows if r.kind == "weight_grad" and old.get(r.key) and not r.bad]
     if not grown:
         return None, 0.0, ()
     ratio, row = max(grown, key=lambda found: found[0])
-    return row, ratio, [r for r in after if r.kind in ("loss", "grad_output", "weight_grad")]
+    return row, ratio, [r for r in rows if r.kind in ("loss", "grad_output", "weight_grad")]
 
 
 def _norm(row: TensorRow) -> float:

@@ -103,7 +103,7 @@ class _Moved:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the spike that stays, else the highest."""
     series = {
-        key: [s for s in steps if s.loss is not None and math.isfinite(s.loss) and is_well(view, key[0], s)]
+        key: [s for s in steps if s.loss is not None and is_well(view, key[0], s)]
         for key, steps in by_optimizer(view).items()
     }
     count = sum(map(len, series.values()))

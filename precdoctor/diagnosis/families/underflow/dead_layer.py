@@ -208,11 +208,10 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     )
     part = blocker is None and not unused and _trains_otherwise(row, rows)
     name = _layer(row)[1]
-    short = part and name.startswith("weight_hh") and not name.endswith("_reverse")
-    if short:
-        message += " Its hidden state is zero throughout, as in sequences of one step."
-    elif part:
-        message += _REVERSE if name.startswith("weight_hh") and name.endswith("_reverse") else _PART
+    recurrent, reverse = part and name.startswith("weight_hh"), name.endswith("_reverse")
+    short = recurrent and not reverse
+    if part:
+        message += _SHORT if short else _REVERSE if recurrent else _PART
     who = f"`{dotted(row.module, row.name) if part else culprit.module or culprit.root}`"
     unused = unused or part
     title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
@@ -238,6 +237,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
 
 
 _PART = " The layer's other parameters are trained."
+_SHORT = " Its hidden state is zero throughout, as in sequences of one step."
 _REVERSE = (
     " The forward direction is trained: `outputs[-1]` holds the reverse one where it begins, behind a single input."
 )

@@ -6,7 +6,6 @@ every example. Its gradient is zero there, so the layer cannot recover (Lu et al
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -168,11 +167,8 @@ def _loss_gives(view: RunView, rows: Sequence[TensorRow], since: int, steps: Seq
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:
     """Mean loss over the oldest and the newest quarter of the steps since ``step``; None if there are few."""
-    losses = [
-        s.loss
-        for s in view.timeline[process]
-        if s.step >= step and s.loss is not None and math.isfinite(s.loss) and not s.loss_is_bad
-    ]
+    known = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
+    losses = [s.loss for s in known if s.loss is not None]
     quarter = len(losses) // 4
     return (fmean(losses[:quarter]), fmean(losses[-quarter:])) if len(losses) >= _LOSSES else None
 

@@ -165,7 +165,7 @@ def penalty_finding(
     every = _penalty_to_gradient(view, penalty, shrunk)
     ratios = {p: r for p, r in every.items() if r[1] >= limit}
     shrunk = {p: shrunk[p] for p in ratios}
-    if not shrunk or len(shrunk) < least:
+    if len(shrunk) < least:
         return None
     place, worst = _worst(shrunk)
     parameter, (first, newer) = parameter_label(place), ratios[place]
