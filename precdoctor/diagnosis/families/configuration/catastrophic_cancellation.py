@@ -104,7 +104,7 @@ def _rounded_before(fact: Fact) -> bool:
 
 def _rows(fact: Fact) -> float:
     """Share of the rows of expanded distances in which at least one is wrong."""
-    return fact.count("rows_wrong") / max(fact.count("rows"), 1)
+    return fact.share("rows_wrong", "rows")
 
 
 def _format(fact: Fact) -> str:
@@ -116,7 +116,7 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
     """The finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
-    dtype, share, noise = _format(fact), percent(wrong / max(of, 1)), fact.number("noise")
+    dtype, share, noise = _format(fact), percent(wrong_share(fact)), fact.number("noise")
     wide, method = (FP64, "double") if dtype == FP32.dtype else (FP32, "float")
     whole = fact.data.get("of_data") is True and noise >= options["noise"]
     error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
@@ -154,7 +154,7 @@ def _coarse(view: RunView, group: Group, options: Options) -> Finding:
     """The finding about data that no scan saw in a wider format, and whose differences are an ulp or nothing."""
     fact = group.worst
     wrong, of, ulp, largest = (fact.number(name) for name in ("wrong", "of", "ulp", "largest"))
-    share, near = percent(wrong / max(of, 1.0)), f"{largest:.4g}"
+    share, near = percent(wrong_share(fact)), f"{largest:.4g}"
     return place_finding(
         RULE,
         view,
@@ -190,7 +190,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     bits = fmt.mantissa_bits + 1 if fmt is not None else 0
     lost, wrong, of = min(fact.number("bits_lost"), bits), fact.count("wrong"), fact.count("of")
     op, there = fact.where("used_by")
-    share = percent(wrong / max(of, 1))
+    share = percent(wrong_share(fact))
     message = (
         f"{op_words(fact)} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits (median; "
         f"limit {bits - options['bits_left']:.0f}). After {short_name(op)}{there}, {wrong:,} of {of:,} elements "

@@ -106,7 +106,7 @@ def _scanned(view: RunView, operand: Operand, options: Options) -> Fact | None:
 
 def _flushed(fact: Fact) -> float:
     """Share of the non-zero elements."""
-    return fact.count("flushed") / max(fact.count("nonzero"), 1)
+    return fact.share("flushed", "nonzero")
 
 
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:

@@ -120,7 +120,7 @@ def _short(fact: Fact) -> str:
 
 
 def _share(fact: Fact) -> float:
-    return fact.count("stalled") / max(fact.count("moved"), 1)
+    return fact.share("stalled", "moved")
 
 
 def _decay(fact: Fact, steps: int) -> float:
