@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription
@@ -41,9 +41,5 @@ def is_worthwhile(prescription: Prescription) -> bool:
 
 def worthwhile_first(finding: Finding) -> Finding:
     """The finding with prescriptions that hardly help moved to the end, otherwise in their order."""
-    ordered = _ordered(finding.prescriptions)
-    return finding if list(ordered) == list(finding.prescriptions) else replace(finding, prescriptions=ordered)
-
-
-def _ordered(prescriptions: Sequence[Prescription]) -> Sequence[Prescription]:
-    return tuple(sorted(prescriptions, key=lambda p: not is_worthwhile(p)))
+    ordered = sorted(finding.prescriptions, key=lambda p: not is_worthwhile(p))
+    return finding if ordered == list(finding.prescriptions) else replace(finding, prescriptions=tuple(ordered))

@@ -64,6 +64,11 @@ def lower_rate(factor: float) -> str:
     return f"for group in optimizer.param_groups:  # once, before a scheduler is made\n    group['lr'] *= {factor!r}\n"
 
 
+def group_option(name: str, value: str) -> str:
+    """Set an option of every parameter group to ``value``, Python code."""
+    return f"for group in optimizer.param_groups:\n    group[{name!r}] = {value}\n"
+
+
 def clip_norm(limit: float) -> str:
     """Clip the norm of all gradients between backward pass and optimizer step."""
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def plural(count: int, noun: str) -> str:
@@ -17,6 +18,17 @@ def plural(count: int, noun: str) -> str:
 def there_are(count: int, noun: str) -> str:
     """``1 element is``, ``12 elements are``."""
     return f"{plural(count, noun)} {'is' if count == 1 else 'are'}"
+
+
+def non_finite(nan: int, pos_inf: int, neg_inf: int) -> str:
+    """``12 NaN and 3 +Inf``; empty without any."""
+    counts = {"NaN": nan, "+Inf": pos_inf, "-Inf": neg_inf}
+    return " and ".join(f"{count:,} {word}" for word, count in counts.items() if count)
+
+
+def named(names: Sequence[str]) -> str:
+    """`` `a`, `b` and 7 more``: the first four in backticks, and how many are left."""
+    return ", ".join(f"`{n}`" for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def memory(count: float) -> str:

@@ -117,7 +117,7 @@ def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescrip
         "it up slowly",
         change={"lr": {"from": present, "to": usual}},
         predicted=predicted,
-        snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {usual!r}\n",
+        snippet=snippets.group_option("lr", repr(usual)),
     )
 
 

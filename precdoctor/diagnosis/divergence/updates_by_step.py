@@ -42,7 +42,7 @@ class Updates:
         worst = found[0] if found else None
         for each in found[:2]:  # the root's own update, or the next one
             worst = each if worst is None or each[0] > worst[0] else worst
-        return (None, "") if worst is None else (worst[0], parameter_label(*worst[1]))
+        return (None, "") if worst is None else (worst[0], parameter_label(worst[1]))
 
     def factors(self, step: int) -> list[float]:
         """The factor of each matrix's RMS from this step to the next, if both were recorded."""
@@ -84,7 +84,7 @@ class Updates:
             ]
             if found:
                 most, place = max(found)
-                return step, parameter_label(*place), most
+                return step, parameter_label(place), most
         return None
 
     def seen(self, first: int, incident: int) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Prescription
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import non_finite, plural
 from precdoctor.diagnosis.survey.operand import Operand
 
 #: Samples listed by number; a line holds no more.
@@ -21,8 +21,8 @@ class BadTensor:
     Attributes:
         name: its name in a sentence: "`labels`", "field 0", "argument 1"; empty if the data is one tensor.
         counts: number of elements that are NaN, +Inf and -Inf.
-        samples: positions of the first bad samples in the batch; ``bad_samples`` is the number of all.
-        indices: indices of the same samples in the data set; empty if unknown.
+        bad_samples: number of bad samples in the batch.
+        indices: indices of the first of them in the data set; empty if unknown.
         in_order: whether the indices are certain: no custom ``collate_fn`` may have changed the order.
         rows: the first dimension does not count samples (but the nodes of several graphs).
     """
@@ -31,7 +31,6 @@ class BadTensor:
     counts: tuple[int, int, int]
     numel: int
     first_bad: tuple[int, ...] | None
-    samples: tuple[int, ...] = ()
     bad_samples: int = 0
     indices: tuple[int, ...] = ()
     in_order: bool = False
@@ -45,10 +44,10 @@ class BadTensor:
     @property
     def held(self) -> str:
         """``a NaN``, ``12 NaN and 1 +Inf``."""
-        parts = [(n, word) for n, word in zip(self.counts, ("NaN", "+Inf", "-Inf"), strict=True) if n]
-        if [n for n, _ in parts] == [1]:
-            return "a NaN" if parts[0][1] == "NaN" else f"one {parts[0][1]}"
-        return " and ".join(f"{n:,} {word}" for n, word in parts)
+        words = non_finite(*self.counts)
+        if self.bad != 1:
+            return words
+        return "a NaN" if self.counts[0] else words.replace("1", "one")
 
     @property
     def where(self) -> str:
@@ -87,9 +86,7 @@ class BadTensor:
 
 def as_read(name: str, operand: Operand) -> BadTensor:
     """The tensor as an op read it."""
-    first = operand.first_bad
-    counts = operand.nan, operand.pos_inf, operand.neg_inf
-    return BadTensor(name, counts, operand.numel, first, first[:1] if first else ())
+    return BadTensor(name, (operand.nan, operand.pos_inf, operand.neg_inf), operand.numel, operand.first_bad)
 
 
 def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
@@ -105,7 +102,6 @@ def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
         counts=(operand.nan, operand.pos_inf, operand.neg_inf),
         numel=operand.numel,
         first_bad=operand.first_bad,
-        samples=samples,
         bad_samples=_number(facts.get("bad_samples")) or len(samples),
         indices=indices if len(indices) == len(samples) else (),
         in_order=facts.get("in_order") is True,

@@ -15,7 +15,7 @@ import pandas as pd
 from precdoctor.diagnosis.survey.frames import firsts, groups, lasts
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.rows import TensorRow, path_evidence, range_evidence, text
 from precdoctor.diagnosis.survey.view import RunView
 
 #: A part of a name that is a number (``blocks.3``), or else ends in one (``body.conv3``).
@@ -64,9 +64,19 @@ class Chain:
         """Whether the links are calls of one module."""
         return self.links[0].module == self.links[-1].module
 
+    @property
+    def alive(self) -> list[Link]:
+        """The links that are not zero throughout."""
+        return [k for k in self.links if k.norm > 0.0]
+
     def as_evidence(self) -> list[dict[str, Any]]:
         """Every layer with its magnitude."""
         return [{"module": k.module, "norm": k.norm, "rms": k.rms} for k in self.links]
+
+
+def chain_evidence(row: TensorRow | None, rows: Sequence[TensorRow]) -> dict[str, Any]:
+    """The ``range`` entry of a finding about a tensor of a chain, and its ``path``, ``rows``; none without a tensor."""
+    return {} if row is None else {"range": range_evidence(row), "path": path_evidence(rows)}
 
 
 def slope(values: Sequence[float]) -> float:

@@ -16,39 +16,24 @@ from precdoctor.diagnosis.survey.view import IDENTITY, Process
 from precdoctor.errors import CorruptRunError
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
 
-
-def magnitudes(frame: pd.DataFrame, column: str = "amax") -> npt.NDArray[np.float64]:
-    """A column of magnitudes, shape ``(rows,)``; NaN for nulls, negative and non-finite values."""
-    values = frame[column].to_numpy(dtype=np.float64, na_value=math.nan)
-    with np.errstate(invalid="ignore"):
-        return np.where((values >= 0.0) & (values < math.inf), values, math.nan)
-
-
-def with_exponents(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
-    """Mask of the rows that hold a histogram, shape ``(rows,)``."""
-    held: npt.NDArray[np.bool_] = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
-    return held
-
-
-def check_bins(name: str, lo: int, count: int) -> None:
-    """Refuse bins outside the exponent range.
-
-    Raises:
-        CorruptRunError: with the bins.
-    """
-    if count and not EXP_MIN <= lo <= lo + count - 1 <= EXP_MAX:
-        raise CorruptRunError(
-            f"the log is damaged: {name} has bins {lo} to {lo + count - 1}; "
-            f"there are none outside {EXP_MIN} to {EXP_MAX}"
-        )
-
-
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 #: Columns that identify a weight, and those of a step of a process.
 PARAMETER = ("root", "module", "name")
 AT = ("rank", "attempt", "step")
+
+
+def magnitudes(frame: pd.DataFrame) -> Floats:
+    """The column ``amax``, shape ``(rows,)``; NaN for nulls, negative and non-finite values."""
+    amax = column(frame, "amax")
+    return np.where((amax >= 0.0) & (amax < math.inf), amax, math.nan)
+
+
+def with_exponents(frame: pd.DataFrame) -> Mask:
+    """Mask of the rows that hold a histogram, shape ``(rows,)``."""
+    held: Mask = (frame["exp_hist"].notna() & frame["exp_lo"].notna()).to_numpy()
+    return held
 
 
 def groups(frame: pd.DataFrame, by: Sequence[str]) -> Ints:
@@ -142,7 +127,11 @@ def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
     lo = np.nan_to_num(column(frame, f"{prefix}_lo")).astype(np.int64)
     outside = np.flatnonzero((lengths > 0) & ((lo < EXP_MIN) | (lo + lengths - 1 > EXP_MAX)))
     if outside.size:
-        check_bins(f"{prefix}_hist", int(lo[outside[0]]), int(lengths[outside[0]]))
+        first = int(lo[outside[0]])
+        raise CorruptRunError(
+            f"the log is damaged: {prefix}_hist has bins {first} to {first + int(lengths[outside[0]]) - 1}; "
+            f"there are none outside {EXP_MIN} to {EXP_MAX}"
+        )
     if (counts < 0).any():
         raise CorruptRunError(f"the log is damaged: a count in {prefix}_hist is below zero")
     return Histograms(lo, lengths, counts.astype(np.int64))

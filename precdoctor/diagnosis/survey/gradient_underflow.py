@@ -157,9 +157,8 @@ def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> Gra
     rows = rows.iloc[np.lexsort((column(rows, "order"), *(rows[c] for c in ("step", "attempt", "rank"))))]
     if rows.empty:
         return GradientSurvey()
-    rows = pd.concat([_rounded(rows[rows["fp16"] == is_fp16], fmt) for is_fp16, fmt in _FORMATS.items()]).loc[
-        rows.index
-    ]
+    rounded = pd.concat([_rounded(rows[rows["fp16"] == is_fp16], fmt) for is_fp16, fmt in _FORMATS.items()])
+    rows = rounded.loc[rows.index]
     rows = rows.assign(**_shares(rows, dying_share, kind))
     largest = {fmt: float(rows.loc[rows["fp16"] == is_fp16, "amax"].max()) for is_fp16, fmt in _FORMATS.items()}
     headroom = min((fmt.headroom(amax) for fmt, amax in largest.items() if amax > 0.0), default=math.inf)

@@ -13,14 +13,17 @@ import numpy as np
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.measures import column, format_values
-from precdoctor.diagnosis.survey.rows import Key, known_format, text
+from precdoctor.diagnosis.survey.rows import Key, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
+from precdoctor.numerics.formats import Format, format_of_dtype
 
 #: Most steps of a history: of the newest, and spread over the rest. They bound the work.
 _NEWEST, _SPREAD = 128, 256
 #: Steps before one, which say what is usual there.
 _USUAL = 32
+#: Points of a history in the evidence; a plot needs no more.
+_SHOWN = 64
 _COLUMNS = ("module_class", "phase", "dtype", "numel", "order", "nan", "pos_inf", "at_max", "amax")
 
 
@@ -45,17 +48,16 @@ class History:
         """``(step, amax)`` by step."""
         return sorted(self.amax.items())
 
-    def headroom(self, amax: float) -> float:
-        """Binades between ``amax`` and the dtype's maximum."""
-        fmt = known_format(self.dtype)
-        return fmt.headroom(amax) if fmt is not None else math.inf
+    @property
+    def fmt(self) -> Format:
+        """Its format."""
+        return format_of_dtype(self.dtype)
 
-    def as_evidence(self, limit: int = 64) -> list[dict[str, Any]]:
-        """The fixed-shape ``history`` entry of a finding's evidence, thinned to ``limit`` points including the last."""
+    def as_evidence(self) -> list[dict[str, Any]]:
+        """The fixed-shape ``history`` entry of a finding's evidence, of some points including the last."""
         points = self.points()
-        stride = max(1, math.ceil(len(points) / limit))
-        kept = points[::-1][::stride][::-1]
-        return [{"step": s, "amax": a, "headroom_binades": self.headroom(a)} for s, a in kept]
+        kept = points[:: -max(1, math.ceil(len(points) / _SHOWN))][::-1]
+        return [{"step": s, "amax": a, "headroom_binades": self.fmt.headroom(a)} for s, a in kept]
 
 
 def forward_histories(view: RunView) -> Mapping[Key, History]:

@@ -78,8 +78,12 @@ def _non_finite(frame: pd.DataFrame) -> Floats:
     return column(frame, "nan") + column(frame, "pos_inf") + column(frame, "neg_inf")
 
 
+def _finite(frame: pd.DataFrame) -> Floats:
+    return column(frame, "numel") - _non_finite(frame)
+
+
 def _alive(frame: pd.DataFrame) -> Floats:
-    return column(frame, "numel") - column(frame, "zero") - _non_finite(frame)
+    return _finite(frame) - column(frame, "zero")
 
 
 def _dimensions(frame: pd.DataFrame) -> Floats:
@@ -170,7 +174,7 @@ MEASURES = {
             "the tensor's",
             "root mean square of the finite elements",
             ("sum_sq", "numel", *_BAD),
-            lambda f: np.sqrt(share(column(f, "sum_sq"), column(f, "numel") - _non_finite(f))),
+            lambda f: np.sqrt(share(column(f, "sum_sq"), _finite(f))),
         ),
         Measure("norm", "the tensor's", "L2 norm of the finite elements, scale taken out", ("sum_sq", "scale"), _norm),
         Measure(
@@ -187,13 +191,7 @@ MEASURES = {
             ("numel", "zero", "unchanged"),
             lambda f: share(column(f, "unchanged"), _intended(f)),
         ),
-        Measure(
-            "finite",
-            "elements",
-            "elements that are neither NaN nor infinite",
-            ("numel", *_BAD),
-            lambda f: column(f, "numel") - _non_finite(f),
-        ),
+        Measure("finite", "elements", "elements that are neither NaN nor infinite", ("numel", *_BAD), _finite),
         Measure("multiplier", "factor", "the recorded scale; 1 where there is none of use", ("scale",), _multiplier),
     )
 }

@@ -15,9 +15,10 @@ from typing import Any
 from precdoctor.diagnosis.claims.finding import Source
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_delivered
 from precdoctor.diagnosis.survey.operand import Operand
-from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.rows import dotted, integer, known_format, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import PrecdoctorError
+from precdoctor.numerics.formats import Format
 from precdoctor.runlog import open_run
 from precdoctor.runlog.files import AUTOPSY_DIR
 
@@ -67,10 +68,20 @@ class Op:
         return next((o for o in self.operands if o.argument in arguments), None)
 
     @property
+    def first_operand(self) -> Operand | None:
+        """Its first operand; None if the log has none."""
+        return self.operands[0] if self.operands else None
+
+    @property
+    def result_format(self) -> Format | None:
+        """The floating-point format of its first result; None if the log has none."""
+        return known_format(self.results[0].dtype) if self.results else None
+
+    @property
     def divisor(self) -> Operand | None:
         """What a division divides by; None if the log lacks it."""
         if self.short == "reciprocal":
-            return self.operands[0] if self.operands else None
+            return self.first_operand
         named = next((o for o in (*self.operands, *self.integers) if o.argument in {"other", "tensor2"}), None)
         return named or (self.operands[-1] if len(self.operands) > 1 else None)
 
@@ -93,7 +104,7 @@ class Poisoned:
     @property
     def full_name(self) -> str:
         """``encoder.norm.running_var``."""
-        return ".".join(filter(None, (self.module, self.name)))
+        return dotted(self.module, self.name)
 
 
 @dataclass(frozen=True)
@@ -227,7 +238,6 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
     data = event["data"]
     ops = {op.index: op for op in map(_op, rows) if op is not None}
     before = data.get("finite_before")
-    externals = [e for e in _list(data.get("externals")) if isinstance(e, Mapping)]
     return Replay(
         outcome=text(data.get("outcome")),
         phase=text(data.get("phase")),
@@ -236,11 +246,11 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         micro_step=integer(data.get("micro_step")),
         origins=tuple(i for i in _integers(data.get("origins")) if i in ops),
         path=tuple(i for i in _integers(data.get("path")) if i in ops),
-        externals=tuple((text(e.get("kind")), text(e.get("name")), integer(e.get("op")) or 0) for e in externals),
+        externals=tuple(map(_external, _tables(data.get("externals")))),
         ops=ops,
         call=source_of(event),
         root=text(event.get("root")),
-        batch=tuple(_operand(o) for o in _list(data.get("batch")) if isinstance(o, Mapping)),
+        batch=tuple(map(_operand, _tables(data.get("batch")))),
         changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
         changed_attributes=tuple(map(text, _list(data.get("changed_attributes")))),
         target=text(data.get("target")),
@@ -248,12 +258,16 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         skips=integer(data.get("skips_in_a_row")) or 1,
         live=data.get("live") is True,
         by_hand=data.get("by_hand") is True,
-        poisoned=tuple(_poisoned(p) for p in _list(data.get("poisoned")) if isinstance(p, Mapping)),
+        poisoned=tuple(map(_poisoned, _tables(data.get("poisoned")))),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
-        bad_settings=tuple(_bad_setting(s) for s in _list(data.get("bad_settings")) if isinstance(s, Mapping)),
-        bad_data=tuple(as_delivered(f, _operand(f)) for f in _list(data.get("bad_fields")) if isinstance(f, Mapping)),
+        bad_settings=tuple(map(_bad_setting, _tables(data.get("bad_settings")))),
+        bad_data=tuple(as_delivered(f, _operand(f)) for f in _tables(data.get("bad_fields"))),
         data_is_finite=data["data_is_finite"] if isinstance(data.get("data_is_finite"), bool) else None,
     )
+
+
+def _external(data: Mapping[str, Any]) -> tuple[str, str, int]:
+    return text(data.get("kind")), text(data.get("name")), integer(data.get("op")) or 0
 
 
 def _bad_setting(data: Mapping[str, Any]) -> BadSetting:
@@ -289,9 +303,9 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         bad_in=_integers(data.get("bad_in")),
         bad_out=integer(data.get("bad_out")) or 0,
         makers=tuple(map(_maker, _list(data.get("sources")))),
-        operands=tuple(_operand(o) for o in _list(data.get("operands")) if isinstance(o, Mapping)),
-        integers=tuple(_operand(o) for o in _list(data.get("integers")) if isinstance(o, Mapping)),
-        results=tuple(_operand(o) for o in _list(data.get("results")) if isinstance(o, Mapping)),
+        operands=tuple(map(_operand, _tables(data.get("operands")))),
+        integers=tuple(map(_operand, _tables(data.get("integers")))),
+        results=tuple(map(_operand, _tables(data.get("results")))),
         reference=_operand(data["reference"]) if isinstance(data.get("reference"), Mapping) else None,
         parameter=text(data.get("parameter")),
         state=text(data.get("state")),
@@ -338,6 +352,10 @@ def real(value: Any) -> float | None:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def _tables(value: Any) -> list[Mapping[str, Any]]:
+    return [v for v in _list(value) if isinstance(v, Mapping)]
 
 
 def _integers(value: Any) -> tuple[int, ...]:

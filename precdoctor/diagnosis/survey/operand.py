@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import non_finite, plural
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,5 @@ class Operand:
 
     def count_words(self) -> str:
         """``12 NaN and 3 +Inf of 4,096 elements``."""
-        parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
-        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
+        counts = non_finite(self.nan, self.pos_inf, self.neg_inf) or "no non-finite value"
+        return f"{counts} of {plural(self.numel, 'element')}"

@@ -21,7 +21,7 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
 )
 from precdoctor.diagnosis.survey.measures import Floats, column
-from precdoctor.diagnosis.survey.parameters import ADAM, beta2_of, parameter_groups, parameter_label
+from precdoctor.diagnosis.survey.parameters import ADAM, beta2_of, parameter_groups
 from precdoctor.diagnosis.survey.rows import Parameter, number, text
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -133,8 +133,3 @@ def adds_eps_to_root(view: RunView) -> bool:
 def divides_by_gradient(view: RunView) -> bool:
     """Whether every optimizer divides by the gradient's own size, element by element, so that a factor cancels."""
     return bool(view.optimizers) and all(text(o.get("class")) in SCALE_FREE for o in view.optimizers)
-
-
-def label(owner: Parameter) -> str:
-    """The parameter's full name below its root."""
-    return parameter_label(*owner)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from precdoctor.diagnosis.survey.rows import number, text
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, number, text
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Torch's own Adam: moments in the dtype of the weight, ``eps`` outside the root.
@@ -16,15 +17,16 @@ HALF = ("bfloat16", "float16")
 _BARE = re.compile(r"\d+\.\d+")
 
 
-def parameter_label(root: str, module: str, name: str) -> str:
+def parameter_label(place: Parameter) -> str:
     """The parameter's dotted name; for one that no module owns, its group and index in its optimizer.
 
     Such a parameter is a bare ``nn.Parameter`` that the script made.
     """
+    root, module, name = place
     if is_bare(module, name):
         group, index = name.split(".")
         return f"parameter {index} of group {group} of {root}"
-    return ".".join(part for part in (module, name) if part)
+    return dotted(module, name)
 
 
 def is_bare(module: str, name: str) -> bool:
@@ -39,11 +41,8 @@ def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
         for root in view.facts(process).get("roots") or ():
             for p in root.get("parameters") or ():
                 if p.get("requires_grad") and text(p.get("dtype")) in dtypes:
-                    elements = 1
-                    for n in p.get("shape") or ():
-                        elements *= int(n)
-                    name = ".".join(s for s in (text(p.get("module")), text(p.get("name"))) if s)
-                    found[f"{text(root.get('name'))}.{name}"] = elements
+                    name = dotted(text(p.get("module")), text(p.get("name")))
+                    found[f"{text(root.get('name'))}.{name}"] = math.prod(int(n) for n in p.get("shape") or ())
     return found
 
 
@@ -71,8 +70,14 @@ def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
     return {name: n for name, n in weights.items() if name in given} if given else weights
 
 
+def stepped_in_half(view: RunView) -> tuple[str, dict[str, int]]:
+    """The 16-bit dtype with most of :func:`stepped`, and these weights."""
+    weights = {dtype: stepped(view, (dtype,)) for dtype in HALF}
+    return max(weights.items(), key=lambda item: sum(item[1].values()))
+
+
 def _names(view: RunView, kind: str) -> set[str]:
-    return {f"{root}.{'.'.join(s for s in rest if s)}" for root, *rest in view.places(kind)}
+    return {f"{root}.{dotted(module, name)}" for root, module, name in view.places(kind)}
 
 
 def parameter_groups(view: RunView) -> list[Mapping[str, Any]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,11 +28,6 @@ class Process:
 
     rank: int
     attempt: int
-
-
-def process_step(record: Mapping[str, Any]) -> tuple[Process, int]:
-    """The process and the step of one scanned record."""
-    return Process(int(record["rank"]), int(record["attempt"])), int(record["step"])
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location, Phase
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import non_finite, plural
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import Format, Kind, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -65,6 +65,12 @@ def key_of(record: Mapping[str, Any]) -> Key:
 def parameter_of(record: Mapping[str, Any]) -> Parameter:
     """The weight that a scanned record is about."""
     return text(record["root"]), text(record["module"]), text(record["name"])
+
+
+def parameter_in(key: Key) -> Parameter:
+    """The weight that a tensor called like one is about."""
+    root, module, _, name, _ = key
+    return root, module, name
 
 
 def dotted(module: str, name: str) -> str:
@@ -160,14 +166,24 @@ class TensorRow:
         return (self.root, self.module, self.kind, self.name, self.call)
 
     @property
+    def owner(self) -> Parameter:
+        """The weight that this row is about, or whatever else has its module and name."""
+        return (self.root, self.module, self.name)
+
+    @property
     def inf(self) -> int:
         """Infinities of both signs."""
         return self.pos_inf + self.neg_inf
 
     @property
+    def non_finite(self) -> int:
+        """NaN and infinities together."""
+        return self.nan + self.pos_inf + self.neg_inf
+
+    @property
     def bad(self) -> bool:
         """Whether it holds a NaN or an infinity."""
-        return self.nan + self.pos_inf + self.neg_inf > 0
+        return self.non_finite > 0
 
     @property
     def mask_like(self) -> bool:
@@ -195,7 +211,7 @@ class TensorRow:
     @property
     def rms(self) -> float | None:
         """Root mean square of the finite elements."""
-        finite = self.numel - self.nan - self.inf
+        finite = self.numel - self.non_finite
         return math.sqrt(self.sum_sq / finite) if self.sum_sq is not None and finite > 0 else None
 
     @property
@@ -216,7 +232,7 @@ class TensorRow:
             return "the loss"
         if self.kind == "opt_state" and self.name:
             parameter, _, state = self.name.rpartition(".")
-            owner = ".".join(p for p in (self.place if self.module else "", parameter) if p)
+            owner = dotted(self.place if self.module else "", parameter)
             return f"state `{state}` of `{owner or self.place}`"
         what = {"grad_output": "gradient of the output", "weight_grad": "gradient", "weight_grad_step": "gradient"}
         what["fp8_operand"] = "FP8 operand"
@@ -227,8 +243,8 @@ class TensorRow:
 
     def count_words(self) -> str:
         """Its non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""
-        parts = [f"{n:,} {w}" for n, w in ((self.nan, "NaN"), (self.pos_inf, "+Inf"), (self.neg_inf, "-Inf")) if n]
-        return f"{' and '.join(parts) or 'no non-finite value'} of {plural(self.numel, 'element')}"
+        counts = non_finite(self.nan, self.pos_inf, self.neg_inf) or "no non-finite value"
+        return f"{counts} of {plural(self.numel, 'element')}"
 
 
 def location(row: TensorRow | None, phase: Phase, rank: int, step: int) -> Location:
@@ -267,10 +283,14 @@ def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
     ]
 
 
+def tensor_evidence(row: TensorRow | None, rows: Sequence[TensorRow] = ()) -> dict[str, Any]:
+    """The ``range`` and ``path`` entries of a finding about a tensor, the path in ``rows``; none without a tensor."""
+    return {} if row is None else {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
+
+
 def gradient_evidence(rows: Sequence[TensorRow], gradient: TensorRow) -> dict[str, Any]:
     """The ``range`` and ``path`` entries of a finding about a gradient; the path begins at the loss."""
-    backward = [r for r in rows if r.kind in ("loss", "grad_output")]
-    return {"range": range_evidence(gradient), "path": path_evidence(path_to(backward, gradient))}
+    return tensor_evidence(gradient, [r for r in rows if r.kind in ("loss", "grad_output")])
 
 
 def path_to(rows: Sequence[TensorRow], target: TensorRow) -> list[TensorRow]:

@@ -225,9 +225,19 @@ class RunFacts:
             if e["data"].get("what") == what
         ]
 
+    @cached_property
+    def nonfinite_events(self) -> Sequence[Mapping[str, Any]]:
+        """The ``nonfinite`` events: the steps on which the recorder saw such values."""
+        return self.events_of("nonfinite")
+
+    @cached_property
+    def last_step(self) -> int:
+        """The last step of any process; 0 without steps."""
+        return max((s.step for steps in self.timeline.values() for s in steps), default=0)
+
     def detection(self, process: Process, step: int) -> Source | None:
         """The line of the ``backward()`` call (or optimizer step) at which the recorder saw the values of ``step``."""
-        for event in self.remember("nonfinite-events", lambda: self.events_of("nonfinite")):
+        for event in self.nonfinite_events:
             same = integer(event.get("step")) == step and integer(event.get("rank")) == process.rank
             line = integer(event.get("line"))
             if same and text(event.get("file")) and line is not None:

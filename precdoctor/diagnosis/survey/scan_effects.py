@@ -17,7 +17,7 @@ EFFECT = RuleOption(
 
 def wrong_share(fact: Fact) -> float:
     """Share of a result that a hidden overflow or underflow makes wrong by more than half."""
-    return fact.number("wrong") / max(fact.count("of"), 1)
+    return fact.share("wrong", "of")
 
 
 def has_effect(fact: Fact, limit: float) -> bool:

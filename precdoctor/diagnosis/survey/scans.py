@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.op_facts import real, source_of
-from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.rows import dotted, integer, text
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Places in the code that a rule reports, and modules listed for each; a reader needs no more.
@@ -125,6 +125,10 @@ class Fact:
         """A whole number of ``data``; 0 if there is none."""
         return integer(self.data.get(name)) or 0
 
+    def share(self, part: str, whole: str) -> float:
+        """One whole number of ``data`` over another; 0 without them."""
+        return self.count(part) / max(self.count(whole), 1)
+
     def where(self, name: str) -> tuple[str, str]:
         """Another op in ``data``, one that used the value, and its line in words."""
         other = self.data.get(name)
@@ -168,7 +172,7 @@ def _evidence_words(evidence: Mapping[str, Any]) -> str:
     name = _EVIDENCE.get(what, what)
     place, _, tensor = text(evidence.get("tensor")).partition(":")
     kind, _, parameter = tensor.partition(":")
-    module = ".".join(filter(None, (place.partition("/")[2], parameter if kind.startswith("weight") else "")))
+    module = dotted(place.partition("/")[2], parameter if kind.startswith("weight") else "")
     of = f" of `{module or place.partition('/')[0]}` {kind.replace('_', ' ')}" if place else ""
     before, now = real(evidence.get("before")), real(evidence.get("now"))
     numbers = f" {before:.3g} -> {now:.3g}" if before is not None and now is not None else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from precdoctor.diagnosis.survey.rows import integer, known_format, number, text
@@ -95,7 +95,12 @@ class Shadowed:
     without_backward: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     nothing_reduced: tuple[int, ...] = ()
-    roots: tuple[str, ...] = field(default=())
+    roots: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the narrowest format; empty without one."""
+        return self.fmt.dtype if self.fmt is not None else ""
 
     @property
     def u(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,6 +13,31 @@ import numpy as np
 _MIN_POINTS = 8
 #: Standard errors on either side of a slope: an interval of 95 %.
 _ERRORS = 2.0
+#: Factor between the ends of a forecast from which on it is wide, and fewest points of a line that is not short.
+_WIDE, _LONG = 4.0, 24
+
+
+class Forecast(NamedTuple):
+    """Steps until a limit is reached, with an interval of 95 %."""
+
+    low: float
+    estimate: float
+    high: float
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its ends are far apart."""
+        return self.high > _WIDE * max(self.low, 1.0)
+
+    @property
+    def interval_words(self) -> str:
+        """``120 to 340``; ``120 or more`` without an end."""
+        return f"{self.low:,.0f} to {self.high:,.0f}" if math.isfinite(self.high) else f"{self.low:,.0f} or more"
+
+    @property
+    def reason(self) -> str:
+        """What the confidence in it rests on."""
+        return "a straight line in log2 over the newer half of the steps" + ", with a wide interval" * self.is_wide
 
 
 @dataclass(frozen=True)
@@ -37,14 +63,19 @@ class Trend:
     last: int
 
     @property
-    def slackens(self) -> bool:
-        """Whether the slope has fallen below half of that of the whole run."""
-        return self.slope < 0.5 * self.overall
+    def rises(self) -> bool:
+        """Whether it certainly goes up, at no less than half of the slope of the whole run."""
+        return self.low > 0.0 and self.slope >= 0.5 * self.overall
 
-    def steps_to(self, limit: float) -> tuple[float, float, float]:
-        """Steps from the last one until the line reaches log2 ``limit``: low, estimate, high."""
+    @property
+    def is_short(self) -> bool:
+        """Whether few points were fitted."""
+        return self.points < _LONG
+
+    def steps_to(self, limit: float) -> Forecast:
+        """Steps from the last one until the line reaches log2 ``limit``."""
         room = max(0.0, math.log2(limit) - self.level)
-        return room / self.high, room / self.slope, room / self.low if self.low > 0.0 else math.inf
+        return Forecast(room / self.high, room / self.slope, room / self.low if self.low > 0.0 else math.inf)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Trend | None:

@@ -19,8 +19,8 @@ from precdoctor.diagnosis.survey import stored
 from precdoctor.diagnosis.survey.arrow_rows import Categories, frame_of
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.measures import MEASURES
-from precdoctor.diagnosis.survey.processes import Process, process_step
-from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, TensorRow
+from precdoctor.diagnosis.survey.processes import Process
+from precdoctor.diagnosis.survey.rows import ROW_COLUMNS, Parameter, TensorRow
 from precdoctor.diagnosis.survey.run_facts import RunFacts, table_columns
 from precdoctor.diagnosis.survey.survey import ROWS, Survey, Task, chosen_steps, merged_surveys, read_pieces, tasks_of
 from precdoctor.runlog.caps import MAX_STEP_ROWS, hold
@@ -29,7 +29,7 @@ from precdoctor.runlog.filters import query
 from precdoctor.runlog.pieces import Piece
 from precdoctor.runlog.reader import Run
 
-__all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView", "process_step"]
+__all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView"]
 
 #: Non-finite by any of the three counts; a filter in disjunctive normal form.
 BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
@@ -187,14 +187,14 @@ class RunView(RunFacts):
         return next((rows for p in self.processes if (rows := self.rows(p, step))), ())
 
     @cached_property
-    def _places(self) -> Mapping[str, frozenset[tuple[str, ...]]]:
+    def _places(self) -> Mapping[str, frozenset[Parameter]]:
         columns = self.survey.totals.select(["kind", "root", "module", "name"]).to_pydict()
-        found: dict[str, set[tuple[str, ...]]] = {}
-        for kind, *place in zip(*columns.values(), strict=True):
-            found.setdefault(kind, set()).add(tuple(place))
+        found: dict[str, set[Parameter]] = {}
+        for kind, root, module, name in zip(*columns.values(), strict=True):
+            found.setdefault(kind, set()).add((root, module, name))
         return {kind: frozenset(places) for kind, places in found.items()}
 
-    def places(self, kind: str) -> frozenset[tuple[str, ...]]:
+    def places(self, kind: str) -> frozenset[Parameter]:
         """Root, module and name of every tensor of this kind."""
         return self._places.get(kind, frozenset())
 

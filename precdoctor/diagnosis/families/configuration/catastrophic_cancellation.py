@@ -6,7 +6,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.rows import known_format, text
-from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, has_effect
+from precdoctor.diagnosis.survey.scan_effects import EFFECT, effect_words, has_effect, wrong_share
 from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
@@ -20,6 +20,7 @@ from precdoctor.diagnosis.survey.scans import (
     stands,
 )
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import FP32, FP64
 
 PAGE = RulePage(
     finds="""
@@ -74,19 +75,17 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         if "ulp" in fact.data:
-            share = fact.number("wrong") / max(fact.count("of"), 1)
-            return share if share >= options["wrong_share"] else 0.0
+            return wrong_share(fact) if wrong_share(fact) >= options["wrong_share"] else 0.0
         if fact.data.get("of_data") is True and fact.number("noise") >= options["noise"]:
             return fact.number("noise")
         fmt = known_format(_format(fact))
         if fmt is None or not fact.number("bits_lost") >= fmt.mantissa_bits + 1 - options["bits_left"]:
             return 0.0
-        share = fact.number("wrong") / max(fact.count("of"), 1)
         strong = fact.number("effect") >= options["strong_effect"]
         least = options["few"] if strong else options["wrong_share"]
         if strong and _rows(fact) >= options["wrong_share"]:
             return _rows(fact)
-        return share if share >= least and has_effect(fact, options["effect"]) else 0.0
+        return wrong_share(fact) if wrong_share(fact) >= least and has_effect(fact, options["effect"]) else 0.0
 
     def lasts(group: Group) -> bool:
         """Whether it cancels by design, from the start: predictions come close to their targets only late in a run."""
@@ -105,7 +104,7 @@ def _rounded_before(fact: Fact) -> bool:
 
 def _rows(fact: Fact) -> float:
     """Share of the rows of expanded distances in which at least one is wrong."""
-    return fact.count("rows_wrong") / max(fact.count("rows"), 1)
+    return fact.share("rows_wrong", "rows")
 
 
 def _format(fact: Fact) -> str:
@@ -117,8 +116,8 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
     """The finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
-    wide, method = ("float64", "double") if _format(fact) == "float32" else ("float32", "float")
-    dtype, share, noise = _format(fact), percent(wrong / max(of, 1)), fact.number("noise")
+    dtype, share, noise = _format(fact), percent(wrong_share(fact)), fact.number("noise")
+    wide, method = (FP64, "double") if dtype == FP32.dtype else (FP32, "float")
     whole = fact.data.get("of_data") is True and noise >= options["noise"]
     error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
     least = options["wrong_share"] if wrong >= options["wrong_share"] * of else options["few"]
@@ -143,9 +142,8 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
         certain=(0.9, _ROUNDED),
         limits={name: options[name] for name in ("bits_left", "wrong_share", "noise")},
         prescription=Prescription(
-            title=f"subtract in {wide.upper()[0]}P{wide[5:]} and cast the difference{fact.line}: wrong elements "
-            f"{wrong:,} -> 0",
-            change={"compute_dtype": {"from": dtype, "to": wide}, "op": fact.op},
+            title=f"subtract in {wide.name} and cast the difference{fact.line}: wrong elements {wrong:,} -> 0",
+            change={"compute_dtype": {"from": dtype, "to": wide.dtype}, "op": fact.op},
             predicted={"wrong_elements": {"from": wrong, "to": 0}},
             snippet=f"difference = (a.{method}() - b.{method}()).to(torch.{dtype})  # before either is rounded\n",
         ),
@@ -156,7 +154,7 @@ def _coarse(view: RunView, group: Group, options: Options) -> Finding:
     """The finding about data that no scan saw in a wider format, and whose differences are an ulp or nothing."""
     fact = group.worst
     wrong, of, ulp, largest = (fact.number(name) for name in ("wrong", "of", "ulp", "largest"))
-    share, near = percent(wrong / max(of, 1.0)), f"{largest:.4g}"
+    share, near = percent(wrong_share(fact)), f"{largest:.4g}"
     return place_finding(
         RULE,
         view,
@@ -192,7 +190,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     bits = fmt.mantissa_bits + 1 if fmt is not None else 0
     lost, wrong, of = min(fact.number("bits_lost"), bits), fact.count("wrong"), fact.count("of")
     op, there = fact.where("used_by")
-    share = percent(wrong / max(of, 1))
+    share = percent(wrong_share(fact))
     message = (
         f"{op_words(fact)} subtracts two moments that agree in {lost:.0f} of {fact.dtype}'s {bits} bits (median; "
         f"limit {bits - options['bits_left']:.0f}). After {short_name(op)}{there}, {wrong:,} of {of:,} elements "

@@ -19,7 +19,7 @@ from precdoctor.diagnosis.families.configuration.half_precision_positions_angles
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, parameters
 from precdoctor.diagnosis.survey.measures import lists
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import TensorRow, known_format, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.rows import TensorRow, known_format, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
@@ -62,7 +62,6 @@ Sines 0.85, and 0.75 where only the largest number identifies the tensor that wa
 )
 _FREQUENCIES = re.compile(r"(?:^|_)(?:inv_?freqs?|freqs?|frequenc(?:y|ies)|thetas?)(?:$|_)")
 _POSITIONS = re.compile(r"(?:^|_)(?:positions?|position_ids|pos_ids)(?:$|_)")
-_COLUMNS = ("root", "module", "name", "dtype", "shape")
 #: Counts in a sum are exact in FP64 up to here.
 _EXACT = 2.0**52
 #: Counts and the like have no more significant bits below the leading one than this.
@@ -123,7 +122,7 @@ def _named(view: RunView) -> list[TensorRow]:
     found = []
     for (process, step), place in sorted(zip(at(first), parameters(first), strict=True), key=lambda f: f[0][0]):
         rows = view.rows(process, step)
-        mine = (r for r in rows if r.kind == "buffer" and (r.root, r.module, r.name) == place)
+        mine = (r for r in rows if r.kind == "buffer" and r.owner == place)
         found += [r for r in mine if r.dtype in HALF or rounded_to(r) is not None]
     return found
 
@@ -179,20 +178,17 @@ def _judge(row: TensorRow, length: int) -> _Table | None:
 
 def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[str, float]) -> Finding:
     row, limit = table.row, limits[table.what]
-    name = ".".join(p for p in (row.module, row.name) if p)
+    name = row.parameter
     if table.what == "radians":
         effect = f"an angle at position {length:,} is off by up to {table.error:.2g} radians"
-        predicted = {
-            "radians_off": {
-                "from": table.error,
-                "to": table.error * 2.0 ** (table.fmt.mantissa_bits - FP32.mantissa_bits),
-            }
-        }
+        after = table.error * 2.0 ** (table.fmt.mantissa_bits - FP32.mantissa_bits)
+        predicted = {"radians_off": {"from": table.error, "to": after}}
     else:
         effect = f"up to {table.error:.0f} neighbouring positions near {row.amax:.0f} are the same number"
         predicted = {"positions_per_number": {"from": table.error, "to": 1.0}}
-    narrow = row.dtype in HALF
-    holds = f"is {row.dtype}" if narrow else f"is {row.dtype} and holds numbers rounded to {table.fmt.dtype}"
+    holds = f"is {row.dtype}"
+    if row.dtype not in HALF:
+        holds += f" and holds numbers rounded to {table.fmt.dtype}"
     message = (
         f"The buffer `{name}` ({plural(row.numel, 'element')}, largest {row.amax:.4g}) {holds}, which keeps "
         f"{table.fmt.mantissa_bits + 1} significant bits: {effect} (limit {limit:g}). "
@@ -208,31 +204,28 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
             "measured": table.error,
             "limit": limit,
             "sequence_length": length,
-            "tables": [f"{t.row.module}.{t.row.name}".strip(".") for t in guilty[:16]],
-            "range": range_evidence(row),
-            "path": path_evidence([row]),
+            "tables": [t.row.parameter for t in guilty[:16]],
+            **tensor_evidence(row),
             "confidence_reason": "dtype and values are recorded; the name says what it is for",
         },
-        prescriptions=(_keep_fp32(row, table.fmt, name, effect.split(":")[0], predicted),),
+        prescriptions=(_keep_fp32(row, table.fmt, effect, predicted),),
     )
 
 
-def _keep_fp32(row: TensorRow, fmt: Format, name: str, effect: str, predicted: Mapping[str, Any]) -> Prescription:
-    at = f"{module_expression(row.module)}.{row.name}"
+def _keep_fp32(row: TensorRow, fmt: Format, effect: str, predicted: Mapping[str, Any]) -> Prescription:
+    name, at = row.parameter, f"{module_expression(row.module)}.{row.name}"
     if row.dtype in HALF:
-        how, snippet = (
-            f"keep `{name}` in FP32 (+{2 * row.numel:,} bytes)",
-            (f"import torch\n\nkept = {at}.clone()  # still FP32\nmodel = model.to(torch.{row.dtype})\n{at} = kept\n"),
+        how = f"keep `{name}` in FP32 (+{2 * row.numel:,} bytes)"
+        snippet = (
+            f"import torch\n\nkept = {at}.clone()  # still FP32\nmodel = model.to(torch.{row.dtype})\n{at} = kept\n"
         )
     else:
-        how, snippet = (
-            f"compute `{name}` in FP32",
-            (
-                "import torch\n\n"
-                f"# no .to(torch.{fmt.dtype}) on the way, and behind a conversion of the model\n"
-                "exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim\n"
-                f"{at} = 1.0 / base**exponents\n"
-            ),
+        how = f"compute `{name}` in FP32"
+        snippet = (
+            "import torch\n\n"
+            f"# no .to(torch.{fmt.dtype}) on the way, and behind a conversion of the model\n"
+            "exponents = torch.arange(0, dim, 2, dtype=torch.float32) / dim\n"
+            f"{at} = 1.0 / base**exponents\n"
         )
     return Prescription(
         title=f"{how}: {effect} -> none",

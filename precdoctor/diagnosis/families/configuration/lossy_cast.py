@@ -77,7 +77,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         if "wrapped" in fact.data:
-            wrapped = fact.number("wrapped") / max(fact.count("numel"), 1)
+            wrapped = fact.share("wrapped", "numel")
             return wrapped if wrapped >= options["wrapped"] else 0.0
         if "distinct_before" in fact.data:
             collided = _collided(fact)
@@ -106,12 +106,12 @@ def _limit(fact: Fact, options: Options) -> float:
 
 
 def _collided(fact: Fact) -> float:
-    return 1.0 - fact.count("distinct_after") / max(fact.count("distinct_before"), 1)
+    return 1.0 - fact.share("distinct_after", "distinct_before")
 
 
 def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
-    to, share = text(fact.data.get("to")), percent(fact.number("wrapped") / max(fact.count("numel"), 1))
+    to, share = text(fact.data.get("to")), percent(fact.share("wrapped", "numel"))
     op, there = fact.where("read_by")
     instance = f"{fact.number('seen'):.10g} where it should be {fact.number('exact'):.10g}"
     return place_finding(
@@ -183,18 +183,7 @@ def _certainty(group: Group) -> tuple[float, str]:
 
 def _prescription(fact: Fact, after: str) -> Prescription:
     if "distinct_before" in fact.data:
-        whole, before = fact.count("distinct_before"), text(fact.data.get("from"))
-        kept = "int64" if _is_read_back(fact) and before == "float32" else "float32"
-        words = "as integers" if kept == "int64" else "in FP32"
-        wide = "indices = table.long()  # before the batch is cast; keep them beside it, as integers\n"
-        cast = f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n"
-        return Prescription(
-            title=f"keep the integers {words}{fact.line}: different numbers {fact.count('distinct_after'):,} -> "
-            f"{whole:,}",
-            change={"cast": {"from": before if _is_read_back(fact) else after, "to": kept}},
-            predicted={"different_numbers": {"from": fact.count("distinct_after"), "to": whole}},
-            snippet=wide if _is_read_back(fact) else cast,
-        )
+        return _keep_integers(fact, after)
     lost, fmt = fact.number("lost"), known_format(after)
     exponent = _exponent(fact, fmt) if fmt is not None else None
     if exponent is None:
@@ -212,6 +201,24 @@ def _prescription(fact: Fact, after: str) -> Prescription:
         change={"scale_before_cast": 2.0**exponent, "to": after},
         predicted={"magnitude_lost": {"from": lost, "to": _TAIL}},
         snippet=f"import torch\n\ny = (x * 2.0**{exponent}).to(torch.{after})  # times 2.0**{-exponent} after use\n",
+    )
+
+
+def _keep_integers(fact: Fact, after: str) -> Prescription:
+    """For integers that the cast makes equal, or that an earlier one had when they are read back as indices."""
+    narrow, wide = after, "float32"
+    snippet = f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n"
+    if _is_read_back(fact):
+        narrow = text(fact.data.get("from"))
+        wide = "int64" if narrow == "float32" else "float32"
+        snippet = "indices = table.long()  # before the batch is cast; keep them beside it, as integers\n"
+    left, all_of_them = fact.count("distinct_after"), fact.count("distinct_before")
+    return Prescription(
+        title=f"keep the integers {'as integers' if wide == 'int64' else 'in FP32'}{fact.line}: different numbers "
+        f"{left:,} -> {all_of_them:,}",
+        change={"cast": {"from": narrow, "to": wide}},
+        predicted={"different_numbers": {"from": left, "to": all_of_them}},
+        snippet=snippet,
     )
 
 

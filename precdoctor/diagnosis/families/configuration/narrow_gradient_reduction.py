@@ -11,7 +11,16 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import FLUSH_OPTIONS, MAX_STEPS, examined_steps
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, integer, known_format, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import (
+    Key,
+    TensorRow,
+    dotted,
+    integer,
+    known_format,
+    location,
+    tensor_evidence,
+    text,
+)
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16, Format
 from precdoctor.numerics.tail import magnitude
@@ -69,8 +78,8 @@ class _Reduction:
             factor *= 2
         return float(factor)
 
-    def words(self, dtype: str) -> str:
-        return f"{self.hook} ({dtype})" if self.hook else f"{self.wrapper} in {dtype}"
+    def words(self, fmt: Format) -> str:
+        return f"{self.hook} ({fmt.dtype})" if self.hook else f"{self.wrapper} in {fmt.dtype}"
 
 
 @dataclass
@@ -136,8 +145,9 @@ def _add(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
     """Add the loss of this rank's part of the sum in cast and division."""
     limit = math.floor(math.log2(gradient.fmt.flush_limit * reduction.divides_by))
     below = row.histogram[:limit]  # magnitudes up to 2^limit
-    already = row.histogram[: math.floor(math.log2(gradient.fmt.flush_limit))] if reduction.dtype is None else None
-    flushed = below.total - (already.total if already is not None else 0)
+    flushed = below.total
+    if reduction.dtype is None:  # of what is narrow already
+        flushed -= row.histogram[: math.floor(math.log2(gradient.fmt.flush_limit))].total
     gradient.flushed.append(flushed / row.histogram.total)
     gradient.lost.append(magnitude(below) / magnitude(row.histogram))
     if row.amax is not None and row.amax >= gradient.fmt.overflow_limit:
@@ -156,9 +166,8 @@ def _finding(
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
     share, steps = median(gradient.flushed), len(gradient.flushed)
-    name = ".".join(p for p in (key[1], key[3]) if p)
-    after = next((r for r in rows if r.kind == "weight_grad_step" and r.key[:2] == key[:2] and r.name == key[3]), None)
-    how = reduction.words(gradient.fmt.dtype or gradient.fmt.name)
+    name, how = row.parameter, reduction.words(gradient.fmt)
+    after = next((r for r in rows if r.kind == "weight_grad_step" and r.owner == row.owner), None)
     message = (
         f"Over {plural(reduction.ranks, 'rank')} gradients are reduced by {how}, after a division by "
         f"{reduction.divides_by:g}. In the gradient of `{name}` {percent(share)} of the non-zero elements become zero, "
@@ -176,7 +185,7 @@ def _finding(
         confidence=0.75 if sharded or steps < 4 else 0.9,
         title=_title(name, gradient, reduction, share),
         message=f"{message}. {plural(len(guilty), 'gradient')} affected.",
-        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process.rank, step),
         evidence={
             "flushed_share": share,
             "limit": options["flushed_share"],
@@ -186,9 +195,8 @@ def _finding(
             "reduced_by": how,
             "zero_before": row.zero / row.numel,
             "zero_after": after.zero / after.numel if after is not None else None,
-            "tensors": [f"{k[1]}.{k[3]}".strip(".") for k in list(guilty)[:16]],
-            "range": range_evidence(row),
-            "path": path_evidence([row]),
+            "tensors": [dotted(k[1], k[3]) for k in list(guilty)[:16]],
+            **tensor_evidence(row),
             "confidence_reason": "FSDP splits the division before and after the sum"
             if sharded
             else "each rank's gradient was recorded before the reduction",
@@ -198,19 +206,18 @@ def _finding(
 
 
 def _title(name: str, gradient: _Gradient, reduction: _Reduction, share: float) -> str:
-    how = reduction.words(gradient.fmt.dtype or gradient.fmt.name)
+    how = reduction.words(gradient.fmt)
     if gradient.overflows:
         return f"the gradient of `{name}` overflows in its reduction by {how} over {plural(reduction.ranks, 'rank')}"
     return f"{percent(share)} of the gradient of `{name}` becomes zero in its reduction by {how}"
 
 
 def _prescribe(gradient: _Gradient, reduction: _Reduction, share: float) -> Prescription:
-    before = gradient.fmt.dtype or gradient.fmt.name
     to = "bfloat16" if gradient.fmt is FP16 else "float32"
     return Prescription(
         title=f"reduce gradients in {to}: flushed {percent(share)} -> 0 %"
         + (" at the same traffic" if to == "bfloat16" else " at twice the traffic"),
-        change={"reduction_dtype": {"from": before, "to": to}},
+        change={"reduction_dtype": {"from": gradient.fmt.dtype, "to": to}},
         predicted={"flushed_share": {"from": share, "to": 0.0}, "overflow_steps": 0},
         snippet=_snippet(reduction, to),
     )
@@ -232,7 +239,7 @@ def _snippet(reduction: _Reduction, to: str) -> str:
 
 def _many_ranks(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
     limit = 2 ** (fmt.mantissa_bits + 1)
-    how = reduction.words(fmt.dtype or fmt.name)
+    how = reduction.words(fmt)
     return RULE.finding(
         severity=Severity.INFO,
         confidence=0.6,
@@ -270,9 +277,6 @@ RULE = Rule(
     severity=Severity.WARNING,
     triage=Triage.BACKWARD,
     page=PAGE,
-    options=(
-        *FLUSH_OPTIONS[:2],
-        MAX_STEPS,
-    ),
+    options=(*FLUSH_OPTIONS[:2], MAX_STEPS),
     check=check,
 )  # fmt: skip

@@ -73,7 +73,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> Finding:
-    p, dtype = guilty[0], found.fmt.dtype if found.fmt is not None else ""
+    p, dtype = guilty[0], found.dtype
     own, limit = limits.off(p, found), limits.limit * found.slack
     title, message = _title_and_message(found, guilty, limits)
     several = len(found.steps) > 1
@@ -114,7 +114,7 @@ def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Li
 
 
 def _title_and_message(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> tuple[str, str]:
-    p, dtype = guilty[0], found.fmt.dtype if found.fmt is not None else ""
+    p, dtype = guilty[0], found.dtype
     own, limit = limits.off(p, found), limits.limit * found.slack
     error, what = (p.local if own else p.accumulated) or 0.0, _what(p)
     units = error / found.u
@@ -160,11 +160,10 @@ def _quoted(p: Piece) -> str:
 
 
 def _prescription(view: RunView, found: Shadowed, p: Piece, error: float, *, own: bool) -> Prescription:
-    dtype = found.fmt.dtype if found.fmt is not None else ""
     before = error / found.u
     after = 0.5 if own else before * 2.0**-16
     shown = f"{before:,.0f} u" if math.isfinite(before) else "all of it"
-    formats = {"from": dtype, "to": "float32"}
+    formats = {"from": found.dtype, "to": "float32"}
     change: dict[str, object] = {"code_of": p.module or p.root, "compute_dtype": formats}
     if p.beside is None and p.module:
         snippet = run_in_float32(p.module, view.device)

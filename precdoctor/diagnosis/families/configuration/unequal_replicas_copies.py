@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from precdoctor.diagnosis.survey.replicas import Weight
-from precdoctor.diagnosis.survey.rows import integer, number, text
+from precdoctor.diagnosis.survey.rows import dotted, integer, number, text
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "fingerprint", "sum", "dtype", "numel")
@@ -43,7 +43,7 @@ class Difference:
     @property
     def name(self) -> str:
         """FQN of the parameter below its root."""
-        return ".".join(part for part in (self.weight.module, self.weight.name) if part)
+        return dotted(self.weight.module, self.weight.name)
 
     @property
     def from_the_start(self) -> bool:

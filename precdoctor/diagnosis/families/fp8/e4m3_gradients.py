@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Severity
@@ -15,6 +16,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
     LOST_DB,
     MIN_ELEMENTS,
+    SIZES,
     confidence,
     harmful,
     histograms,
@@ -75,7 +77,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     gradients = {k: o for k, o in found.items() if o.gradient}
     narrow = [o for o in gradients.values() if o.fmt.mantissa_bits == E4M3FN.mantissa_bits]
-    judged = [o for o in narrow if o.per_tensor and o.settled[0].numel >= options["min_elements"]]
+    judged = [o for o in narrow if o.per_tensor and o.numel >= options["min_elements"]]
     if not judged:
         if not gradients:
             return Checked((), f"{seen_words(found)}: no gradient among them")
@@ -115,7 +117,7 @@ def _whole_rows(view: RunView, operand: Operand) -> float:
     """Share of the blocks that are flushed whole; 0 unless the optimizer divides gradients by their own size."""
     if not divides_by_gradient(view):
         return 0.0
-    each = next((found for size in (128, 32) if (found := histograms(view, operand, size))), [])
+    each = next((found for size in SIZES if (found := histograms(view, operand, size))), [])
     return median(dead_blocks(h, operand.fmt) for h, _ in each) if each else 0.0
 
 
@@ -168,8 +170,7 @@ RULE = Rule(
     page=PAGE,
     options=(
         FLUSHED_SHARE,
-        RuleOption("lost_db", LOST_DB.default, LOST_DB.unit, "Signal to noise that the gradient or its bulk must lose.",
-                   LOST_DB.source),
+        replace(LOST_DB, doc="Signal to noise that the gradient or its bulk must lose."),
         RuleOption("lost_blocks", 0.25, "fraction",
                    "Least share of blocks of 128 (or 32) elements that become zero whole, median over their steps.",
                    "Chosen empirically: a quarter of the samples; E5M2 keeps them at no cost in memory.", maximum=1.0),

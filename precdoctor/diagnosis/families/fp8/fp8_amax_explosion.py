@@ -19,6 +19,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     MIN_ELEMENTS,
     Cure,
     histograms,
+    history,
     in_blocks,
     in_e5m2,
     kept_wide,
@@ -26,7 +27,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     location,
     seen_words,
 )
-from precdoctor.diagnosis.survey.trends import Trend, fit
+from precdoctor.diagnosis.survey.trends import Forecast, Trend, fit
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.cast_counts import HistogramTable
 from precdoctor.numerics.formats import E4M3FN, E5M2, Format
@@ -73,8 +74,8 @@ class _Growing:
     amax: Trend
     #: Trend of the distance between amax and the lower end of the bulk.
     spread: Trend
-    #: Steps until that distance is the format's range: low, estimate, high.
-    left: tuple[float, float, float]
+    #: Steps until that distance is the format's range.
+    left: Forecast
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -82,7 +83,7 @@ def check(view: RunView, options: Options) -> Checked:
     found = operands(view)
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
-    judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
+    judged = [o for o in found.values() if o.numel >= options["min_elements"]]
     longest = max((len(o.scaled) for o in judged), default=0)
     if longest < 2 * options["min_points"]:
         return Checked((), f"{seen_words(found)}: too few steps of known scale for a trend")
@@ -92,7 +93,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{seen_words(found)}: amax of none grows by {options['min_growth']:g} binades")
     if not growing:
         return Checked((), f"{seen_words(found)}: amax of {len(trends):,} grows, and the bulk with it")
-    growing.sort(key=lambda g: (g.left[1], -g.amax.climbed, g.operand.key))
+    growing.sort(key=lambda g: (g.left.estimate, -g.amax.climbed, g.operand.key))
     return Checked([_finding(view, growing, options)], f"{len(growing)} of {seen_words(found)} grow")
 
 
@@ -102,8 +103,7 @@ def reach(fmt: Format) -> float:
 
 
 def _sized(operand: Operand) -> Casts:
-    found: Casts = operand.scaled[operand.scaled.amax > 0.0]
-    return found
+    return operand.scaled[operand.scaled.amax > 0.0]
 
 
 def _floors(casts: Casts, share: float) -> Floats:
@@ -122,9 +122,7 @@ def _trend(operand: Operand, options: Options) -> Trend | None:
     if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
         return None
     amax = fit(list(zip(casts.step.tolist(), casts.amax.tolist(), strict=True)))
-    if amax is None or amax.low <= 0.0 or amax.climbed < options["min_growth"] or amax.slope < 0.5 * amax.overall:
-        return None
-    return amax
+    return amax if amax is not None and amax.rises and amax.climbed >= options["min_growth"] else None
 
 
 def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
@@ -132,16 +130,16 @@ def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing |
     casts = _sized(operand)
     spreads = np.exp2(np.log2(casts.peak) - _floors(casts, options["flushed_share"]))
     spread = fit(list(zip(casts.step.tolist(), spreads.tolist(), strict=True)))
-    if spread is None or spread.low <= 0.0 or spread.slope < 0.5 * spread.overall:
+    if spread is None or not spread.rises:
         return None
     left = spread.steps_to(2.0 ** reach(operand.fmt))
     recorded = int(casts.step[-1] - casts.step[0])
-    return _Growing(operand, amax, spread, left) if left[1] <= options["horizon"] * recorded else None
+    return _Growing(operand, amax, spread, left) if left.estimate <= options["horizon"] * recorded else None
 
 
 def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Finding:
     worst = growing[0]
-    operand, trend = worst.operand, worst.amax
+    operand, trend, left = worst.operand, worst.amax, worst.left
     casts = _sized(operand)
     cast, first = casts[-1], casts[0]
     steps = plural(trend.last - trend.first, "step")
@@ -151,11 +149,10 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
         f"{trend.climbed:.1f} binades over the newest {steps} (limit {options['min_growth']:g}). "
         f"{_forecast(worst, options)} Affected: {plural(len(growing), 'operand')}."
     )
-    wide = worst.left[2] > 4.0 * max(worst.left[0], 1.0)
     return RULE.finding(
-        confidence=0.65 if wide or trend.points < 24 else 0.8,
+        confidence=0.65 if left.is_wide or trend.is_short else 0.8,
         title=f"amax of the {operand.label} grows {100.0 * trend.slope:.2g} binades per 100 steps: its bulk is flushed "
-        f"in about {worst.left[1]:,.0f} steps",
+        f"in about {left.estimate:,.0f} steps",
         message=message,
         location=location(operand, cast),
         evidence={
@@ -163,50 +160,40 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
             "slope_interval": [100.0 * trend.low, 100.0 * trend.high],
             "climbed_binades": trend.climbed,
             "limit": options["min_growth"],
-            "steps_to_flush": worst.left[1],
-            "steps_to_flush_interval": [worst.left[0], worst.left[2]],
+            "steps_to_flush": left.estimate,
+            "steps_to_flush_interval": [left.low, left.high],
             "range_binades": reach(operand.fmt),
             "points_fitted": trend.points,
-            "history": [
-                {"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)}
-                for c in casts[:: -max(1, -(-len(casts) // 64))][::-1]
-            ],
+            "history": history(operand, casts),
             "tensors": listed((g.operand for g in growing), lambda o: {"amax": float(o.scaled.amax[-1])}),
             **operand.evidence(view, cast),
-            "confidence_reason": "a straight line in log2 over the newer half of the steps"
-            + (", with a wide interval" if wide else ""),
+            "confidence_reason": left.reason,
         },
         prescriptions=(_prescribe(view, worst),),
     )
 
 
 def _forecast(growing: _Growing, options: Options) -> str:
-    soonest, expected, latest = growing.left
-    until = f"{soonest:,.0f} to {latest:,.0f}" if math.isfinite(latest) else f"{soonest:,.0f} or more"
     return (
         f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
         f"{growing.spread.level:.1f} of the format's {reach(growing.operand.fmt):.1f} binades and full in "
-        f"{expected:,.0f} steps (95 %: {until})."
+        f"{growing.left.estimate:,.0f} steps (95 %: {growing.left.interval_words})."
     )
 
 
 def _prescribe(view: RunView, growing: _Growing) -> Prescription:
     """E5M2 for a gradient, else blocks, else the tensor's own dtype, with the steps or blocks that it saves."""
-    operand, soon = growing.operand, growing.left[1]
+    operand, soon = growing.operand, growing.left.estimate
     predicted: dict[str, dict[str, float]]
     if operand.gradient and operand.fmt.mantissa_bits == E4M3FN.mantissa_bits:
-        cure, later = in_e5m2(operand), growing.spread.steps_to(2.0 ** reach(E5M2))[1]
-        words, predicted = (
-            f"steps until the bulk is flushed {soon:,.0f} -> {later:,.0f}",
-            {"steps_to_flush": {"from": round(soon), "to": round(later)}},
-        )
+        cure, later = in_e5m2(operand), growing.spread.steps_to(2.0 ** reach(E5M2)).estimate
+        words = f"steps until the bulk is flushed {soon:,.0f} -> {later:,.0f}"
+        predicted = {"steps_to_flush": {"from": round(soon), "to": round(later)}}
     else:
         found = next(((c, hot) for c, hot in _blocked(view, operand) if hot <= _MOST), None)
         cure, hot = found if found is not None else (kept_wide(operand), 0.0)
-        words, predicted = (
-            f"share of its blocks that sinks with the amax {percent(1.0)} -> {percent(hot)}",
-            {"sinking_share": {"from": 1.0, "to": hot}},
-        )
+        words = f"share of its blocks that sinks with the amax {percent(1.0)} -> {percent(hot)}"
+        predicted = {"sinking_share": {"from": 1.0, "to": hot}}
     return Prescription(f"{cure.words}: {words}", cure.change, predicted, cure.snippet)
 
 

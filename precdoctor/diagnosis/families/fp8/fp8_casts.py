@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
-from statistics import median
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ import pandas as pd
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, damage
 from precdoctor.diagnosis.survey.frames import Ints, Mask, groups, histograms, keys, lasts
 from precdoctor.diagnosis.survey.measures import column, format_values
-from precdoctor.diagnosis.survey.rows import Key, known_format, number, path_evidence, path_to, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, number, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.cast_counts import HistogramTable, cast_counts
 from precdoctor.numerics.formats import Format
@@ -51,8 +50,9 @@ class Cast:
         statistics: of the elements as they are cast: times ``scale``.
         peak: largest finite magnitude given to the cast; 0 when there is none but zero.
         scale: the multiplier in force; None where not known.
+        amax: of the tensor before scaling; None where the scale is unknown or unsound.
         alive: number of finite elements that are not zero.
-        saturated, flushed: exact counts; 0 saturated where the tensor may have been clipped before it was recorded.
+        saturated_share: clipped among all elements.
         non_finite: number of NaN and infinities.
     """
 
@@ -61,32 +61,11 @@ class Cast:
     statistics: TensorStatistics
     peak: float
     scale: float | None
+    amax: float | None
     numel: int
     alive: int
-    saturated: int
-    flushed: int
+    saturated_share: float
     non_finite: int
-
-    @property
-    def scale_is_sound(self) -> bool:
-        """Whether the scale is finite and above zero, or not known."""
-        return self.scale is None or 0.0 < self.scale < math.inf
-
-    @property
-    def amax(self) -> float | None:
-        """Amax of the tensor before scaling; None where the scale is unknown or unsound."""
-        known = self.scale is not None and self.scale_is_sound and self.non_finite == 0
-        return self.peak / self.scale if known and self.scale is not None else None
-
-    @property
-    def flushed_share(self) -> float:
-        """Flushed among the finite non-zero elements."""
-        return self.flushed / self.alive if self.alive else 0.0
-
-    @property
-    def saturated_share(self) -> float:
-        """Clipped among all elements."""
-        return self.saturated / self.numel if self.numel else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +74,7 @@ class Casts(Sequence[Cast]):
 
     Attributes:
         scale: NaN where not known.
+        saturated, flushed: exact counts; 0 saturated where the tensor may have been clipped before it was recorded.
         row: of ``log``, columns of the log by name, and of ``histograms``.
     """
 
@@ -115,20 +95,31 @@ class Casts(Sequence[Cast]):
     def __len__(self) -> int:
         return int(self.step.size)
 
-    def __getitem__(self, at: Any) -> Any:
+    @overload
+    def __getitem__(self, at: int) -> Cast: ...
+
+    @overload
+    def __getitem__(self, at: slice | npt.NDArray[Any] | list[int]) -> Casts: ...
+
+    def __getitem__(self, at: int | slice | npt.NDArray[Any] | list[int]) -> Cast | Casts:
         """One cast for a number; for a mask, numbers or a slice the casts there."""
         if isinstance(at, (int, np.integer)):
             return self._cast(int(at))
         return replace(self, **{name: getattr(self, name)[at] for name in _COUNTED})
 
     def _cast(self, at: int) -> Cast:
-        values = {name: getattr(self, name)[at].item() for name in _COUNTED}
-        row, scale = values.pop("row"), values.pop("scale")
+        row = int(self.row[at])
         return Cast(
-            process=Process(values.pop("rank"), values.pop("attempt")),
+            process=Process(int(self.rank[at]), int(self.attempt[at])),
+            step=int(self.step[at]),
             statistics=_statistics({n: c[row] for n, c in self.log.items()}, self.histograms.row(row)),
-            scale=None if math.isnan(scale) else scale,
-            **values,
+            peak=float(self.peak[at]),
+            scale=number(self.scale[at]),
+            amax=number(self.amax[at]),
+            numel=int(self.numel[at]),
+            alive=int(self.alive[at]),
+            saturated_share=float(self.saturated_share[at]),
+            non_finite=int(self.non_finite[at]),
         )
 
     @cached_property
@@ -222,14 +213,17 @@ class Operand:
     @cached_property
     def settled(self) -> Casts:
         """The casts that settle."""
-        found: Casts = self.casts[self.settles]
-        return found
+        return self.casts[self.settles]
+
+    @property
+    def numel(self) -> int:
+        """Elements of the first settled cast; 0 without any."""
+        return int(self.settled.numel[0]) if self.settled else 0
 
     @cached_property
     def scaled(self) -> Casts:
         """The settled casts of known scale."""
-        found: Casts = self.settled[~np.isnan(self.settled.amax)]
-        return found
+        return self.settled[~np.isnan(self.settled.amax)]
 
     @cached_property
     def flushed_share(self) -> float:
@@ -285,20 +279,19 @@ class Operand:
             rescaled: at the scale of each step's own amax instead of the one in force.
         """
         target = fmt or self.fmt
-        each = [damage(c.statistics, target, _filling(c, target) if rescaled else 1.0) for c in self.spots]
-        names = ("flushed", "saturated", "lost_magnitude", "sqnr_db", "lost_db")
-        return Damage(**{n: median(getattr(d, n) for d in each) for n in names})
+        return Damage.median(
+            [damage(c.statistics, target, _filling(c, target) if rescaled else 1.0) for c in self.spots]
+        )
 
-    def replay(self, recipe: Recipe, fmt: Format | None = None) -> Replayed:
+    def replay(self, recipe: Recipe) -> Replayed:
         """Replay ``recipe`` over the whole series, with counts at the casts of known scale."""
-        target = fmt or self.fmt
-        series = AmaxSeries.of(self.casts.amax, self.casts.step)
-        casts = self.casts[~np.isnan(self.casts.amax)]
-        scale = scale_series(series, target, recipe).scale[~np.isnan(self.casts.amax)]
+        known = ~np.isnan(self.casts.amax)
+        casts = self.casts[known]
+        scale = scale_series(AmaxSeries.of(self.casts.amax, self.casts.step), self.fmt, recipe).scale[known]
         table = HistogramTable.of(casts.histograms.taken(casts.row), casts.peak)
-        counts = cast_counts(table, target, scale / casts.scale)
+        counts = cast_counts(table, self.fmt, scale / casts.scale)
         total = np.maximum(counts.total, 1.0)
-        peak = casts.peak / casts.scale * scale / target.max
+        peak = casts.peak / casts.scale * scale / self.fmt.max
         return Replayed(scale, counts.flushed / total, counts.saturated / total, peak)
 
     def evidence(self, view: RunView, cast: Cast) -> dict[str, Any]:
@@ -307,8 +300,7 @@ class Operand:
         mine = [r for r in rows if r.key == self.key and r.amax == cast.peak]
         if not mine:
             return {}
-        row = replace(mine[0], dtype=self.fmt.dtype)
-        return {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
+        return tensor_evidence(replace(mine[0], dtype=self.fmt.dtype), rows)
 
 
 def _filling(cast: Cast, fmt: Format) -> float:
@@ -346,7 +338,6 @@ def _read(view: RunView) -> dict[Key, Operand]:
 def _together(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Casts]:
     """The casts of each operand by step; of several at one step the counts of all, and the rest of the worst one."""
     counted = ("numel", "saturated", "flushed", "non_finite")
-    counts = [np.nan_to_num(column(frame, name)).astype(np.int64) for name in counted]
     amax = column(frame, "amax")
     rows = Casts(
         rank=frame["rank"].to_numpy(np.int64),
@@ -358,17 +349,14 @@ def _together(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Cast
         row=np.arange(len(frame)),
         log={name: frame[name].to_numpy() for name in ("dtype", "scale", "amax", "amin_nonzero", "sum_sq")},
         histograms=held,
-        numel=counts[0],
-        saturated=counts[1],
-        flushed=counts[2],
-        non_finite=counts[3],
+        **{name: np.nan_to_num(column(frame, name)).astype(np.int64) for name in counted},
     )
     size = np.where(np.isnan(rows.amax), rows.peak, rows.amax)
     order = np.lexsort((-rows.row, size, ~rows.sound, rows.step, tensors))
     starts = np.flatnonzero((np.diff(tensors[order], prepend=-1) != 0) | (np.diff(rows.step[order], prepend=-1) != 0))
     largest = order[np.append(starts[1:], order.size) - 1] if order.size else order
-    summed = ("numel", "alive", "saturated", "flushed", "non_finite")
-    sums = {name: np.add.reduceat(getattr(rows, name)[order], starts) for name in summed} if order.size else {}
+    summed = ("alive", *counted) if order.size else ()
+    sums: dict[str, Any] = {name: np.add.reduceat(getattr(rows, name)[order], starts) for name in summed}
     casts = replace(rows[largest], **sums)
     bounds = np.searchsorted(tensors[largest], np.arange(int(tensors.max(initial=-1)) + 2))
     return [casts[first:end] for first, end in pairwise(bounds.tolist())]
@@ -387,5 +375,4 @@ def _statistics(r: Mapping[str, Any], histogram: ExponentHistogram) -> TensorSta
 
 
 def _middle(casts: Casts, shares: Floats) -> Cast:
-    found: Cast = casts[int(np.argsort(shares, kind="stable")[(len(casts) - 1) // 2])]
-    return found
+    return casts[int(np.argsort(shares, kind="stable")[(len(casts) - 1) // 2])]

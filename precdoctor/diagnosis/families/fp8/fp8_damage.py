@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -29,6 +32,11 @@ class Damage:
     sqnr_db: float
     lost_db: float
 
+    @classmethod
+    def median(cls, each: Sequence[Damage]) -> Damage:
+        """The median of several casts, field by field."""
+        return cls(**{f.name: median(getattr(d, f.name) for d in each) for f in fields(cls)})
+
 
 def damage(statistics: TensorStatistics, fmt: Format, multiplier: float = 1.0) -> Damage:
     """Cost of casting ``tensor * multiplier`` to ``fmt``, clipping at its maximum."""
@@ -36,7 +44,7 @@ def damage(statistics: TensorStatistics, fmt: Format, multiplier: float = 1.0) -
     sqnr = found.sqnr_db.estimate
     lost = max(0.0, rounding_db(fmt) - sqnr) if statistics.histogram.total else 0.0
     return Damage(
-        found.flushed.estimate, found.saturated.estimate, flushed_magnitude(statistics.histogram, fmt, multiplier),
+        found.flushed.estimate, found.saturated.estimate, _flushed_magnitude(statistics.histogram, fmt, multiplier),
         sqnr, lost,
     )  # fmt: skip
 
@@ -55,13 +63,19 @@ def rounding_magnitude(fmt: Format) -> float:
     return 2.0**-fmt.mantissa_bits / 4.0 * 0.5 / math.log(2.0)
 
 
-def flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: float = 1.0) -> float:
-    """Share of the sum of magnitudes in elements that become zero, each at the middle of its bin."""
+def masses(histogram: ExponentHistogram) -> npt.NDArray[np.float64]:
+    """Sum of magnitudes per bin, each at the middle of its bin; in units of the upper end of the last one."""
+    size = histogram.counts.size
+    found: npt.NDArray[np.float64] = histogram.counts * (1.5 * np.exp2(np.arange(size) - float(size)))
+    return found
+
+
+def _flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: float) -> float:
+    """Share of the sum of magnitudes in elements that become zero."""
     trimmed = histogram.trimmed()
     if not trimmed.counts.size:
         return 0.0
-    middle = 1.5 * np.exp2(np.arange(trimmed.counts.size) - float(trimmed.counts.size))  # relative to the top bin
-    mass = trimmed.counts * middle
+    mass = masses(trimmed)
     # how many binades lie between the lower end of the first bin and the flush limit
     depth = math.log2(fmt.flush_limit) - math.log2(multiplier) - trimmed.lo
     share = np.clip(depth - np.arange(trimmed.counts.size), 0.0, 1.0)

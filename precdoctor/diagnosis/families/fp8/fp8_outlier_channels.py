@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
@@ -24,6 +24,7 @@ from precdoctor.diagnosis.families.fp8.fp8_outliers import (
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     LOST_DB,
     MIN_ELEMENTS,
+    SIZES,
     Cure,
     block_damage,
     histograms,
@@ -93,7 +94,7 @@ def check(view: RunView, options: Options) -> Checked:
     found = operands(view)
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
-    judged = [o for o in found.values() if o.per_tensor and o.settled[0].numel >= options["min_elements"]]
+    judged = [o for o in found.values() if o.per_tensor and o.numel >= options["min_elements"]]
     if not judged:
         return Checked((), f"{seen_words(found)}: none with one scale per tensor")
     bulks = [(o, b) for o in judged if (b := bulk_of(o)) is not None]
@@ -113,7 +114,7 @@ def _hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool
 
 
 def _recorded(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
-    return any(histograms(view, o, size) for o, _ in hurt for size in (128, 32))
+    return any(histograms(view, o, size) for o, _ in hurt for size in SIZES)
 
 
 def _outlying(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> _Outlying | None:
@@ -201,8 +202,7 @@ RULE = Rule(
     triage=Triage.FORWARD,
     page=PAGE,
     options=(
-        RuleOption("lost_db", LOST_DB.default, LOST_DB.unit,
-                   "Signal to noise that the bulk loses at the scale of the tensor's amax.", LOST_DB.source),
+        replace(LOST_DB, doc="Signal to noise that the bulk loses at the scale of the tensor's amax."),
         RuleOption("outlier_share", 0.05, "fraction",
                    "Largest share of elements above the bulk that count as outliers.",
                    "One channel of twenty; LLM.int8() finds 0.1 % of the features.", maximum=1.0),

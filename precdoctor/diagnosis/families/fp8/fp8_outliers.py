@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 
 import numpy as np
 
 from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand
-from precdoctor.diagnosis.families.fp8.fp8_damage import damage, rounding_magnitude
+from precdoctor.diagnosis.families.fp8.fp8_damage import damage, masses, rounding_magnitude
 from precdoctor.diagnosis.survey.harm import Module, channel_zeros, input_zeros, lost_to
 from precdoctor.diagnosis.survey.scans import Fact, facts
 from precdoctor.diagnosis.survey.view import RunView
@@ -36,7 +36,6 @@ class Bulk:
         sqnr_db: signal to quantisation noise of the bulk alone at that scale.
         lost_db: distance of that below the same at a scale of its own.
         flushed_alone: share of the bulk that becomes zero at a scale of its own.
-        weighs: whether its magnitudes are more than rounding takes from the outliers.
     """
 
     outliers: float
@@ -46,7 +45,6 @@ class Bulk:
     sqnr_db: float
     lost_db: float
     flushed_alone: float
-    weighs: bool
 
 
 def cut(histogram: ExponentHistogram) -> int:
@@ -61,9 +59,7 @@ def bulk_of(operand: Operand) -> Bulk | None:
     each = [b for c in operand.spots if (b := _bulk(c, operand.fmt)) is not None]
     if 2 * len(each) <= len(operand.spots):
         return None
-    names = ("outliers", "magnitude", "distance", "flushed", "sqnr_db", "lost_db", "flushed_alone")
-    middle = {n: median(getattr(b, n) for b in each) for n in names}
-    return Bulk(**middle, weighs=middle["magnitude"] >= rounding_magnitude(operand.fmt))
+    return Bulk(**{f.name: median(getattr(b, f.name) for b in each) for f in fields(Bulk)})
 
 
 def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
@@ -72,9 +68,7 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
     if kept >= histogram.counts.size or not cast.peak:
         return None
     bulk = ExponentHistogram(histogram.lo, histogram.counts[:kept]).trimmed()
-    middle = 1.5 * np.exp2(np.arange(histogram.counts.size) - float(histogram.counts.size))
-    mass = histogram.counts * middle
-    statistics = TensorStatistics(bulk)
+    mass, statistics = masses(histogram), TensorStatistics(bulk)
     top = 2.0 ** (bulk.lo + bulk.counts.size)
     shared = damage(statistics, fmt, fmt.max / cast.peak)
     alone = damage(statistics, fmt, fmt.max / top)
@@ -86,7 +80,6 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
         sqnr_db=shared.sqnr_db,
         lost_db=max(0.0, alone.sqnr_db - shared.sqnr_db),
         flushed_alone=alone.flushed,
-        weighs=True,
     )
 
 
@@ -141,8 +134,8 @@ def readers(view: RunView, operand: Operand) -> list[Module]:
 
 
 def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:
-    """Whether the bulk is more than a tail: it holds some of the magnitude, or whole channels of it are lost."""
-    return bulk.weighs or lost_channels(view, operand) >= LOST_CHANNELS
+    """Whether the bulk is more than a tail: more than rounding takes from the outliers, or channels of it are lost."""
+    return bulk.magnitude >= rounding_magnitude(operand.fmt) or lost_channels(view, operand) >= LOST_CHANNELS
 
 
 def hot_blocks(histogram: BlockHistogram, last_bin: int) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import RuleOption
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Operand
+from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Casts, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
 from precdoctor.diagnosis.survey.frames import keys
@@ -26,7 +26,9 @@ from precdoctor.numerics.formats import E4M3FN, E5M2, Format
 #: Number of steps whose block histograms are read, to bound the reading; chosen empirically.
 _BLOCK_STEPS = 3
 #: Recorded block sizes.
-_SIZES = (128, 32)
+SIZES = (128, 32)
+#: Points of a history in the evidence; a plot needs no more.
+_SHOWN = 64
 
 FLUSHED_SHARE = RuleOption("flushed_share", 0.04, "fraction",
                            "Finite non-zero elements that the cast rounds to zero, median over steps.",
@@ -77,11 +79,9 @@ def cures(view: RunView, operand: Operand) -> Iterator[Cure]:
     yield kept_wide(operand)
 
 
-def smallest(
-    view: RunView, operand: Operand, flushed_share: float, lost_db: float, among: Iterable[Cure] | None = None
-) -> Cure:
+def smallest(view: RunView, operand: Operand, flushed_share: float, lost_db: float) -> Cure:
     """The first change that brings the operand within the limits."""
-    tried = list(cures(view, operand) if among is None else among)
+    tried = list(cures(view, operand))
     return next((c for c in tried if works(c.damage, flushed_share, lost_db)), tried[-1])
 
 
@@ -184,7 +184,7 @@ def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
 
 
 def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
-    columns = [f"block{size}{part}" for size in _SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
+    columns = [f"block{size}{part}" for size in SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
     frame = view.measured((), (KIND,), columns=("phase", "amax", *columns), steps=_block_steps(view))
     frame = frame[(frame["phase"] != "recompute") & (frame["amax"] > 0.0)]
     found: dict[Key, list[Mapping[str, Any]]] = {}
@@ -196,7 +196,7 @@ def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
 
 def _block_steps(view: RunView) -> list[int]:
     """The steps to read: those with block histograms, without the first one if there are others."""
-    low = [f"block{size}_amax_lo" for size in _SIZES]
+    low = [f"block{size}_amax_lo" for size in SIZES]
     frame = view.measured((), (KIND,), columns=low)
     recorded: list[int] = np.unique(frame.loc[frame[low].notna().any(axis=1), "step"]).tolist()
     steps = recorded[1:] or recorded
@@ -213,10 +213,7 @@ def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHi
 def block_damage(view: RunView, operand: Operand, fmt: BlockFormat) -> Damage | None:
     """Cost of the cast in a block format, median over a few steps; None where its blocks were not recorded."""
     each = [_block_damage(h, fmt, amax) for h, amax in histograms(view, operand, fmt.block[1])]
-    if not each:
-        return None
-    names = ("flushed", "saturated", "lost_magnitude", "sqnr_db", "lost_db")
-    return Damage(**{n: median(getattr(d, n) for d in each) for n in names})
+    return Damage.median(each) if each else None
 
 
 def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> Damage:
@@ -241,6 +238,12 @@ def listed(guilty: Iterable[Operand], figures: Callable[[Operand], Mapping[str, 
     """The ``tensors`` entry of a finding's evidence, with all operands: relations between findings compare them."""
     names = ("root", "module", "kind", "name", "call")
     return [{**dict(zip(names, o.key, strict=True)), **figures(o)} for o in guilty]
+
+
+def history(operand: Operand, casts: Casts) -> list[dict[str, Any]]:
+    """The fixed-shape ``history`` of a finding: amax before scaling, headroom after it; including the last cast."""
+    shown = casts[:: -max(1, -(-len(casts) // _SHOWN))][::-1]
+    return [{"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)} for c in shown]
 
 
 def seen_words(found: Mapping[Key, Operand]) -> str:

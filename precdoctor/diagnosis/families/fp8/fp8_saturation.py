@@ -12,9 +12,10 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.relations import same_module, same_tensors, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     LOST_DB,
+    MIN_ELEMENTS,
     confidence,
     listed,
     location,
@@ -22,20 +23,12 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     scale_words,
     seen_words,
 )
-from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys, rows_of, worst_rows
+from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, rows_of, worst_rows
 from precdoctor.diagnosis.survey.measures import Floats
-from precdoctor.diagnosis.survey.rows import (
-    BACKWARD_KINDS,
-    Key,
-    TensorRow,
-    known_format,
-    path_evidence,
-    path_to,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow, tensor_evidence
 from precdoctor.diagnosis.survey.rows import location as location_of
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
-from precdoctor.numerics.formats import FORMATS
+from precdoctor.numerics.formats import FORMATS, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
@@ -71,7 +64,7 @@ block, 0.6 below 4,096 elements.
     ),
 )
 
-_KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer", KIND)
+_KINDS = ("input", "output", "grad_output", "weight", "weight_grad", "buffer")
 _FLOAT8 = tuple(f.dtype for f in FORMATS.values() if f.dtype.startswith("float8"))
 _COLUMNS = ("dtype", "numel", "at_max", "saturated", "exp_lo", "exp_hist")
 
@@ -95,7 +88,7 @@ class _Tensor:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the worst tensor, with the others above the limit as evidence."""
     tensors, steps = _survey(view, options)
-    casts = {k: o for k, o in operands(view).items() if o.settled and o.settled[0].numel >= options["min_elements"]}
+    casts = {k: o for k, o in operands(view).items() if o.numel >= options["min_elements"]}
     if not tensors and not operands(view):
         return Checked.not_applicable("no tensor is in a float8 dtype")
     beyond = [o for o in casts.values() if o.saturated_share > options["saturated_share"]]
@@ -120,19 +113,17 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
     where = [("dtype", "in", _FLOAT8), ("numel", ">=", math.ceil(options["min_elements"]))]
-    frame = view.measured(("saturated_share", "at_max_share"), _KINDS[:-1], columns=_COLUMNS, where=where)
+    frame = view.measured(("saturated_share", "at_max_share"), _KINDS, columns=_COLUMNS, where=where)
     shares = frame["saturated_share"].fillna(frame["at_max_share"]).to_numpy()
     ids = groups(frame, IDENTITY)
     first, worst = frame.iloc[firsts(ids)], worst_rows(ids, shares)
     described = zip(first["dtype"], first["saturated"].notna(), first["numel"], rows_of(ids), worst, strict=True)
     tensors = {}
     for key, (dtype, exact, numel, rows, at_worst) in zip(keys(first), described, strict=True):
-        row = frame.iloc[at_worst]
-        histogram, allowed = histograms(frame.iloc[[at_worst]]).row(0), options["at_max_share"] * int(row["numel"])
-        down = _binades_down(histogram, int(row["at_max"]), allowed)
-        process = Process(int(row["rank"]), int(row["attempt"]))
-        at = process, int(row["step"])
-        tensors[key] = _Tensor(dtype, exact, int(numel), shares[rows], at, float(shares[at_worst]), down)
+        row = frame.iloc[[at_worst]]
+        allowed = options["at_max_share"] * int(row["numel"].iloc[0])
+        down = _binades_down(histograms(row).row(0), int(row["at_max"].iloc[0]), allowed)
+        tensors[key] = _Tensor(dtype, exact, int(numel), shares[rows], at(row)[0], float(shares[at_worst]), down)
     return tensors, set(frame["step"].unique().tolist())
 
 
@@ -155,8 +146,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     process, step = tensor.worst
     rows = view.rows(process, step)
     row = next(r for r in rows if r.key == key)
-    fmt = known_format(tensor.dtype)
-    largest = fmt.max if fmt is not None else math.nan
+    largest = format_of_dtype(tensor.dtype).max
     what = "clipped at" if tensor.exact else "exactly at"
     source = _wide_source(row, rows)
     binades = tensor.binades
@@ -178,8 +168,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
             "limit": limit,
             "exact": tensor.exact,
             "steps_examined": len(tensor.shares),
-            "range": range_evidence(row),
-            "path": path_evidence(path_to(rows, row)),
+            **tensor_evidence(row, rows),
             "confidence_reason": "clipped elements were counted at the cast"
             if tensor.exact
             else "elements at the maximum, above what amax scaling puts there",
@@ -283,7 +272,7 @@ RULE = Rule(
                    "Above the 0.3 % of Gaussian elements that floor-rounded E8M0 scales clip (OCP MX).", maximum=1.0),
         RuleOption("error_share", 0.1, "fraction", "Share from which the finding is an error.", maximum=1.0),
         LOST_DB,
-        RuleOption("min_elements", 512.0, "elements", "Smaller tensors are not judged.", "Four tiles of 128.", 1.0),
+        MIN_ELEMENTS,
     ),
     explains={**when(same_module, "PD203", "PD706"), **when(same_tensors, "PD407")},
     check=check,

@@ -78,7 +78,7 @@ def check(view: RunView, options: Options) -> Checked:
     found = operands(view)
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
-    judged = [o for o in found.values() if o.settled and o.settled[0].numel >= options["min_elements"]]
+    judged = [o for o in found.values() if o.numel >= options["min_elements"]]
     flushing = [o for o in judged if o.flushed_share >= options["flushed_share"]]
     guilty = [o for o in flushing if _is_harmful(view, o, options)]
     if not guilty:
@@ -106,7 +106,7 @@ def _scanned(view: RunView, operand: Operand, options: Options) -> Fact | None:
 
 def _flushed(fact: Fact) -> float:
     """Share of the non-zero elements."""
-    return fact.count("flushed") / max(fact.count("nonzero"), 1)
+    return fact.share("flushed", "nonzero")
 
 
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:

@@ -11,7 +11,7 @@ from statistics import median
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.families.fp8.fp8_casts import Operand, operands
+from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Operand, operands
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     FLUSHED_SHARE,
@@ -24,6 +24,7 @@ from precdoctor.diagnosis.families.fp8.fp8_prescriptions import (
     prescription,
     seen_words,
 )
+from precdoctor.diagnosis.survey.rows import TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -72,6 +73,14 @@ _NAMES = (
     ("router", re.compile(r"^router$")),
     ("logits", re.compile(r"^(lm_?head|head|logits|classifier|unembed(ding)?|output_projection)$")),
 )
+#: In words, by role.
+_WHAT = {
+    "embedding": "an embedding",
+    "norm": "a norm",
+    "router": "a router",
+    "logits": "the final logits",
+    "result": "the model's results",
+}
 #: A router if experts are its siblings; otherwise half of a gated product.
 _GATE = re.compile(r"^(gate|gating)$")
 
@@ -174,29 +183,39 @@ def _noise(view: RunView, operand: Operand) -> float | None:
         return None
     shares = []
     for cast in operand.spots:
-        rows = view.rows(cast.process, cast.step)
-        out = next((r for r in rows if r.kind == "output" and r.key[:2] == (operand.key[0], "")), None)
-        if out is None or out.sum_sq is None or out.sum is None or out.bad or not out.amax or cast.amax is None:
+        found = _output(view, cast, operand.key[0], "")
+        if found is None:
             return None
-        if out.numel != cast.numel or abs(cast.amax - out.amax) > 2.0 ** -(operand.fmt.mantissa_bits + 1) * out.amax:
+        out, square, variance = found
+        if out.numel != cast.numel or not out.amax or cast.amax is None:
             return None
-        square = out.sum_sq / out.numel
-        variance = square - (out.sum / out.numel) ** 2
+        if abs(cast.amax - out.amax) > 2.0 ** -(operand.fmt.mantissa_bits + 1) * out.amax:
+            return None
         noise = square * 10.0 ** (-damage(cast.statistics, operand.fmt).sqnr_db / 10.0)
         shares.append(noise / variance if variance > 0.0 else 0.0)
     return median(shares) if shares else None
 
 
-def _nats(view: RunView, operand: Operand, module: str, operands_: Sequence[Operand]) -> float | None:
-    """Half the variance of the noise on the logits; None where they were not recorded."""
-    cast = operand.typical
-    rows = view.rows(cast.process, cast.step)
-    out = next((r for r in rows if r.kind == "output" and r.key[:2] == (operand.key[0], module)), None)
-    if out is None or out.sum_sq is None or out.sum is None or out.bad or not out.shape or out.shape[-1] < 2:
+def _nats(view: RunView, operand: Operand, module: str, same: Sequence[Operand]) -> float | None:
+    """Half the variance of the noise on the logits, from the ``same`` module's operands; None if not recorded."""
+    found = _output(view, operand.typical, operand.key[0], module)
+    if found is None:
         return None
-    variance = max(0.0, out.sum_sq / out.numel - (out.sum / out.numel) ** 2)
-    noise: float = sum(10.0 ** (-o.cost.sqnr_db / 10.0) for o in {o.key[3]: o for o in operands_}.values())
+    out, _, variance = found
+    if not out.shape or out.shape[-1] < 2:
+        return None
+    noise: float = sum(10.0 ** (-o.cost.sqnr_db / 10.0) for o in {o.key[3]: o for o in same}.values())
     return 0.5 * noise * variance
+
+
+def _output(view: RunView, cast: Cast, root: str, module: str) -> tuple[TensorRow, float, float] | None:
+    """A module's output on the step of a cast, its mean square and its variance; None unless recorded and finite."""
+    rows = view.rows(cast.process, cast.step)
+    out = next((r for r in rows if r.kind == "output" and r.key[:2] == (root, module)), None)
+    if out is None or out.sum_sq is None or out.sum is None or out.bad or not out.numel:
+        return None
+    square = out.sum_sq / out.numel
+    return out, square, max(0.0, square - (out.sum / out.numel) ** 2)
 
 
 def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> Finding:
@@ -204,9 +223,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
     operand, cost = worst.operand, worst.operand.cost
     cast = operand.typical
     sure, why = confidence(operand) if worst.damaged else (0.6, "recognised by class and name; no damage in this run")
-    what = {"logits": "the final logits", "norm": "a norm", "router": "a router", "result": "the model's results"}.get(
-        worst.role, "an embedding"
-    )
+    what = _WHAT[worst.role]
     shown = [s for s in judged if s.damaged] or judged
     harm = (
         f"{percent(operand.flushed_share)} flushed, {percent(operand.saturated_share)} clipped, signal to noise "

@@ -25,6 +25,7 @@ from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
 )
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.fp8_scaling import Recipe
 
 #: Amax of the spike times the scale in force, over the maximum: room for margins of two binades and rounded scales.
 _EXPLAINED = (2.0**-3.1, 1.05)
@@ -56,7 +57,7 @@ class _Held:
 
 def held_down(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
     """Report the operand that is held down most often."""
-    moving = [o for o in found.values() if moves(o) and o.settled[0].numel >= options["min_elements"]]
+    moving = [o for o in found.values() if moves(o) and o.numel >= options["min_elements"]]
     if not moving:
         return Checked((), "no scale follows from amax")
     held = [_held(o, options) for o in moving]
@@ -95,7 +96,6 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
     at = int(worst.casts.flushed_share.argmax())
     cast, spike = worst.casts[at], worst.spikes[at]
     wasted = operand.fmt.headroom(cast.peak)
-    better = _better(worst, options)
     whole = every_step(operand)
     return rule.finding(
         confidence=0.9 if whole else 0.7,
@@ -123,11 +123,11 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
             "confidence_reason": "spike, scale and flushed elements are recorded"
             + ("" if whole else ", but not every step"),
         },
-        prescriptions=(_prescribe(worst, better),),
+        prescriptions=(_prescribe(worst, options),),
     )
 
 
-def _better(held: _Held, options: Options) -> Course:
+def _better(held: _Held, options: Options) -> tuple[Recipe, Course]:
     """The longest history that flushes on less than half the limit of steps and is stale no more often than now."""
     now = recorded(held.operand, options["stale_db"], options["flushed_share"])
 
@@ -138,16 +138,16 @@ def _better(held: _Held, options: Options) -> Course:
     return first_that(held.operand, shorter(held.longest), accept, options["stale_db"], options["flushed_share"])
 
 
-def _prescribe(held: _Held, better: Course) -> Prescription:
-    operand = held.operand
+def _prescribe(held: _Held, options: Options) -> Prescription:
+    operand, (recipe, better) = held.operand, _better(held, options)
     return Prescription(
-        title=f"scale by {words(better.recipe)}: steps above the limit {len(held.casts)} -> {len(better.flushing)}, "
+        title=f"scale by {words(recipe)}: steps above the limit {len(held.casts)} -> {len(better.flushing)}, "
         f"stale steps {len(better.stale)}",
-        change={"operand": operand.label, "fp8_recipe": {"from": None, "to": str(better.recipe)}},
+        change={"operand": operand.label, "fp8_recipe": {"from": None, "to": str(recipe)}},
         predicted={
             "flushing_steps": {"from": len(held.casts), "to": len(better.flushing)},
             "flushed_share": {"from": held.flushed, "to": better.flushed},
             "stale_steps": {"to": len(better.stale)},
         },
-        snippet=snippet(better.recipe, operand.fmt.max, operand.fmt.dtype),
+        snippet=snippet(recipe, operand.fmt.max, operand.fmt.dtype),
     )

@@ -79,12 +79,13 @@ def _reason(operand: Operand, cast: Cast) -> tuple[str, bool]:
     earlier = operand.casts[operand.casts.step < cast.step]
     if cast.scale is not None and math.isinf(cast.scale) and cast.non_finite == cast.numel:
         return f"amax was 0 at step {cast.step} itself, or at the step before", True
-    if earlier and earlier[-1].non_finite and earlier[-1].scale_is_sound:
-        return f"amax was not finite at step {earlier[-1].step}", True
-    if earlier and not earlier[-1].alive and earlier[-1].scale_is_sound:
-        return f"amax was 0 at step {earlier[-1].step}", True
     if not earlier:
         return "the history was empty", False
+    last, sound = earlier[-1], bool(earlier.scale_is_sound[-1])
+    if sound and last.non_finite:
+        return f"amax was not finite at step {last.step}", True
+    if sound and not last.alive:
+        return f"amax was 0 at step {last.step}", True
     kind = "zero" if cast.scale is None or cast.scale > 1.0 else "infinite"
     return f"an amax before it must have been {kind}", False
 

@@ -12,11 +12,11 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
-from precdoctor.diagnosis.survey.frames import Mask
+from precdoctor.diagnosis.survey.frames import AT, Mask
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 
-_AT = ["rank", "attempt", "step"]
+_AT = list(AT)
 _SNIPPET = (
     "product = (x8.to(x.dtype) @ w8.to(x.dtype).t()) / (scale_x * scale_w)\n"
     "# torch._scaled_mm multiplies: scale_a=1 / scale_x, scale_b=1 / scale_w\n"

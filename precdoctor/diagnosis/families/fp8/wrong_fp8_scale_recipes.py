@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -75,10 +74,9 @@ def _recipes() -> Iterator[DelayedScaling]:
 
 @dataclass(frozen=True)
 class Course:
-    """An operand under a recipe.
+    """An operand under a recipe, or at the recorded scales.
 
     Attributes:
-        recipe: None for the recorded scales.
         stale: settled steps on which clipping costs more than the limit.
         clipped: largest share of elements clipped on a step.
         flushed: median share of the non-zero elements flushed.
@@ -86,7 +84,6 @@ class Course:
         steps: number of settled ones.
     """
 
-    recipe: Recipe | None
     stale: tuple[int, ...]
     clipped: float
     flushed: float
@@ -99,7 +96,7 @@ def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
     casts = operand.scaled
     peaks = np.where(_jumped(operand), casts.peak / operand.fmt.max, 0.0)
     return _course(
-        operand, None, casts, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share,
+        operand, casts, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share,
         (lost_db, flushed_share),
     )  # fmt: skip
 
@@ -118,14 +115,13 @@ def under(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float
     replayed, casts = operand.replay(recipe), operand.scaled
     mine = operand.settles[~np.isnan(operand.casts.amax)]
     return _course(
-        operand, recipe, casts, replayed.peak[mine], replayed.scale[mine] / casts.scale, replayed.flushed[mine],
+        operand, casts, replayed.peak[mine], replayed.scale[mine] / casts.scale, replayed.flushed[mine],
         replayed.saturated[mine], (lost_db, flushed_share),
     )  # fmt: skip
 
 
 def _course(
     operand: Operand,
-    recipe: Recipe | None,
     casts: Casts,
     peaks: Floats,
     factors: Floats,
@@ -142,7 +138,6 @@ def _course(
     least = peaks[bad].min(initial=math.inf)
     stale = over[np.isin(over, bad) | (~np.isin(over, chosen) & (peaks[over] >= least))]
     return Course(
-        recipe,
         tuple(casts.step[stale].tolist()),
         float(clipped.max(initial=0.0)),
         float(np.median(flushed)) if flushed.size else 0.0,
@@ -175,31 +170,34 @@ def shorter(held: int) -> Iterator[Recipe]:
 
 
 def first_that(
-    operand: Operand, recipes: Iterable[Recipe], accept: Any, lost_db: float, flushed_share: float
-) -> Course:
-    """The course under the first accepted recipe, else under the last one."""
-    course = None
+    operand: Operand,
+    recipes: Iterable[Recipe],
+    accept: Callable[[Course], bool],
+    lost_db: float,
+    flushed_share: float,
+) -> tuple[Recipe, Course]:
+    """The first recipe with an accepted course, else the last one; with its course."""
     for recipe in recipes:
         course = under(operand, recipe, lost_db, flushed_share)
         if accept(course):
-            return course
-    assert course is not None
-    return course
+            break
+    return recipe, course
 
 
-def words(recipe: Recipe | None) -> str:
+def words(recipe: Recipe) -> str:
     """``a history of 16 steps, margin 1``."""
     if isinstance(recipe, DelayedScaling):
         return f"a history of {plural(recipe.history, 'step')}" + (f", margin {recipe.margin}" if recipe.margin else "")
-    return "the amax of the step itself" if recipe is not None else "the scale in force"
+    return "the amax of the step itself"
 
 
-def snippet(recipe: Recipe | None, largest: float, dtype: str) -> str:
+def snippet(recipe: Recipe, largest: float, dtype: str) -> str:
     """Delayed or current scaling by hand, correct at a zero and a non-finite amax."""
-    history = recipe.history if isinstance(recipe, DelayedScaling) else 1
-    margin = f" / 2**{recipe.margin}" if recipe is not None and recipe.margin else ""
-    before = "" if isinstance(recipe, DelayedScaling) else "amaxes.append(x.abs().amax())  # of this very tensor\n"
-    after = "amaxes.append(x.abs().amax())\n" if isinstance(recipe, DelayedScaling) else ""
+    margin = f" / 2**{recipe.margin}" if recipe.margin else ""
+    if isinstance(recipe, DelayedScaling):
+        history, before, after = recipe.history, "", "amaxes.append(x.abs().amax())\n"
+    else:
+        history, before, after = 1, "amaxes.append(x.abs().amax())  # of this very tensor\n", ""
     return (
         f"import collections\nimport torch\n\n"
         f"amaxes = collections.deque(maxlen={history})  # kept with the layer\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
-from precdoctor.diagnosis.families.fp8.fp8_prescriptions import listed, location
+from precdoctor.diagnosis.families.fp8.fp8_prescriptions import history, listed, location
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
     Course,
     every_step,
@@ -26,10 +25,7 @@ from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
 )
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.fp8_scaling import DelayedScaling
-
-#: Points of the amax history in the evidence; a plot needs no more.
-_SHOWN = 64
+from precdoctor.numerics.fp8_scaling import DelayedScaling, Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +47,7 @@ class _Stale:
 
 def stale(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
     """Report the operand that is stale most often."""
-    moving = [o for o in found.values() if lags(o) and o.settled[0].numel >= options["min_elements"]]
+    moving = [o for o in found.values() if lags(o) and o.numel >= options["min_elements"]]
     if not moving:
         return Checked((), "no scale follows from the amax of earlier steps")
     courses = [_Stale(o, recorded(o, options["stale_db"], options["flushed_share"])) for o in moving]
@@ -70,7 +66,6 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
     casts = operand.settled[np.isin(operand.settled.step, course.stale)]
     cast = casts[int(casts.peak.argmax())]
     present = recipe_of(operand)
-    better = _better(operand, present, course, options)
     binades = -operand.fmt.headroom(cast.peak)
     if present is not None:
         sure, why, how = 0.9, "the scales in the log are those of the recipe", words(present)
@@ -98,23 +93,18 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
             "scale": cast.scale,
             "amax": cast.amax,
             "recipe": None if present is None else str(present),
-            "history": _series(operand),
+            "history": history(operand, operand.casts[operand.casts.amax > 0.0]),
             "tensors": listed((s.operand for s in guilty), lambda o: {"saturated_share": o.saturated_share}),
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_prescribe(operand, present, course, better),),
+        prescriptions=(_prescribe(operand, present, course, options),),
     )
 
 
-def _series(operand: Operand) -> list[dict[str, Any]]:
-    """The fixed-shape ``history``: amax before scaling, headroom after it."""
-    casts = operand.casts[operand.casts.amax > 0.0]
-    kept = casts[:: -max(1, -(-len(casts) // _SHOWN))][::-1]
-    return [{"step": c.step, "amax": c.amax, "headroom_binades": operand.fmt.headroom(c.peak)} for c in kept]
-
-
-def _better(operand: Operand, present: DelayedScaling | None, course: Course, options: Options) -> Course:
+def _better(
+    operand: Operand, present: DelayedScaling | None, course: Course, options: Options
+) -> tuple[Recipe, Course]:
     """The smallest change that stays below the limit of stale steps and flushes no more than the limit, or than now."""
     span = int(operand.casts.step[-1] - operand.casts.step[0]) + 1
     room = max(options["flushed_share"], course.flushed)
@@ -125,18 +115,19 @@ def _better(operand: Operand, present: DelayedScaling | None, course: Course, op
     return first_that(operand, longer(present, span), accept, options["stale_db"], options["flushed_share"])
 
 
-def _prescribe(operand: Operand, present: DelayedScaling | None, course: Course, better: Course) -> Prescription:
+def _prescribe(operand: Operand, present: DelayedScaling | None, course: Course, options: Options) -> Prescription:
+    recipe, better = _better(operand, present, course, options)
     return Prescription(
-        title=f"scale by {words(better.recipe)}: stale steps {len(course.stale)} -> {len(better.stale)}, flushed "
+        title=f"scale by {words(recipe)}: stale steps {len(course.stale)} -> {len(better.stale)}, flushed "
         f"{percent(course.flushed)} -> {percent(better.flushed)}",
         change={
             "operand": operand.label,
-            "fp8_recipe": {"from": None if present is None else str(present), "to": str(better.recipe)},
+            "fp8_recipe": {"from": None if present is None else str(present), "to": str(recipe)},
         },
         predicted={
             "stale_steps": {"from": len(course.stale), "to": len(better.stale)},
             "largest_saturated_share": {"from": course.clipped, "to": better.clipped},
             "flushed_share": {"from": course.flushed, "to": better.flushed},
         },
-        snippet=snippet(better.recipe, operand.fmt.max, operand.fmt.dtype),
+        snippet=snippet(recipe, operand.fmt.max, operand.fmt.dtype),
     )

@@ -15,15 +15,7 @@ from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.histories import History, forward_histories
 from precdoctor.diagnosis.survey.op_dtypes import op_dtypes
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import (
-    FORWARD_KINDS,
-    Key,
-    TensorRow,
-    known_format,
-    path_evidence,
-    path_to,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, tensor_evidence
 from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
@@ -89,9 +81,14 @@ _SOFTMAX = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_back
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the tensor that reaches its limit first. Weights that are multiplied up come before it."""
+
+    def guilty(fact: Fact) -> float:
+        factor = _over_run(view, fact)
+        return factor if factor >= options["amplified"] else 0.0
+
     multiplied = check_facts(
-        view, ("amplified",), lambda f: _over_run(view, f) if _over_run(view, f) >= options["amplified"] else 0.0,
-        lambda g: _amplified(view, g, options), seen="no weight is multiplied up", keep=lambda g: stands(view, g),
+        view, ("amplified",), guilty, lambda g: _amplified(view, g, options), seen="no weight is multiplied up",
+        keep=lambda g: stands(view, g),
     )  # fmt: skip
     if multiplied.findings:
         return multiplied
@@ -109,18 +106,14 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([_coarse_finding(coarse, options)], reason)
     if not growing:
         return Checked((), f"{seen}: none grows within {options['max_headroom']:g} binades of its limit")
-    key = min(growing, key=lambda k: growing[k].steps_to(_limit(histories[k]))[1])
+    key = min(growing, key=lambda k: growing[k].steps_to(histories[k].fmt.max).estimate)
     finding = _finding(view, key, histories[key], growing, options)
     return Checked([finding], f"{len(growing):,} of {seen} grow into their limit")
 
 
-def _steps(view: RunView) -> int:
-    return max((s.step for own in view.timeline.values() for s in own), default=0) + 1
-
-
 def _over_run(view: RunView, fact: Fact) -> float:
     """The factor of a step to the power of the steps of the run."""
-    return math.exp(min(700.0, _steps(view) * math.log(max(fact.number("factor"), 1.0))))
+    return math.exp(min(700.0, (view.last_step + 1) * math.log(max(fact.number("factor"), 1.0))))
 
 
 def _amplified(view: RunView, group: Group, options: Options) -> Finding:
@@ -132,7 +125,7 @@ def _amplified(view: RunView, group: Group, options: Options) -> Finding:
         view,
         group,
         title=f"{fact.short} multiplies weights (`{name}`) by {factor:.6g} on every step{fact.line}: {whole:.3g} times "
-        f"over {plural(_steps(view), 'step')}",
+        f"over {plural(view.last_step + 1, 'step')}",
         message=f"{op_words(fact)} multiplies the weight by {factor:.6g}, whatever its gradient. Over the run that is a"
         f" factor of {whole:.3g} (limit {options['amplified']:g}). Decay shrinks weights; this grows them."
         f"{elsewhere_words(group)}",
@@ -147,78 +140,63 @@ def _amplified(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _limit(history: History) -> float:
-    fmt = known_format(history.dtype)
-    return fmt.max if fmt is not None else math.inf
-
-
 def _growing(history: History, options: Options) -> Trend | None:
     points = history.points()
     if len(points) < 2 * options["min_points"] or history.at_max:
         return None
-    if history.headroom(max(a for _, a in points[-_NEWEST:])) > options["max_headroom"]:
+    if history.fmt.headroom(max(a for _, a in points[-_NEWEST:])) > options["max_headroom"]:
         return None
     trend = fit(points)
-    if trend is None or trend.low <= 0.0 or trend.climbed < options["min_growth"]:
-        return None
-    if trend.slackens:
+    if trend is None or not trend.rises or trend.climbed < options["min_growth"]:
         return None
     recorded = points[-1][0] - points[0][0]
-    return trend if trend.steps_to(_limit(history))[1] <= options["horizon"] * recorded else None
+    return trend if trend.steps_to(history.fmt.max).estimate <= options["horizon"] * recorded else None
 
 
 def _finding(view: RunView, key: Key, history: History, growing: Mapping[Key, Trend], options: Options) -> Finding:
-    trend, limit = growing[key], _limit(history)
+    trend, limit = growing[key], history.fmt.max
     points = history.points()
     step, amax = points[-1]
-    soonest, expected, latest = trend.steps_to(limit)
-    until = f"{soonest:,.0f} to {latest:,.0f}" if math.isfinite(latest) else f"{soonest:,.0f} or more"
+    left, headroom = trend.steps_to(limit), history.fmt.headroom(amax)
     rows = view.any_rows(step)
     row = next((r for r in rows if r.key == key), None)
     label = row.label if row is not None else f"`{key[1] or key[0]}` {key[2]}"
     message = (
         f"{label[0].upper()}{label[1:]} ({history.dtype}) grows by a factor of {2.0 ** (100.0 * trend.slope):.3g} per "
         f"100 steps: amax {points[0][1]:.4g} at step {points[0][0]}, {amax:.4g} at step {step}. That is "
-        f"{history.headroom(amax):.1f} binades below {limit:g} (limit {options['max_headroom']:g}). At this rate it "
-        f"overflows in {expected:,.0f} steps (95 %: {until}), about step {step + round(expected):,}. "
+        f"{headroom:.1f} binades below {limit:g} (limit {options['max_headroom']:g}). At this rate it overflows in "
+        f"{left.estimate:,.0f} steps (95 %: {left.interval_words}), about step {step + round(left.estimate):,}. "
         f"{plural(len(growing), 'tensor')} with such a trend."
     )
-    wide = latest > 4.0 * max(soonest, 1.0)
-    evidence = {
-        "binades_per_100_steps": 100.0 * trend.slope,
-        "slope_interval": [100.0 * trend.low, 100.0 * trend.high],
-        "steps_to_overflow": expected,
-        "steps_to_overflow_interval": [soonest, latest],
-        "amax": amax,
-        "headroom_binades": history.headroom(amax),
-        "limit": options["max_headroom"],
-        "points_fitted": trend.points,
-        "history": history.as_evidence(),
-        "tensors": [
-            {"root": k[0], "module": k[1], "kind": k[2], "binades_per_100_steps": 100.0 * t.slope}
-            for k, t in sorted(growing.items(), key=lambda item: -item[1].slope)[:16]
-        ],
-        "confidence_reason": "a straight line in log2 over the newer half of the steps"
-        + (", with a wide interval" if wide else ""),
-    }
-    if row is not None:
-        forward = [r for r in rows if r.kind in FORWARD_KINDS]
-        evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(forward, row))}
     return RULE.finding(
-        confidence=0.7 if wide or trend.points < 24 else 0.85,
-        title=f"{label} grows into {history.dtype}'s limit: overflow in about {expected:,.0f} steps",
+        confidence=0.7 if left.is_wide or trend.is_short else 0.85,
+        title=f"{label} grows into {history.dtype}'s limit: overflow in about {left.estimate:,.0f} steps",
         message=message,
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
-        evidence=evidence,
-        prescriptions=(_prescribe(view, key, history, trend, expected, rows),),
+        evidence={
+            "binades_per_100_steps": 100.0 * trend.slope,
+            "slope_interval": [100.0 * trend.low, 100.0 * trend.high],
+            "steps_to_overflow": left.estimate,
+            "steps_to_overflow_interval": [left.low, left.high],
+            "amax": amax,
+            "headroom_binades": headroom,
+            "limit": options["max_headroom"],
+            "points_fitted": trend.points,
+            "history": history.as_evidence(),
+            "tensors": [
+                {"root": k[0], "module": k[1], "kind": k[2], "binades_per_100_steps": 100.0 * t.slope}
+                for k, t in sorted(growing.items(), key=lambda item: -item[1].slope)[:16]
+            ],
+            "confidence_reason": left.reason,
+            **tensor_evidence(row, [r for r in rows if r.kind in FORWARD_KINDS]),
+        },
+        prescriptions=(_prescribe(view, key, history, trend, rows),),
     )
 
 
-def _prescribe(
-    view: RunView, key: Key, history: History, trend: Trend, expected: float, rows: Sequence[TensorRow]
-) -> Prescription:
+def _prescribe(view: RunView, key: Key, history: History, trend: Trend, rows: Sequence[TensorRow]) -> Prescription:
     change = widening(rows, key, history.dtype, view.device)
-    later = trend.steps_to(change.to.max)[1]
+    expected, later = (trend.steps_to(fmt.max).estimate for fmt in (history.fmt, change.to))
     return Prescription(
         title=f"{change.title} for now: steps to overflow {expected:,.0f} -> {later:,.0f} at the same rate",
         change=change.change,
@@ -248,12 +226,9 @@ class _CoarseLogits:
     spacing: float
 
 
-def _spacing(dtype: str, magnitude: float) -> float:
-    """Distance of neighbours in the format at ``magnitude``, one ulp; 0 for an unknown format."""
-    fmt = known_format(dtype)
-    if fmt is None or magnitude <= 0.0:
-        return 0.0
-    return 2.0 ** (math.floor(math.log2(magnitude)) - fmt.mantissa_bits)
+def _spacing(history: History, magnitude: float) -> float:
+    """Distance of neighbours in the format at ``magnitude``, one ulp."""
+    return 2.0 ** (math.floor(math.log2(magnitude)) - history.fmt.mantissa_bits)
 
 
 def _coarse_logits(view: RunView, options: Options) -> Mapping[Key, _CoarseLogits]:
@@ -262,10 +237,10 @@ def _coarse_logits(view: RunView, options: Options) -> Mapping[Key, _CoarseLogit
         points = [amax for _, amax in history.points()]
         if len(points) < 2 * _NEWEST:
             continue
-        wide = [a for a in points[-_NEWEST:] if _spacing(history.dtype, a) >= options["logit_spacing"]]
+        wide = [a for a in points[-_NEWEST:] if _spacing(history, a) >= options["logit_spacing"]]
         first = median(points[:_FIRST])
         if 2 * len(wide) >= _NEWEST and median(wide) >= options["logit_growth"] * first:
-            found[key] = _CoarseLogits(history, first, median(wide), _spacing(history.dtype, median(wide)))
+            found[key] = _CoarseLogits(history, first, median(wide), _spacing(history, median(wide)))
     return found
 
 
@@ -278,8 +253,6 @@ def _logits(view: RunView) -> dict[Key, History]:
     for op in op_dtypes(view):
         if short_name(op.op) in _SOFTMAX and op.calls:
             sizes.setdefault((op.root, op.module), set()).add(op.elements // op.calls)
-    if not sizes:
-        return {}
     histories = forward_histories(view)
     found: dict[Key, History] = {}
     for (root, module), wanted in sizes.items():
@@ -301,7 +274,7 @@ def _coarse_finding(coarse: Mapping[Key, _CoarseLogits], options: Options) -> Fi
     logits = coarse[key]
     history, place = logits.history, key[1] or key[0]
     step = history.points()[-1][0]
-    capped = _spacing(history.dtype, _CAP)
+    capped = _spacing(history, _CAP)
     message = (
         f"The {history.dtype} logits from `{place}` to a softmax have grown from {logits.first:.3g} to "
         f"{logits.last:.3g} ({logits.last / logits.first:.2g} times, limit {options['logit_growth']:g}). Neighbours in "

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.divergence.onset import clip_level
 from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.families.growth.gradient_explosion_detection import WINDOW, Explosion, find_explosion
 from precdoctor.diagnosis.survey.histories import by_optimizer
-from precdoctor.diagnosis.survey.rows import TensorRow, location, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.rows import TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -121,8 +121,6 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     }
     if rate is not None:
         evidence |= rate.evidence
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
     where = f" from `{_name(row)}`" if row is not None else ""
     root = "" if explosion.diverged else root_of_rise(view, explosion.process, explosion.steps, explosion.at)
     norms = f"norm {explosion.baseline:.3g} -> {explosion.peak:.3g}"
@@ -132,7 +130,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
         title=f"{f'{root}; ' if root else ''}{_what(explosion)}: {norms}{where}",
         message=_message(explosion, row, grown, options) + (f" {rate.words}" if rate is not None else ""),
         location=location(row, Phase.BACKWARD, explosion.process.rank, first.step),
-        evidence=evidence,
+        evidence=evidence | tensor_evidence(row, rows),
         prescriptions=_prescriptions(explosion, row.module if row is not None else "", rate),
     )
 
@@ -198,37 +196,26 @@ def _message(explosion: Explosion, row: TensorRow | None, grown: float, options:
 
 
 def _name(row: TensorRow) -> str:
-    return ".".join(p for p in (row.module, row.name) if p) or row.root
+    return row.parameter or row.root
 
 
 def _culprit(view: RunView, explosion: Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
-    """The weight gradient whose norm grew most between the last sampled step before and the first one after."""
+    """The weight gradient whose unscaled norm grew most, by which factor, and the backward rows; None if unknown.
+
+    Between the last sampled step before and the first one after; of a run that diverged, the last one.
+    """
     later = explosion.steps[explosion.at :]
     before = next((s for s in reversed(explosion.steps[: explosion.at]) if s.sampled), None)
     after = next((s for s in (reversed(later) if explosion.diverged else later) if s.sampled), None)
     if before is None or after is None:
         return None, 0.0, ()
-    return _grown_most(view.rows(explosion.process, before.step), view.rows(explosion.process, after.step))
-
-
-def _grown_most(
-    before: Sequence[TensorRow], after: Sequence[TensorRow]
-) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
-    """The weight gradient that grew most, the factor by which its unscaled L2 norm grew, and the backward rows.
-
-    None, 0 and no rows if no finite gradient is in both steps.
-    """
-    old = {r.key: r for r in before if r.kind == "weight_grad"}
-    ratios = {
-        r.key: _norm(r) / _norm(old[r.key])
-        for r in after
-        if r.kind == "weight_grad" and r.key in old and _norm(old[r.key]) and not r.bad
-    }
-    if not ratios:
+    rows = view.rows(explosion.process, after.step)
+    old = {r.key: _norm(r) for r in view.rows(explosion.process, before.step) if r.kind == "weight_grad"}
+    grown = [(_norm(r) / old[r.key], r) for r in rows if r.kind == "weight_grad" and old.get(r.key) and not r.bad]
+    if not grown:
         return None, 0.0, ()
-    key = max(ratios, key=lambda k: ratios[k])
-    backward = [r for r in after if r.kind in ("loss", "grad_output", "weight_grad")]
-    return next(r for r in after if r.key == key), ratios[key], backward
+    ratio, row = max(grown, key=lambda found: found[0])
+    return row, ratio, [r for r in rows if r.kind in ("loss", "grad_output", "weight_grad")]
 
 
 def _norm(row: TensorRow) -> float:
@@ -258,7 +245,7 @@ def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
             f"{present:.3g} -> {usual:.3g}",
             change={"lr": {"from": present, "to": usual}},
             predicted={"grad_norm": {"from": explosion.peak, "to": explosion.baseline}},
-            snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {usual!r}\n",
+            snippet=snippets.group_option("lr", repr(usual)),
         )
     norms = [s.grad_norm for s in explosion.steps[: explosion.left] if s.grad_norm is not None]
     clip = clip_level(norms)

@@ -9,10 +9,19 @@ from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, Link, call_chains, chains, rising_share, slope
+from precdoctor.diagnosis.survey.depth import (
+    LAST_CALL,
+    Chain,
+    Link,
+    call_chains,
+    chain_evidence,
+    chains,
+    rising_share,
+    slope,
+)
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.op_facts import real
-from precdoctor.diagnosis.survey.rows import known_format, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.rows import known_format, location
 from precdoctor.diagnosis.survey.scans import (
     Fact,
     Group,
@@ -92,8 +101,12 @@ def _limit(fact: Fact, last: float, options: Options) -> float:
     if fact.backward:
         return float(options["gradient_growth"])
     fmt = known_format(fact.dtype)
-    near = fmt is not None and fmt.headroom(last) <= options["headroom"]
-    return float((0.5 if near else 1.0) * options["growth"])
+    return _least_growth(fmt.headroom(last) if fmt is not None else math.inf, options)
+
+
+def _least_growth(headroom: float, options: Options) -> float:
+    """Binades that are too many, by the headroom of the last layer: half of them if it is near its format's end."""
+    return float((0.5 if headroom <= options["headroom"] else 1.0) * options["growth"])
 
 
 def _excess(view: RunView, fact: Fact, options: Options) -> float:
@@ -157,7 +170,7 @@ def _along_layers(view: RunView, options: Options) -> Checked:
         *chains(view, "output", int(options["min_layers"])),
         *call_chains(view, "output", int(options["min_calls"])),
     ]
-    alive = [c for c in known if sum(k.rms > 0.0 for k in c.links) >= options["min_layers"]]
+    alive = [c for c in known if len(c.alive) >= options["min_layers"]]
     if not alive:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers")
     seen = f"the outputs along {plural(len(alive), 'chain')} of layers"
@@ -182,7 +195,7 @@ def _gain(chain: Chain) -> float:
 
 
 def _sizes(chain: Chain) -> list[float]:
-    return [k.rms for k in chain.links if k.rms > 0.0]
+    return [k.rms for k in chain.alive]
 
 
 def _growth(chain: Chain) -> float:
@@ -193,7 +206,7 @@ def _growth(chain: Chain) -> float:
 
 def _headroom(chain: Chain) -> float:
     """Binades between the last layer's RMS and the largest number of its format."""
-    last = [k for k in chain.links if k.rms > 0.0][-1]
+    last = chain.alive[-1]
     fmt = known_format(last.dtype)
     return fmt.headroom(last.rms) if fmt is not None else math.inf
 
@@ -201,12 +214,11 @@ def _headroom(chain: Chain) -> float:
 def _grows(chain: Chain, options: Options) -> bool:
     if rising_share(_sizes(chain)) < options["consistent_share"]:
         return False
-    near = _headroom(chain) <= options["headroom"]
-    return _growth(chain) >= (0.5 if near else 1.0) * options["growth"]
+    return _growth(chain) >= _least_growth(_headroom(chain), options)
 
 
 def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
-    alive = [k for k in chain.links if k.rms > 0.0]
+    alive = chain.alive
     first, last, grown, room = alive[0], alive[-1], _growth(chain), _headroom(chain)
     gain = _gain(chain)
     step = watched_steps(view)[-1]
@@ -220,24 +232,22 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         f"(limit 2^{options['growth']:g}), a factor of {gain:.3g} per {each}. The last RMS is {room:.1f} binades below "
         f"{last.dtype}'s largest number."
     )
-    evidence = {
-        "growth_binades": grown,
-        "limit": options["growth"],
-        "factor_per_layer": gain,
-        "headroom_binades": room,
-        "layers": chain.as_evidence()[:64],
-        "steps_examined": chain.steps,
-        "confidence_reason": f"it grows in {rising_share(_sizes(chain)):.0%} of the steps along them",
-    }
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
     return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
         title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_named(chain, first)}, "
         f"{last.rms:.2g} at {_named(chain, last)}",
         message=message,
         location=location(row, Phase.FORWARD, 0, step),
-        evidence=evidence,
+        evidence={
+            "growth_binades": grown,
+            "limit": options["growth"],
+            "factor_per_layer": gain,
+            "headroom_binades": room,
+            "layers": chain.as_evidence()[:64],
+            "steps_examined": chain.steps,
+            "confidence_reason": f"it grows in {rising_share(_sizes(chain)):.0%} of the steps along them",
+            **chain_evidence(row, mine),
+        },
         prescriptions=(_prescribe(chain, first, last, gain, grown),),
     )
 

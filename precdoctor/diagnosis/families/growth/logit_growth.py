@@ -163,8 +163,8 @@ def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | 
     known, newest = history.levels > 0.0, history.levels[history.newest]
     trend = fit(list(zip(history.steps[known].tolist(), history.levels[known].tolist(), strict=True)))
     one_hot = float(np.median(history.one_hot[history.newest]))
-    rising = trend is not None and trend.low > 0.0 and not trend.slackens
-    doubles = rising and trend is not None and trend.climbed >= 1.0
+    rising = trend is not None and trend.rises
+    doubles = trend is not None and rising and trend.climbed >= 1.0
     above = 2 * int((newest >= limit).sum()) > newest.size
     grown = history.grown >= options["growth"]
     if history.role == "output":
@@ -178,7 +178,7 @@ def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | 
         return _Case("large", history, limit, trend, one_hot)
     if doubles and trend is not None and grown and 2.0**trend.level >= options["near"] * limit and not loss.falls:
         recorded = int(history.steps[-1] - history.steps[0])
-        if trend.steps_to(limit)[1] <= options["horizon"] * recorded:
+        if trend.steps_to(limit).estimate <= options["horizon"] * recorded:
             return _Case("growing", history, limit, trend, one_hot)
     if sharp and opened and grown and history.last >= _HALF * limit and loss.stalls:
         return _Case("collapsed", history, limit, trend, one_hot)
@@ -199,7 +199,7 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
     if slope is not None:
         words.append(f"It grows by a factor of {2.0**slope:.3g} per step.")
     if case.state == "growing" and trend is not None:
-        words.append(f"At this rate it passes {case.limit:g} in {trend.steps_to(case.limit)[1]:,.0f} steps.")
+        words.append(f"At this rate it passes {case.limit:g} in {trend.steps_to(case.limit).estimate:,.0f} steps.")
     if role == "attention" and len(history.heads[-1]):
         words.append(f"{percent(case.one_hot)} of its {plural(len(history.heads[-1]), 'head')} are as good as one-hot.")
     from_the_start = role == "output" and trend is None

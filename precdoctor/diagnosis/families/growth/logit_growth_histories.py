@@ -25,6 +25,8 @@ _FIRST, _NEWEST = 4, 8
 _MIN_LOSSES = 8
 #: Shares of a loss, chosen empirically: it has learnt if a tenth is left, it falls by a tenth, it has lost a quarter.
 _LEARNT, _FALL, _LOST = 0.1, 0.1, 0.25
+#: Points of a history in the evidence; a plot needs no more.
+_SHOWN = 64
 _COLUMNS = ("module_class", "dtype", "shape", "amax", "role", "entropy", "head_max", "head_entropy")
 
 
@@ -73,9 +75,9 @@ class LogitHistory:
         """The factor from ``first`` to ``last``; logits below one nat count as one."""
         return self.last / max(1.0, self.first)
 
-    def as_evidence(self, limit: int = 64) -> list[dict[str, Any]]:
-        """For a finding, thinned to ``limit`` points including the last."""
-        at = np.arange(len(self))[:: -max(1, math.ceil(len(self) / limit))][::-1]
+    def as_evidence(self) -> list[dict[str, Any]]:
+        """For a finding, of some points including the last."""
+        at = np.arange(len(self))[:: -max(1, math.ceil(len(self) / _SHOWN))][::-1]
         columns = (c[at].tolist() for c in (self.steps, self.levels, self.entropies, self.one_hot))
         return [
             {"step": step, "max_logit": level, "entropy": None if math.isnan(entropy) else entropy, "one_hot": one_hot}

@@ -17,15 +17,7 @@ from precdoctor.diagnosis.divergence.report import root_of_rise
 from precdoctor.diagnosis.survey.frames import firsts, groups, keys, rows_of
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import after_an_ordinary_update, by_optimizer, spread
-from precdoctor.diagnosis.survey.rows import (
-    BACKWARD_KINDS,
-    FORWARD_KINDS,
-    Key,
-    TensorRow,
-    location,
-    path_evidence,
-    range_evidence,
-)
+from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
@@ -111,7 +103,7 @@ class _Moved:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the spike that stays, else the highest."""
     series = {
-        key: [s for s in steps if s.loss is not None and math.isfinite(s.loss) and is_well(view, key[0], s)]
+        key: [s for s in steps if s.loss is not None and is_well(view, key[0], s)]
         for key, steps in by_optimizer(view).items()
     }
     count = sum(map(len, series.values()))
@@ -222,9 +214,9 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     resized = _resized(view, spike)
     rate = _rate_spike(spike, options)
     moved = None if rate is not None and moved is not None and moved.row.step < rate.step else moved
-    heavy = spike.stays and not _other_size(resized) and (moved is not None or _norm_rises(spike, options))
-    heavy = heavy or (spike.stays and rate is not None)
-    first, row = spike.first, moved.row if moved is not None else None
+    unusual = not _other_size(resized) and (moved is not None or _norm_rises(spike, options))
+    heavy = spike.stays and (unusual or rate is not None)
+    first = spike.first
     above = _deviations(spike)
     evidence: dict[str, Any] = {
         "loss": {"before": spike.level, "peak": spike.peak},
@@ -234,10 +226,12 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         "last_bad_step": first.step,
         "confidence_reason": "a tensor moved with it" if moved is not None else "no recorded tensor moved first",
     }
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
-        evidence["moved_first"] = {"step": row.step, "amax": row.amax, "usual_amax": moved.usual if moved else None}
-    because = f"; {row.label} moved first" if row is not None else ""
+    because = ""
+    if moved is not None:
+        row = moved.row
+        evidence |= tensor_evidence(row)
+        evidence["moved_first"] = {"step": row.step, "amax": row.amax, "usual_amax": moved.usual}
+        because = f"; {row.label} moved first"
     if rate is not None:
         evidence["rate_spike"] = {"step": rate.step, "lr": rate.to, "highest_lr_before": rate.before}
         because = f", after a learning rate {rate.to / rate.before:.3g} times any before"
@@ -248,17 +242,17 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         confidence=0.8 if moved is not None else 0.65,
         title=f"{root}; {jumps}" if root else jumps,
         message=(rate.words() if rate is not None else "") + _message(spike, moved, known, resized, options),
-        location=_location(spike, row),
+        location=_location(spike, moved),
         evidence=evidence,
         prescriptions=(_prescribe(spike, moved) if rate is None else _prescribe_rate(spike, rate),),
     )
 
 
-def _location(spike: _Spike, row: TensorRow | None) -> Location:
-    if row is None:
+def _location(spike: _Spike, moved: _Moved | None) -> Location:
+    if moved is None:
         return Location(kind="loss", phase=Phase.FORWARD, rank=spike.process.rank, step=spike.first.step)
-    phase = Phase.BACKWARD if row.kind in BACKWARD_KINDS else Phase.FORWARD
-    return location(row, phase, spike.process.rank, row.step)
+    phase = Phase.BACKWARD if moved.row.kind in BACKWARD_KINDS else Phase.FORWARD
+    return location(moved.row, phase, spike.process.rank, moved.row.step)
 
 
 @dataclass(frozen=True)
@@ -295,7 +289,7 @@ def _prescribe_rate(spike: _Spike, rate: _RateSpike) -> Prescription:
         f"{rate.to:.3g}: loss {spike.peak:.3g} -> {spike.level:.3g}",
         change={"resume_before": rate.step, "lr": {"from": rate.to, "to": rate.before}},
         predicted={"loss": {"from": spike.peak, "to": spike.level}},
-        snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {rate.before!r}\n",
+        snippet=snippets.group_option("lr", repr(rate.before)),
     )
 
 
@@ -335,7 +329,6 @@ def _message(spike: _Spike, moved: _Moved | None, known: int, resized: float, op
 
 
 def _prescribe(spike: _Spike, moved: _Moved | None) -> Prescription:
-    row = moved.row if moved is not None else None
     if moved is not None and moved.row.kind == "batch":
         return Prescription(
             title=f"clip the input at {moved.usual:.3g}, or skip such batches: amax {moved.row.amax:.3g} -> "
@@ -344,7 +337,7 @@ def _prescribe(spike: _Spike, moved: _Moved | None) -> Prescription:
             predicted={"batch_amax": {"from": moved.row.amax, "to": moved.usual}},
             snippet=f"x = x.clamp(-{moved.usual:.4g}, {moved.usual:.4g})  # before model(x)\n",
         )
-    until = spike.steps[max(0, spike.at - 1)].step if row is None else max(0, row.step - 1)
+    until = spike.steps[max(0, spike.at - 1)].step if moved is None else max(0, moved.row.step - 1)
     return Prescription(
         title=f"resume from a checkpoint at or before step {until}, with a tenth of the rate around step "
         f"{spike.first.step}: loss {spike.peak:.3g} -> {spike.level:.3g}",

@@ -11,9 +11,9 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.histories import History, forward_histories
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, path_evidence, path_to, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.formats import Format
+from precdoctor.numerics.formats import Format, format_of_dtype
 from precdoctor.numerics.histogram import bin_of
 
 PAGE = RulePage(
@@ -68,16 +68,20 @@ def check(view: RunView, options: Options) -> Checked:
         words = f"{clamp.row.label} is clamped: {percent(clamp.share)} of it is larger"
         return Checked([_clamp_finding(view, clamp, options)], words)
     if not near:
-        least = min((h.headroom(max(h.amax.values())) for h in histories.values() if not h.at_max), default=None)
+        least = min((_least_headroom(h) for h in histories.values() if not h.at_max), default=None)
         words = f"{seen}: least headroom {least:.1f} binades" if least is not None else seen
         return Checked((), f"{words} (limit {options['headroom']:g})")
-    key, history = min(near.items(), key=lambda item: item[1].headroom(max(item[1].amax.values())))
+    key, history = min(near.items(), key=lambda item: _least_headroom(item[1]))
     finding = _finding(view, key, history, near, options)
     return Checked([finding], f"{len(near):,} of {seen} within {options['headroom']:g} binades")
 
 
+def _least_headroom(history: History) -> float:
+    return history.fmt.headroom(max(history.amax.values()))
+
+
 def _close(history: History, options: Options) -> list[tuple[int, float]]:
-    return [(s, a) for s, a in history.points() if history.headroom(a) <= options["headroom"]]
+    return [(s, a) for s, a in history.points() if history.fmt.headroom(a) <= options["headroom"]]
 
 
 def _near(history: History, options: Options) -> bool:
@@ -99,8 +103,7 @@ def _stays_close(history: History, options: Options) -> bool:
 def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, History], options: Options) -> Finding:
     close = _close(history, options)
     step, amax = max(close, key=lambda p: p[1])
-    fmt = known_format(history.dtype)
-    largest = fmt.max if fmt is not None else 0.0
+    largest = history.fmt.max
     row, rows = _row(view, key, step)
     usual = median(a for _, a in close)
     label = row.label if row is not None else f"`{key[1] or key[0]}` {key[2]}"
@@ -108,29 +111,27 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
         f"On {plural(len(close), 'step')} ({close[0][0]} to {close[-1][0]}) {label} ({history.dtype}) came within "
         f"{options['headroom']:g} binades (limit) of {largest:g}: amax {usual:.4g} in the median, {amax:.4g} at step "
         f"{step}. That is {100.0 * amax / largest:.0f} % of the largest number and leaves "
-        f"{history.headroom(amax):.2f} binades. {plural(len(near), 'tensor')} this close."
+        f"{history.fmt.headroom(amax):.2f} binades. {plural(len(near), 'tensor')} this close."
     )
-    evidence = {
-        "amax": amax,
-        "headroom_binades": history.headroom(amax),
-        "limit": options["headroom"],
-        "steps_near": len(close),
-        "last_bad_step": close[-1][0],
-        "history": history.as_evidence(),
-        "tensors": [
-            {"root": k[0], "module": k[1], "kind": k[2], "headroom_binades": h.headroom(max(h.amax.values()))}
-            for k, h in sorted(near.items(), key=lambda item: item[1].headroom(max(item[1].amax.values())))[:16]
-        ],
-        "confidence_reason": "the largest magnitude is exact",
-    }
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
     return RULE.finding(
         confidence=0.9 if len(close) >= 2 * options["steps"] else 0.75,
         title=f"{label} stays at {100.0 * usual / largest:.0f} % of {history.dtype}'s largest number, {largest:g}",
         message=message,
         location=Location(key[0], key[1], history.module_class or None, key[2], Phase.FORWARD, 0, step),
-        evidence=evidence,
+        evidence={
+            "amax": amax,
+            "headroom_binades": history.fmt.headroom(amax),
+            "limit": options["headroom"],
+            "steps_near": len(close),
+            "last_bad_step": close[-1][0],
+            "history": history.as_evidence(),
+            "tensors": [
+                {"root": k[0], "module": k[1], "kind": k[2], "headroom_binades": _least_headroom(h)}
+                for k, h in sorted(near.items(), key=lambda item: _least_headroom(item[1]))[:16]
+            ],
+            "confidence_reason": "the largest magnitude is exact",
+            **tensor_evidence(row, rows),
+        },
         prescriptions=(_widen(view, key, history, amax, rows),),
     )
 
@@ -148,7 +149,7 @@ def _row(view: RunView, key: Key, step: int) -> tuple[TensorRow | None, tuple[Te
 def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequence[TensorRow]) -> Prescription:
     """A wider format, with its headroom."""
     change = widening(rows, key, history.dtype, view.device)
-    before, after = history.headroom(amax), change.to.headroom(amax)
+    before, after = history.fmt.headroom(amax), change.to.headroom(amax)
     return Prescription(
         title=f"{change.title}: headroom {before:.1f} -> {after:.0f} binades",
         change=change.change,
@@ -189,16 +190,13 @@ def _worst_clamp(view: RunView, constant: Mapping[Key, History]) -> _Clamp | Non
 
 
 def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
-    fmt = known_format(history.dtype)
-    if fmt is None:
-        return None
     seen: list[tuple[float, TensorRow, TensorRow, tuple[TensorRow, ...]]] = []
     for step in sorted(history.amax)[-_CLAMP_STEPS:]:
         rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in ("batch", "input", "output"))
         row = next((r for r in rows if r.key == key), None)
         before = _in_front(row, rows) if row is not None else None
         if row is not None and before is not None:
-            seen.append((_beyond(before, fmt), row, before, rows))
+            seen.append((_beyond(before, history.fmt), row, before, rows))
     if len(seen) < _CLAMP_STEPS // 2:
         return None
     _, row, before, rows = max(seen, key=lambda s: s[0])
@@ -220,8 +218,7 @@ def _beyond(row: TensorRow, fmt: Format) -> float:
 def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
     row, before, limit = found.row, found.before, options["clamped_share"]
     change = widening(found.rows, found.key, row.dtype, view.device)
-    fmt = known_format(row.dtype)
-    largest = fmt.max if fmt is not None else 0.0
+    largest = format_of_dtype(row.dtype).max
     return RULE.finding(
         confidence=0.85,
         title=f"{row.label} is clamped at {row.amax or 0.0:g}: {percent(found.share)} of it exceeds {row.dtype}",
@@ -232,17 +229,14 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
             f"number, {largest:g}; they reach {before.amax or 0.0:.3g}. The clamp makes them all equal, and their "
             "gradient is zero."
         ),
-        location=Location(
-            found.key[0], found.key[1], row.module_class or None, row.kind, Phase.FORWARD, row.rank, row.step
-        ),
+        location=location(row, Phase.FORWARD, row.rank, row.step),
         evidence={
             "clamped_share": found.share,
             "limit": limit,
             "clamped_at": row.amax,
             "amax_before": before.amax,
             "steps_examined": found.steps,
-            "range": range_evidence(row),
-            "path": path_evidence(path_to(found.rows, row)),
+            **tensor_evidence(row, found.rows),
             "confidence_reason": "counted in the tensor before; that this is the clamped one is inferred",
         },
         prescriptions=(

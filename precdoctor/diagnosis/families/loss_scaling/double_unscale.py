@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Source, at_line
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
@@ -129,7 +129,7 @@ def _survey(view: RunView) -> Mapping[_At, _Step]:
 
 
 def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Finding:
-    (process, first), facts = min(guilty.items(), key=lambda item: (item[0][0], item[0][1]))
+    (process, first), facts = min(guilty.items(), key=lambda item: item[0])
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
     message = (
         f"On {plural(len(guilty), 'recorded step')} ({percent(share)}, limit {percent(options['share'])}) the optimizer"
@@ -269,7 +269,7 @@ def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> F
     steps = view.timeline.get(found.process, ())
     first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
     scale, step = _scale_at(first)
-    line = f" at {found.source.file}:{found.source.line}" if found.source is not None else ""
+    line = at_line(found.source)
     return RULE.finding(
         confidence=0.95,
         title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",

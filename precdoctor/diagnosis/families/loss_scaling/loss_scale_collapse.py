@@ -30,8 +30,7 @@ from precdoctor.diagnosis.families.loss_scaling.loss_scale_collapse_prescription
 )
 from precdoctor.diagnosis.families.loss_scaling.overflowing_layer import Culprits, culprits
 from precdoctor.diagnosis.families.loss_scaling.scale_level import LostGradient, higher_level, lost_gradient
-from precdoctor.diagnosis.survey.loss_scales import growth_interval, scaled_steps
-from precdoctor.diagnosis.survey.rows import number
+from precdoctor.diagnosis.survey.loss_scales import after_calibration, growth_interval, scaled_steps
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -77,18 +76,17 @@ are discarded without harm, and the growth interval is what they are held agains
     ),
 )
 
+#: Points of the scale's course in the evidence; a plot needs no more.
+_SHOWN = 64
+
 
 @dataclass(frozen=True)
 class _Course:
-    """A loss scale of one process over the run; ``calibrated``: index of the first step that was not skipped."""
+    """A loss scale of one process over the run, and the part of it after calibration."""
 
     process: Process
     steps: Sequence[StepFacts]
-    calibrated: int
-
-    @property
-    def after(self) -> Sequence[StepFacts]:
-        return self.steps[self.calibrated :]
+    after: Sequence[StepFacts]
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class _Collapse:
 
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the collapse of the process where it is worst."""
-    courses = [_course(p, steps) for p, steps in scaled_steps(view)]
+    courses = [_Course(p, steps, after_calibration(steps)) for p, steps in scaled_steps(view)]
     if not courses:
         return Checked.not_applicable("no loss scale: neither a GradScaler nor scaling by hand was seen")
     collapses = [(c, found) for c in courses if (found := _collapse(view, c, options)) is not None]
@@ -126,19 +124,13 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([_finding(view, course, collapse, options)], f"{collapse.measured} in {seen}")
 
 
-def _course(process: Process, steps: Sequence[StepFacts]) -> _Course:
-    return _Course(process, steps, next((i for i, s in enumerate(steps) if not s.skipped), len(steps)))
-
-
 def _collapse(view: RunView, course: _Course, options: Options) -> _Collapse | None:
     scales = [s.loss_scale or 0.0 for s in course.steps]
     low = next((i for i, x in enumerate(scales) if x < options["floor"]), None)
-    fell = low is not None and max(scales[: low + 1]) >= options["floor"]  # a scale *set* below 1 is the user's choice
-    if fell and low is not None:
-        begin = max(range(low), key=lambda i: (scales[i], i))
-        words = f"the loss scale fell from {scales[begin]:g} to {min(scales[low:]):g} (limit {options['floor']:g}),"
-        first, last = course.steps[begin].step, course.steps[-1].step
-        return _Collapse(first, last, scales[begin], min(scales[low:]), words, severe=True)
+    if low:  # a scale that was *set* below 1 is the user's choice
+        begin, end = max(range(low), key=lambda i: (scales[i], i)), min(scales[low:])
+        words = f"the loss scale fell from {scales[begin]:g} to {end:g} (limit {options['floor']:g}),"
+        return _Collapse(course.steps[begin].step, course.steps[-1].step, scales[begin], end, words, severe=True)
     never = _never(course, options)
     return never or _cascade(course, options) or _busy(view, course, options) or _fresh(view, course, options)
 
@@ -156,17 +148,17 @@ def _never(course: _Course, options: Options) -> _Collapse | None:
 
 def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None:
     """A scaler that came down from its start to a level at which gradients are lost."""
-    if not course.calibrated or not course.after:
+    calibrating = course.steps[: len(course.steps) - len(course.after)]
+    if not calibrating or not course.after:
         return None
-    start, level = (course.steps[i].loss_scale or 0.0 for i in (0, course.calibrated))
+    start, level = (part[0].loss_scale or 0.0 for part in (calibrating, course.after))
     binades = math.log2(start / level) if start > 0.0 and level > 0.0 else 0.0
     lost = lost_gradient(view) if binades >= options["fall_binades"] else None
     if lost is None:
         return None
     words = f"a fresh loss scale fell {binades:.0f} binades (limit {options['fall_binades']:g}), from {start:g} to "
     words += f"{level:g}, where {lost.words},"
-    last = course.steps[course.calibrated - 1].step
-    return _Collapse(course.steps[0].step, last, start, level, words, severe=False, lost=lost)
+    return _Collapse(calibrating[0].step, calibrating[-1].step, start, level, words, severe=False, lost=lost)
 
 
 def _cascade(course: _Course, options: Options) -> _Collapse | None:
@@ -180,8 +172,8 @@ def _cascade(course: _Course, options: Options) -> _Collapse | None:
             high += 1
         top = max(range(high, i + 1), key=lambda j: (after[j].loss_scale or 0.0, j))
         peak = after[top].loss_scale or 0.0
-        if scale > 0.0 and peak > 0.0 and math.log2(peak / scale) >= limit and (worst is None or scale < worst.end):
-            binades = math.log2(peak / scale)
+        binades = math.log2(peak / scale) if scale > 0.0 else 0.0
+        if binades >= limit and (worst is None or scale < worst.end):
             words = f"the loss scale fell {binades:.0f} binades (limit {limit:g}), from {peak:g} to {scale:g},"
             words += f" within {plural(facts.step - after[top].step, 'step')},"
             worst = _Collapse(after[top].step, facts.step, peak, scale, words, severe=False)
@@ -193,16 +185,13 @@ def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
     after = course.after
     if len(after) < options["busy_steps"]:
         return None
-    intervals = [number(s.get("growth_interval")) for s in view.facts(course.process).get("scalers") or ()]
-    interval = min((i for i in intervals if i), default=math.inf)
-    limit = max(options["skipped_share"], 3.0 / (1.0 + interval))
+    limit = max(options["skipped_share"], 3.0 / (1.0 + (growth_interval(view, course.process) or math.inf)))
     share = sum(s.skipped for s in after) / len(after)
     if share < limit:
         return None
     words = f"{percent(share)} of the steps after calibration were skipped (limit {percent(limit)}),"
-    end = min(s.loss_scale or 0.0 for s in after)
-    start = max(s.loss_scale or 0.0 for s in after)
-    return _Collapse(after[0].step, after[-1].step, start, end, words, severe=False)
+    scales = [s.loss_scale or 0.0 for s in after]
+    return _Collapse(after[0].step, after[-1].step, max(scales), min(scales), words, severe=False)
 
 
 def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Options) -> Finding:
@@ -281,10 +270,10 @@ def _evidence(course: _Course, collapse: _Collapse, found: Culprits, skipped: Se
     return evidence if shown is None else evidence | shown.as_evidence()
 
 
-def _thinned(steps: Sequence[StepFacts], limit: int = 64) -> Sequence[StepFacts]:
-    """The first and the last step, and the first of every level of the scale; at most ``limit``."""
+def _thinned(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:
+    """The first and the last step, and the first of every level of the scale; at most :data:`_SHOWN`."""
     moves = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
-    return moves[:: max(1, math.ceil(len(moves) / limit))]
+    return moves[:: max(1, math.ceil(len(moves) / _SHOWN))]
 
 
 def flushed_at_its_level(cause: Finding, _effect: Finding) -> bool:

@@ -101,7 +101,7 @@ def find_leftover_gradients(
 
 def _non_finite(rows: Sequence[TensorRow]) -> Mapping[Key, int]:
     """The number of non-finite elements of each weight gradient that has any."""
-    return {r.key: r.nan + r.pos_inf + r.neg_inf for r in rows if r.kind == "weight_grad" and r.bad}
+    return {r.key: r.non_finite for r in rows if r.kind == "weight_grad" and r.bad}
 
 
 def _makes_its_own(rows: Sequence[TensorRow]) -> bool:

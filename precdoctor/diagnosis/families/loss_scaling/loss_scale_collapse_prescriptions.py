@@ -186,7 +186,7 @@ def _largest(view: RunView, process: Process, steps: Sequence[StepFacts], shown:
         last = _is_last(rows, shown)
         for row in _gradients(rows):
             size = (row.amax or 0.0) / row.scale if row.scale else 0.0
-            if row.root == shown.root and (row.module == shown.module or is_below(row.module, shown.module)):
+            if _holds(shown, row):
                 own = max(own, size)
             if not _inside(row, shown, last):
                 rest = max(rest, size)
@@ -203,11 +203,13 @@ def _inside(row: TensorRow, shown: Overflow, last: bool) -> bool:
     This holds for the gradient of its weights; if only the loss comes behind it, also for that of its output, which
     modules around it share.
     """
-    if row.root != shown.root:
-        return False
-    if row.kind == "grad_output" and (row.module == shown.module or is_below(shown.module, row.module)):
-        return last
-    return row.module == shown.module or is_below(row.module, shown.module)
+    around = row.root == shown.root and (row.module == shown.module or is_below(shown.module, row.module))
+    return last if row.kind == "grad_output" and around else _holds(shown, row)
+
+
+def _holds(shown: Overflow, row: TensorRow) -> bool:
+    """Whether the tensor is the layer's own, or of a module inside it."""
+    return row.root == shown.root and (row.module == shown.module or is_below(row.module, shown.module))
 
 
 def _is_last(rows: Sequence[TensorRow], shown: Overflow) -> bool:

@@ -27,7 +27,7 @@ from precdoctor.diagnosis.survey.gradient_underflow import (
 from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
 PAGE = RulePage(
@@ -65,7 +65,6 @@ batch, restore it with `scaler.update(new_scale)`. Replace a constant by `GradSc
 
 @dataclass(frozen=True)
 class _Course:
-    process: Process
     steps: Sequence[StepFacts]
     interval: float | None
 
@@ -85,7 +84,7 @@ class _Course:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the gradient with most subnormal elements."""
-    courses = [_Course(p, steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
+    courses = [_Course(steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
     if not courses:
         return Checked.not_applicable("no loss scale is in force")
     found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])

@@ -66,8 +66,7 @@ class Culprits:
     @property
     def hits(self) -> int:
         """Steps on which that place was the first."""
-        places = self.places.most_common(1)
-        return places[0][1] if places else 0
+        return max(self.places.values(), default=0)
 
     def name(self, view: RunView) -> str:
         """The most frequent place, with its root if there are several."""

@@ -31,7 +31,6 @@ from precdoctor.diagnosis.survey.rows import (
     Parameter,
     TensorRow,
     dotted,
-    known_format,
     location,
     path_evidence,
     range_evidence,
@@ -123,7 +122,7 @@ def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
 
 def _rows(view: RunView, place: Parameter, gradient: _GradientHistory) -> tuple[TensorRow, TensorRow]:
     """Its gradient before and after unscaling, at the worst step."""
-    mine = {r.kind: r for r in view.rows(*gradient.worst) if (r.root, r.module, r.name) == place}
+    mine = {r.kind: r for r in view.rows(*gradient.worst) if r.owner == place}
     return mine["weight_grad"], mine["weight_grad_step"]
 
 
@@ -136,10 +135,8 @@ def _flushed_by_half(row: TensorRow, given: TensorRow) -> bool:
 
 def _lost(row: TensorRow) -> float:
     """Share of the sum of magnitudes that falls below FP16's flush limit if divided by the scale."""
-    fmt = known_format(row.dtype)
-    limit = (fmt.flush_limit if fmt is not None else 0.0) * (row.scale or 1.0)
-    total = magnitude(row.histogram)
-    kept = magnitude(row.histogram[round(math.log2(limit)) :]) if limit else total
+    limit = FP16.flush_limit * (row.scale or 1.0)
+    total, kept = magnitude(row.histogram), magnitude(row.histogram[round(math.log2(limit)) :])
     return 1.0 - kept / total if total else 0.0
 
 
@@ -168,7 +165,7 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], option
             "lost_magnitude_share": lost,
             "loss_scale": scale,
             "tensors": [
-                {"root": p[0], "parameter": dotted(p[1], p[2]), "flushed_share": g.share}
+                {"root": p[0], "parameter": dotted(*p[1:]), "flushed_share": g.share}
                 for p, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
             ],
             "range": range_evidence(given),

@@ -56,12 +56,11 @@ _QUOTIENTS = op_names("div reciprocal true_divide addcdiv remainder floor_divide
 
 def arithmetic_cause(replay: Replay, op: Op) -> Cause | None:
     """The cause of a non-finite result of finite operands; None for an op of another kind."""
-    first = op.operands[0] if op.operands else None
-    name = op.short
+    first, name = op.first_operand, op.short
     if name in _WITH_SCALARS and (cause := scalar_cause(op)) is not None:
         return cause
-    if name in _LOGS and op.operands:
-        return _log_cause(op)
+    if name in _LOGS and first is not None:
+        return _log_cause(op, first)
     if name in {"sqrt", "rsqrt"} and first is not None:
         return _root_cause(replay, op, first)
     if name == "pow":
@@ -94,7 +93,7 @@ def _inner_quotient_cause(op: Op) -> Cause | None:
         ignored = op.settings.get("ignore_index")
         why = f"no target counts (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
         return Cause("division-by-zero", 0.95, why)
-    direction = op.operands[0] if op.operands else None
+    direction = op.first_operand
     if op.short in _WEIGHT_NORMS and direction is not None and op.bad_out & NAN and direction.zero:
         zeros = f"{direction.zero:,} of {direction.numel:,} elements of the direction `v` are 0"
         return Cause("division-by-zero", 0.9, f"{zeros}: a filter of zeros has no length to divide by")
@@ -129,7 +128,7 @@ def _difference_words(replay: Replay, op: Op, operand: Operand) -> str:
 
 
 def _maker(replay: Replay, op: Op, at: int) -> Op | None:
-    """The op that made an operand; None if the log lacks it."""
+    """The last op that wrote to an operand; None if the log lacks it."""
     makers = op.makers[at] if at < len(op.makers) else ()
     index = makers[-1] if makers else None
     return replay.ops.get(index) if isinstance(index, int) else None
@@ -137,7 +136,7 @@ def _maker(replay: Replay, op: Op, at: int) -> Op | None:
 
 def too_large_constant(op: Op) -> float | None:
     """A number in the code that the format of the computation cannot hold: ``-1e9`` added to FP16 scores."""
-    fmt = known_format(op.results[0].dtype) if op.results else None
+    fmt = op.result_format
     found = (op.settings.get(key) for key in ("other", "value", "fill_value"))
     numbers = (float(x) for x in found if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x))
     return next((x for x in numbers if fmt is not None and abs(x) > fmt.max), None)
@@ -145,7 +144,7 @@ def too_large_constant(op: Op) -> float | None:
 
 def mask_filling(op: Op) -> float | None:
     """The number that fills a mask and that a cast to a narrower format makes infinite: ``finfo.min``, or -1e9."""
-    operand = op.operands[0] if op.short in _CASTS and op.operands else None
+    operand = op.first_operand if op.short in _CASTS else None
     value = operand.value if operand is not None else None
     if operand is None or not value or not math.isfinite(value) or value not in (operand.min, operand.max):
         return None
@@ -155,7 +154,7 @@ def mask_filling(op: Op) -> float | None:
 
 
 def _exp_cause(op: Op) -> Cause | None:
-    operand = op.operands[0] if op.operands else None
+    operand = op.first_operand
     if operand is None:  # only its result is known
         why = "it returned infinities; its operand is not in the log"
         return Cause("exp-overflow", 0.85, why) if op.bad_out & POS_INF else None
@@ -174,17 +173,13 @@ def _domain_cause(op: Op, operand: Operand) -> Cause:
     return Cause("domain-error", 0.9, why)
 
 
-def _log_cause(op: Op) -> Cause:
-    operand = op.operand("other") or op.operands[0] if op.short.startswith(("xlogy", "special")) else op.operands[0]
-    assert operand is not None, "the caller has checked it"
+def _log_cause(op: Op, first: Operand) -> Cause:
+    operand = op.operand("other") or first if op.short.startswith(("xlogy", "special")) else first
     if operand.min is not None and operand.min <= _LOGS[op.short]:
-        zeros = plural(operand.zero, "exact zero") if operand.zero else ""
-        below = (
-            f"{plural(operand.negative, 'negative value')} down to {short_number(operand.min)}"
-            if operand.negative
-            else ""
-        )
-        return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(filter(None, (zeros, below)))}")
+        held = [plural(operand.zero, "exact zero")] if operand.zero else []
+        if operand.negative:
+            held.append(f"{plural(operand.negative, 'negative value')} down to {short_number(operand.min)}")
+        return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(held)}")
     return Cause("other", 0.5, f"{op.name} of positive values")
 
 
@@ -208,8 +203,7 @@ def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:
     """How many zeros an operand holds, and which op flushed them if FP64 would have kept them."""
     operand = op.operands[at]
     words = f"{what} holds {plural(operand.zero, 'exact zero')}"
-    makers = op.makers[at] if at < len(op.makers) else ()
-    for index in makers:
+    for index in op.makers[at] if at < len(op.makers) else ():
         maker = replay.ops.get(index) if isinstance(index, int) else None
         if maker is None or maker.reference is None or not maker.results:
             continue
@@ -221,9 +215,8 @@ def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:
 
 def _range_cause(op: Op) -> Cause | None:
     """The cause for an op that is defined everywhere: its result left the range."""
-    dtype = op.results[0].dtype if op.results else ""
-    fmt = known_format(dtype)
-    limit = f", {dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
+    fmt = op.result_format
+    limit = f", {op.results[0].dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
     reach = op.reference.amax if op.reference is not None and op.finite_in_fp64 else None
     exact = (
         f"in FP64 the result reaches {short_number(reach)}{limit}" if reach is not None else f"the range ended{limit}"
@@ -269,11 +262,11 @@ def _is_square(op: Op) -> bool:
 
 
 def _empty_words(op: Op) -> str:
-    count = op.operands[0].numel if op.operands else 0
-    if not count:
+    first = op.first_operand
+    if first is None or not first.numel:
         return "a mean over no elements is 0/0"
     made = op.results[0].numel if op.results else 1
-    return f"{op.short} of {plural(count // max(made, 1), 'element')} divides by zero"
+    return f"{op.short} of {plural(first.numel // max(made, 1), 'element')} divides by zero"
 
 
 def short_number(value: float | None) -> str:

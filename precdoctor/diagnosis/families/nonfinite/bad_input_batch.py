@@ -23,7 +23,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
 from precdoctor.diagnosis.survey.bad_data import BadTensor, delivered_tensor, drop_samples
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.op_facts import replay_at
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, range_evidence
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
@@ -134,7 +134,7 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
         title=f"{plural(steps, 'batch')} given to `{row.root}` held non-finite values, so far without harm",
         message=f"At step {step}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) holds {row.count_words()}; "
         "limit 0. Loss, gradients and weights stayed finite.",
-        location=Location(row.root, row.module, row.module_class or None, row.kind, Phase.DATA, process.rank, step),
+        location=location(row, Phase.DATA, process.rank, step),
         cause="nonfinite-input-batch",
         evidence={"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"},
         prescriptions=(drop_samples(_as_recorded(row), step),),
@@ -191,7 +191,7 @@ def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) 
     harmed = sorted(s for steps in incident_steps(view).values() for s in steps if e.step <= s <= until)
     row = next((r for r in view.rows(e.process, e.step) if r.key == e.key), None)
     clamp = 2.0 ** math.ceil(math.log2(e.before))
-    last = max((s for s in (f.step for f in view.timeline.get(e.process, ())) if s < e.step), default=None)
+    last = max((f.step for f in view.timeline.get(e.process, ()) if f.step < e.step), default=None)
     skipped = bool(harmed) and all((f := view.step_facts(e.process, s)) is not None and f.skipped for s in harmed)
     if skipped:
         follow = "The loss scaler skipped the step, so the weights are intact."

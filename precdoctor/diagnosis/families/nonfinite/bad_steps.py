@@ -57,7 +57,7 @@ def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
 
 def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> frozenset[str]:
     """The kinds for a step without full statistics: from its ``nonfinite`` event, else from the step's columns."""
-    for event in view.remember("nonfinite-events", lambda: view.events_of("nonfinite")):
+    for event in view.nonfinite_events:
         if number(event.get("step")) == facts.step and number(event.get("rank")) == process.rank:
             listed = event["data"].get("kinds")
             if isinstance(listed, list) and listed:

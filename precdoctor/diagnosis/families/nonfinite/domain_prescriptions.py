@@ -18,10 +18,12 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
-#: Functions defined on [-1, 1], on [0, 1], and from 1 on.
-_TO_ONE = frozenset(("acos", "asin", "atanh", "erfinv"))
-_SHARES = frozenset(("logit",))
-_FROM_ONE = frozenset(("acosh",))
+#: Lower and upper end of the domains of functions; others are defined from 0 on.
+_DOMAINS: dict[str, tuple[float, float | None]] = {
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (-1.0, 1.0)),
+    "logit": (0.0, 1.0),
+    "acosh": (1.0, None),
+}
 #: Replaces what rounding has made zero or negative (eigenvalues, sums of squares); far below any useful value.
 _TINY = 1e-12
 #: What a divisor in FP16 keeps.
@@ -51,7 +53,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
 
 def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a logarithm at the smallest normal FP32 number."""
-    operand, smallest = culprit.operand(), FP32.min_normal
+    operand, smallest = culprit.operand, FP32.min_normal
     at_most_zero = operand.zero + operand.negative if operand is not None else None
     return Prescription(
         title=f"clamp the operand of log at {smallest:.3g}{culprit.at_line}, or work with log-probabilities throughout",
@@ -73,7 +75,7 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     """Clamp the operand of an exponential, or the exponent of a power, so that the result stays in range."""
     if culprit.op.short == "pow":
         return _clamp_power(view, incident, culprit)
-    operand = culprit.operand()
+    operand = culprit.operand
     fmt = known_format(operand.dtype) if operand is not None else None
     if operand is None or fmt is None or operand.max is None:
         return stop_and_inspect(view, incident, culprit)
@@ -107,7 +109,7 @@ def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescriptio
 
 def bounded_before(culprit: Culprit) -> Prescription | None:
     """Bound the operand of an exponential, not only its clamped result; None for other functions."""
-    fmt = known_format(culprit.op.results[0].dtype) if culprit.op.results else None
+    fmt = culprit.op.result_format
     if culprit.op.short != "exp" or fmt is None:
         return None
     largest = math.floor(math.log(fmt.max))
@@ -125,7 +127,7 @@ def bounded_before(culprit: Culprit) -> Prescription | None:
 def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     exponent, base = culprit.op.operand("exponent"), culprit.op.operand("self")
     reach = base.amax if base is not None else real(culprit.op.settings.get("self"))
-    fmt = known_format(culprit.op.results[0].dtype) if culprit.op.results else None
+    fmt = culprit.op.result_format
     if exponent is None or exponent.max is None or fmt is None or reach is None or reach <= 1.0:
         return stop_and_inspect(view, incident, culprit)
     largest = math.floor(math.log(fmt.max) / math.log(reach) * 10) / 10
@@ -145,7 +147,7 @@ def _prune_magnitude(culprit: Culprit) -> Prescription:
     return Prescription(
         title="keep whole filters of `v` from being zero: zero the magnitude `g` instead, or take weight_norm off",
         change={"module": culprit.module, "parameter": {"from": "v", "to": "g"}},
-        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
+        predicted=culprit.mended,
         snippet=(
             "# prune by the magnitude; the direction keeps a length\n"
             "layer.parametrizations.weight.original0.data[pruned] = 0.0\n"
@@ -159,7 +161,7 @@ def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Pr
         title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
         change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
         predicted={
-            "nonfinite_elements": {"from": culprit.bad_elements, "to": 0},
+            **culprit.mended,
             "largest_derivative": 0.5 / math.sqrt(1e-12),
         },
         snippet="import torch\n\ny = torch.sqrt(x + 1e-12)  # the derivative at 0 is 5e5, not infinite\n",
@@ -174,7 +176,7 @@ def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
     return Prescription(
         title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
         change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
-        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}, "largest_derivative": 1.0},
+        predicted={**culprit.mended, "largest_derivative": 1.0},
         snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
     )
 
@@ -196,11 +198,8 @@ def _clamp_off_edge(culprit: Culprit) -> Prescription:
 
 def _limits(name: str) -> dict[str, float]:
     """Bounds within which a function and its derivative are finite: a millionth inside its domain."""
-    if name in _TO_ONE:
-        return {"min": -1.0 + _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
-    if name in _SHARES:
-        return {"min": _NEAR_ONE, "max": 1.0 - _NEAR_ONE}
-    return {"min": 1.0 + _NEAR_ONE} if name in _FROM_ONE else {"min": _NEAR_ONE}
+    low, high = _DOMAINS.get(name, (0.0, None))
+    return {"min": low + _NEAR_ONE} | ({} if high is None else {"max": high - _NEAR_ONE})
 
 
 def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
@@ -211,9 +210,9 @@ def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
 
 def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand to where the function is defined: rounding alone can push it past the end."""
-    name, operand = culprit.op.short, culprit.operand()
+    name, operand = culprit.op.short, culprit.operand
     power = culprit.op.settings.get("exponent") if name == "pow" else None
-    if operand is None or not (name in _TO_ONE | _SHARES | _FROM_ONE or isinstance(power, (int, float))):
+    if operand is None or not (name in _DOMAINS or isinstance(power, (int, float))):
         return stop_and_inspect(view, incident, culprit)
     clamp = {"min": _TINY} if name == "pow" else _limits(name)
     limits, where = _limit_words(clamp)
@@ -221,7 +220,7 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     return Prescription(
         title=f"clamp the operand of {name} at {where}{culprit.at_line}: it is not defined beyond",
         change={"clamp": clamp, "module": culprit.module},
-        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
+        predicted=culprit.mended,
         snippet=f"y = x.clamp({limits}).{call}  # rounding alone can push x past the end\n",
     )
 
@@ -245,7 +244,7 @@ def _count_at_least_one(culprit: Culprit) -> Prescription:
         if spread
         else f"skip batches without a counted target, or divide the sum by max(count, 1){culprit.at_line}",
         change={"correction": 0} if spread else {"divisor": "max(count, 1)"},
-        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
+        predicted=culprit.mended,
         snippet=snippet,
     )
 
@@ -256,15 +255,14 @@ def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
         title=f"use {math.copysign(1e4, constant):g} in place of the constant {constant:g}{culprit.at_line}: "
         "it fits into every format, and exp(-1e4) is 0",
         change={"constant": {"from": constant, "to": math.copysign(1e4, constant)}},
-        predicted={"nonfinite_elements": {"from": culprit.bad_elements, "to": 0}},
+        predicted=culprit.mended,
         snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32\n",
     )
 
 
 def _zeros_words(culprit: Culprit) -> str:
-    made = culprit.forward_op
-    zeros = made.operands[0].zero if made is not None and made.operands else None
-    return f" ({there_are(zeros, 'element')} exactly 0 there)" if zeros else ""
+    before = culprit.forward_op.first_operand if culprit.forward_op is not None else None
+    return f" ({there_are(before.zero, 'element')} exactly 0 there)" if before is not None and before.zero else ""
 
 
 def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
@@ -274,7 +272,7 @@ def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
         change={"divisor": "max(count, 1)"},
         predicted={
             "zero_divisors": {"from": count.zero, "to": 0},
-            "nonfinite_elements": {"from": culprit.bad_elements, "to": 0},
+            **culprit.mended,
         },
         snippet="mean = total / count.clamp_min(1)  # 0 where nothing is counted, and so is its gradient\n",
     )
@@ -282,7 +280,7 @@ def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
 
 def _guard_divisor(culprit: Culprit) -> Prescription:
     op = culprit.op
-    operand = culprit.operand() if op.short == "rsqrt" else op.divisor
+    operand = culprit.operand if op.short == "rsqrt" else op.divisor
     if operand is not None and operand in op.integers:
         return _count_above_zero(culprit, operand)
     fmt = known_format(operand.dtype) if operand is not None else None
@@ -296,7 +294,7 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
         change={"eps": {"from": 0.0, "to": eps}},
         predicted={
             "zero_divisors": {"from": zeros, "to": 0},
-            "nonfinite_elements": {"from": culprit.bad_elements, "to": 0},
+            **culprit.mended,
         },
         snippet=f"y = {divided} + {eps!r})  # {eps!r} is representable in the divisor's format\n",
     )
@@ -304,7 +302,7 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
 
 def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a root, which rounding can make negative."""
-    operand = culprit.operand()
+    operand = culprit.operand
     lowest = operand.min if operand is not None else None
     if SQUARES in culprit.cause.why:
         return Prescription(

@@ -54,9 +54,9 @@ def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | 
             return overflow
         why = f"{made.short} is also non-finite in the forward pass, which discards its result"
         return Cause("where-gradient-trap", 0.9, why)
-    before = made.operands[0] if made is not None and made.operands else None
+    before = made.first_operand if made is not None else None
     zeros = f": {there_are(before.zero, 'element')} exactly 0 there" if before is not None and before.zero else ""
-    incoming = op.operands[0] if op.operands else None
+    incoming = op.first_operand
     if node in _EDGES and incoming is not None and _comes_from_discarding(replay, op, incoming):
         return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
     if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and _is_square_root(op, made)):

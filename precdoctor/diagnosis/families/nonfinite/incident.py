@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.words import plural
@@ -116,10 +116,15 @@ class Culprit:
         """The forward op whose derivative the op computes; None if it computes none, or the log lacks that op."""
         return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
 
-    def operand(self, at: int = 0) -> Operand | None:
-        """One operand of the op by position; None if the log has none there."""
-        operands = self.op.operands
-        return operands[at] if -len(operands) <= at < len(operands) else None
+    @property
+    def operand(self) -> Operand | None:
+        """The op's first operand; None if the log has none."""
+        return self.op.first_operand
+
+    @property
+    def mended(self) -> dict[str, Any]:
+        """The predicted effect of a change after which the op's results are finite."""
+        return {"nonfinite_elements": {"from": self.bad_elements, "to": 0}}
 
     @property
     def external_tensor(self) -> Operand | None:
@@ -235,6 +240,10 @@ class Incident:
         counts = {noun: self.bad.get(kind, 0) - (kind == own) for kind, noun in _NOUNS.items()}
         effects = ["the loss" if noun == "loss" else plural(n, noun) for noun, n in counts.items() if n > 0]
         return f" Also non-finite at this step: {', '.join(effects)}." if effects else ""
+
+    def held_words(self, view: RunView, row: TensorRow) -> str:
+        """``At step 37, `blocks.0` output (float16) holds 12 NaN of 4,096 elements; limit 0.``"""
+        return f"{self.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
 
     def at_step(self, view: RunView) -> str:
         """``at step 37``, with the rank if there are several, and the micro-step if gradients accumulate."""

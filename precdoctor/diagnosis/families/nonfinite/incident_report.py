@@ -21,7 +21,7 @@ from precdoctor.diagnosis.families.nonfinite.op_report import (
     report_poisoning,
 )
 from precdoctor.diagnosis.families.nonfinite.rank_order import rank_order
-from precdoctor.diagnosis.survey.rows import known_format, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.rows import dotted, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
 Describe = Callable[[RunView, Incident], Report]
@@ -110,9 +110,9 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
         evidence |= root_evidence(incident.divergence)
         confidence = min(confidence, _DIVERGED_CONFIDENCE)
     order = rank_order(view, incident.step)
+    spread = ""
     if order is not None:
-        evidence["rank_order"] = order.evidence
-    spread = order.words if order is not None else ""
+        evidence["rank_order"], spread = order.evidence, order.words
     return rule.finding(
         severity=Severity.WARNING if incident.recovered else None,
         confidence=confidence,
@@ -129,8 +129,8 @@ def _repetition_words(incident: Incident) -> str:
     more, likely = len(incident.occurrences) - 1, len(incident.likely)
     words = f" The same happened at {plural(more, 'later step')}." if more > 0 else ""
     if likely:
-        words += f" It probably recurred at {likely:,} more {'step' if likely == 1 else 'steps'} that "
-        words += f"{'was' if likely == 1 else 'were'} not fully recorded."
+        were = "was" if likely == 1 else "were"
+        words += f" It probably recurred at {plural(likely, 'more step')} that {were} not fully recorded."
     return words
 
 
@@ -209,15 +209,15 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
 
 def location_of(incident: Incident) -> Location:
     """Where an incident happened, by its tensors."""
-    origin = incident.origin
-    return Location(
-        root=origin.root if origin is not None else None,
-        module=origin.module if origin is not None and origin.how != "loss-backward" else None,
-        module_class=(origin.module_class or None) if origin is not None else None,
-        kind=origin.row.kind if origin is not None else None,
-        phase=incident.phase,
-        rank=incident.process.rank,
-        step=incident.step,
+    known, origin = Location(phase=incident.phase, rank=incident.process.rank, step=incident.step), incident.origin
+    if origin is None:
+        return known
+    return replace(
+        known,
+        root=origin.root,
+        module=origin.module if origin.how != "loss-backward" else None,
+        module_class=origin.module_class or None,
+        kind=origin.row.kind,
     )
 
 
@@ -263,10 +263,10 @@ def _just_beyond(incident: Incident) -> bool:
     """Whether the op's result in FP64 is within ``_BEYOND`` binades of the end of the format that it overflowed."""
     op = incident.culprit.op if incident.culprit is not None else None
     wide = op.reference if op is not None else None
-    if op is None or wide is None or wide.bad or not wide.amax or not op.results:
+    fmt = op.result_format if op is not None else None
+    if fmt is None or wide is None or wide.bad or not wide.amax:
         return False
-    fmt = known_format(op.results[0].dtype)
-    return fmt is not None and fmt.headroom(wide.amax) >= -_BEYOND
+    return fmt.headroom(wide.amax) >= -_BEYOND
 
 
 def _report_divergence(view: RunView, incident: Incident, divergence: Divergence) -> Report:
@@ -287,8 +287,7 @@ def _end_words(incident: Incident) -> str:
     """``exp in `blocks.0.attn` becomes non-finite``: where the divergence ended."""
     if (culprit := incident.culprit) is not None:
         if culprit.op.phase == "optimizer":
-            name = ".".join(filter(None, (culprit.op.module, culprit.op.parameter)))
-            return f"the optimizer step leaves `{name}` non-finite"
+            return f"the optimizer step leaves `{dotted(culprit.op.module or '', culprit.op.parameter)}` non-finite"
         root = culprit.replay.root
         where = f"`{culprit.module or root}`" if root else "the loss code"
         return f"{culprit.op.short} in {where} becomes non-finite"

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.families.nonfinite.bad_steps import GRADIENTS, incident_steps
@@ -52,16 +55,10 @@ def _all_incidents(view: RunView) -> list[Incident]:
 def _of_process(view: RunView, process: Process) -> list[Incident]:
     bad_steps = incident_steps(view).get(process, {})
     order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
-    episodes: list[list[int]] = []
-    for previous, step in zip([None, *order], order, strict=False):
-        if step in bad_steps:
-            if previous in bad_steps and episodes:
-                episodes[-1].append(step)
-            else:
-                episodes.append([step])
+    episodes = [list(steps) for bad, steps in groupby(order, bad_steps.__contains__) if bad]
     found = []
     for episode in episodes[:MAX_INCIDENTS]:
-        incident = _incident_at(view, process, episode[0], bad_steps)
+        incident = _incident_at(_Step(view, process, episode[0], bad_steps))
         if incident is not None:
             found.append(_with_course(view, incident, episode, bad_steps, order))
     return without_consequences(view, found)
@@ -119,14 +116,44 @@ def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order:
 # -- one step ---------------------------------------------------------------------------------------------------------
 
 
-def _incident_at(
-    view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]
-) -> Incident | None:
-    """The incident that begins at ``step``; None if only a mask is non-finite there."""
-    if bad_steps[step] == {"buffer"}:
-        return _poisoning(view, process, step)
-    seen = _from_tensors(view, process, step, bad_steps)
-    culprit = culprit_at(view, process, step)
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """A bad step of a process; ``bad_steps``: all of them, with the kinds of non-finite tensors."""
+
+    view: RunView
+    process: Process
+    number: int
+    bad_steps: Mapping[int, frozenset[str]]
+
+    @cached_property
+    def rows(self) -> list[TensorRow]:
+        return [r for r in self.view.rows(self.process, self.number) if r.phase != "recompute"]
+
+    @property
+    def facts(self) -> StepFacts | None:
+        return self.view.step_facts(self.process, self.number)
+
+    @property
+    def earlier(self) -> list[StepFacts]:
+        return [f for f in self.view.timeline.get(self.process, ()) if f.step < self.number]
+
+    @cached_property
+    def reference(self) -> Reference:
+        """The same tensors on healthy steps."""
+        return reference_of(self.view, self.process, self.number, frozenset(self.bad_steps))
+
+    def incident(self, phase: Phase, cause: Cause, origin: Origin | None = None, **more: Any) -> Incident:
+        """The incident that begins here, reported by the rule for its phase."""
+        code = _CODE_OF_PHASE.get(phase, "PD105")
+        return Incident(code, self.process, self.number, phase, origin, cause, **more)
+
+
+def _incident_at(at: _Step) -> Incident | None:
+    """The incident that begins at a step; None if only a mask is non-finite there."""
+    if at.bad_steps[at.number] == {"buffer"}:
+        return _poisoning(at)
+    seen = _from_tensors(at)
+    culprit = culprit_at(at.view, at.process, at.number)
     if culprit is None:
         return seen
     in_optimizer = culprit.replay.phase == "optimizer"
@@ -141,87 +168,76 @@ def _incident_at(
     code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
     if seen is None:
         how = ("optimizer" if in_optimizer else "between") if code == "PD105" else ""
-        return Incident(code, process, step, culprit.phase, None, culprit.cause, culprit=culprit, how=how)
+        return at.incident(culprit.phase, culprit.cause, culprit=culprit, how=how)
     how = "optimizer" if code == "PD105" and in_optimizer else seen.how
     return replace(seen, how=how, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
 
 
-def _poisoning(view: RunView, process: Process, step: int) -> Incident | None:
+def _poisoning(at: _Step) -> Incident | None:
     """The incident of a step that made only buffers or optimizer state non-finite; None for any other step."""
-    replay = replay_at(view, process, step)
+    replay = replay_at(at.view, at.process, at.number)
     if replay is None or not replay.target or not replay.poisoned:
         return None
-    culprit = culprit_at(view, process, step)
+    culprit = culprit_at(at.view, at.process, at.number)
     phase = Phase.OPTIMIZER if replay.target == "optimizer-state" else Phase.FORWARD
-    code = "PD105" if phase is Phase.OPTIMIZER else "PD101"
-    cause = culprit.cause if culprit is not None else UNKNOWN
-    return Incident(code, process, step, phase, None, cause, culprit=culprit, how="poison", poison=replay)
+    return at.incident(
+        phase, culprit.cause if culprit is not None else UNKNOWN, culprit=culprit, how="poison", poison=replay
+    )
 
 
-def _from_tensors(
-    view: RunView, process: Process, step: int, bad_steps: Mapping[int, frozenset[str]]
-) -> Incident | None:
-    """The incident at ``step`` from its recorded tensors alone, at module level."""
-    rows = [r for r in view.rows(process, step) if r.phase != "recompute"]
-    facts = view.step_facts(process, step)
-    if not rows:
-        return _unrecorded(process, step, bad_steps[step], facts)
-    bad = dict(Counter(r.kind for r in rows if r.bad))
-    weight = next((r for r in rows if r.kind == "weight" and r.bad and not r.mask_like), None)
+def _from_tensors(at: _Step) -> Incident | None:
+    """The incident at a step from its recorded tensors alone, at module level."""
+    if not at.rows:
+        return _unrecorded(at)
+    bad = dict(Counter(r.kind for r in at.rows if r.bad))
+    weight = next((r for r in at.rows if r.kind == "weight" and r.bad and not r.mask_like), None)
     if weight is not None:
-        return replace(_bad_weights(view, process, step, weight), bad=bad)
-    reference = reference_of(view, process, step, frozenset(bad_steps))
-    skipped = facts is not None and facts.skipped
-    forward = _forward(view, process, step, rows, reference, facts)
+        return replace(_bad_weights(at, weight), bad=bad)
+    skipped = at.facts is not None and at.facts.skipped
+    forward = _forward(at)
     if forward is not None:
         return None if skipped and _scaled_loss_overflow(forward) else replace(forward, bad=bad)
     if skipped:
         return None
-    backward = _backward(view, process, step, rows, reference, facts) or _after_backward(view, process, step, rows)
+    backward = _backward(at) or _after_backward(at)
     if backward is not None:
         return replace(backward, bad=bad)
-    return None if not bad else _unrecorded(process, step, bad_steps[step], facts)
+    return None if not bad else _unrecorded(at)
 
 
-def _forward(
-    view: RunView, process: Process, step: int, rows: Sequence[TensorRow], reference: Reference, facts: StepFacts | None
-) -> Incident | None:
+def _forward(at: _Step) -> Incident | None:
+    rows, facts = at.rows, at.facts
     losses = [r for r in rows if r.kind == "loss"]
     loss_is_finite = not any(r.bad for r in losses) and not (facts is not None and facts.loss_is_bad)
     loss_checked = facts is not None and facts.complete and not facts.inference
     loss_is_finite = loss_is_finite and (bool(losses) or loss_checked)
     candidates = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
-    row, masks = suspicious(candidates, reference, loss_is_finite=loss_is_finite)
+    row, masks = suspicious(candidates, at.reference, loss_is_finite=loss_is_finite)
     if row is None:
         return None
-    origin = locate_forward(row, rows, masks, view.module_classes)
-    code = _CODE_OF_PHASE[origin.phase]
-    return Incident(
-        code,
-        process,
-        step,
+    origin = locate_forward(row, rows, masks, at.view.module_classes)
+    return at.incident(
         origin.phase,
+        forward_cause(origin, rows, _earlier_weights(at, origin)),
         origin,
-        forward_cause(origin, rows, _earlier_weights(view, process, step, origin)),
-        path=tuple(path_to(_forward_path(view, process, rows, origin), row)),
-        history=tuple(reference.get(row.key, ())),
+        path=tuple(path_to(_forward_path(at, origin), row)),
+        history=tuple(at.reference.get(row.key, ())),
     )
 
 
-def _forward_path(view: RunView, process: Process, rows: Sequence[TensorRow], origin: Origin) -> list[TensorRow]:
+def _forward_path(at: _Step, origin: Origin) -> list[TensorRow]:
     """The step's forward tensors; before a bad batch only those of models, not of transforms of samples."""
-    path = [r for r in rows if r.kind in (*FORWARD_KINDS, "loss")]
+    path = [r for r in at.rows if r.kind in (*FORWARD_KINDS, "loss")]
     if origin.phase is not Phase.DATA:
         return path
-    models = {root.get("name") for root in view.facts(process).get("roots") or () if root.get("parameters")}
+    models = {root.get("name") for root in at.view.facts(at.process).get("roots") or () if root.get("parameters")}
     return [r for r in path if r.root == origin.root or r.root in models]
 
 
-def _earlier_weights(view: RunView, process: Process, step: int, origin: Origin) -> list[TensorRow]:
-    """The origin module's weights and updates on the last step before ``step`` that recorded them."""
-    earlier = [f.step for f in view.timeline.get(process, ()) if f.step < step and f.sampled]
-    for before in reversed(earlier[-_LAST_UPDATE:]):
-        rows = [r for r in view.rows(process, before) if (r.root, r.module) == (origin.root, origin.module)]
+def _earlier_weights(at: _Step, origin: Origin) -> list[TensorRow]:
+    """The origin module's weights and updates on the last step before that recorded them."""
+    for before in reversed([f.step for f in at.earlier if f.sampled][-_LAST_UPDATE:]):
+        rows = [r for r in at.view.rows(at.process, before) if (r.root, r.module) == (origin.root, origin.module)]
         if any(r.kind == "weight" for r in rows):
             return [r for r in rows if r.kind in ("weight", "update")]
     return []
@@ -235,88 +251,81 @@ def _scaled_loss_overflow(incident: Incident) -> bool:
     )
 
 
-def _backward(
-    view: RunView, process: Process, step: int, rows: Sequence[TensorRow], reference: Reference, facts: StepFacts | None
-) -> Incident | None:
-    gradients = [r for r in rows if r.kind in BACKWARD_KINDS]
-    row, _ = suspicious(gradients, reference, loss_is_finite=False)
+def _backward(at: _Step) -> Incident | None:
+    gradients = [r for r in at.rows if r.kind in BACKWARD_KINDS]
+    row, _ = suspicious(gradients, at.reference, loss_is_finite=False)
     if row is None:
         return None
-    origin = locate_backward(row, rows, view.module_classes)
-    scale = facts.loss_scale if facts is not None else None
-    path = path_to([r for r in rows if r.kind in (*FORWARD_KINDS, "loss", *BACKWARD_KINDS)], row)
-    return Incident(
-        "PD102",
-        process,
-        step,
+    origin = locate_backward(row, at.rows, at.view.module_classes)
+    scale = at.facts.loss_scale if at.facts is not None else None
+    path = path_to([r for r in at.rows if r.kind in (*FORWARD_KINDS, "loss", *BACKWARD_KINDS)], row)
+    return at.incident(
         Phase.BACKWARD,
+        backward_cause(origin, at.rows, scale),
         origin,
-        backward_cause(origin, rows, scale),
         path=tuple(path),
-        history=tuple(reference.get(row.key, ())),
+        history=tuple(at.reference.get(row.key, ())),
     )
 
 
-def _after_backward(view: RunView, process: Process, step: int, rows: Sequence[TensorRow]) -> Incident | None:
+def _after_backward(at: _Step) -> Incident | None:
     """The incident of a step with finite local gradients: in what the optimizer received, or in its update."""
-    given = next((r for r in rows if r.kind == "weight_grad_step" and r.bad), None)
+    given = next((r for r in at.rows if r.kind == "weight_grad_step" and r.bad), None)
     if given is not None:
-        origin = locate_backward(given, rows, view.module_classes)
-        return Incident("PD102", process, step, Phase.BACKWARD, origin, UNKNOWN, path=_parameter_path(rows, given))
-    update = next((r for r in rows if r.kind == "update" and r.bad), None)
-    if update is None:
-        return None
-    return _by_optimizer(view, process, step, update, rows)
+        origin = locate_backward(given, at.rows, at.view.module_classes)
+        return at.incident(Phase.BACKWARD, UNKNOWN, origin, path=_parameter_path(at.rows, given))
+    update = next((r for r in at.rows if r.kind == "update" and r.bad), None)
+    return None if update is None else _by_optimizer(at, update)
 
 
 def _parameter_path(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]:
     """One parameter through a step: weight, local gradient, gradient that the optimizer received, update."""
     order = ["weight", "weight_grad", "weight_grad_step", "update"]
-    mine = [r for r in rows if r.kind in order and (r.root, r.module, r.name) == (about.root, about.module, about.name)]
+    mine = [r for r in rows if r.kind in order and r.owner == about.owner]
     return tuple(sorted(mine, key=lambda r: (r.position, order.index(r.kind)))) or (about,)
 
 
-def _by_optimizer(view: RunView, process: Process, step: int, row: TensorRow, rows: Sequence[TensorRow]) -> Incident:
-    origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
+def _by_optimizer(at: _Step, row: TensorRow) -> Incident:
+    """The incident of a step whose optimizer made a tensor non-finite; ``row`` may be of the step after it."""
     cause = UNKNOWN
-    facts = view.step_facts(process, step)
-    rates = [BadSetting(group, "lr", rate) for group, rate in (facts.bad_rates if facts is not None else ())]
+    rates = [BadSetting(group, "lr", rate) for group, rate in (at.facts.bad_rates if at.facts is not None else ())]
     if rates:  # the log does not say which group the weight is in
         cause = Cause("other", 0.9, settings_words(rates))
-    elif lost := flushed_eps(view, row.dtype):
+    elif lost := flushed_eps(at.view, row.dtype):
         cause = Cause("optimizer-division-by-zero", 0.85, lost)
     elif row.nan == 0 and row.inf:
         cause = Cause("optimizer-overflow", 0.8, "finite gradients became infinite weights")
-    return Incident(
-        "PD105", process, step, Phase.OPTIMIZER, origin, cause, path=_parameter_path(rows, row), how="optimizer"
-    )
+    path = _parameter_path(at.rows, row)
+    return at.incident(Phase.OPTIMIZER, cause, _origin_in_optimizer(row), path=path, how="optimizer")
 
 
-def _bad_weights(view: RunView, process: Process, step: int, row: TensorRow) -> Incident:
+def _origin_in_optimizer(row: TensorRow) -> Origin:
+    return Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
+
+
+def _bad_weights(at: _Step, row: TensorRow) -> Incident:
     """The incident of a step that starts with non-finite weights, although the step before ended well."""
-    earlier = [f for f in view.timeline.get(process, ()) if f.step < step]
-    origin = Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
     cause = Cause("nonfinite-weights", 0.9, "the weights are non-finite before the step's forward pass")
-    if not earlier:
-        return Incident("PD105", process, step, Phase.FORWARD, origin, cause, path=(row,), how="start")
-    for facts in reversed(earlier[-_LAST_UPDATE:]):  # with several optimizers the last step need not be this weight's
-        before = view.rows(process, facts.step)
-        same = [r for r in before if r.module == row.module and r.name == row.name and r.root == row.root]
+    between = at.incident(Phase.OPTIMIZER, cause, _origin_in_optimizer(row), path=(row,), how="between")
+    if not at.earlier:
+        return replace(between, phase=Phase.FORWARD, how="start")
+    for facts in reversed(at.earlier[-_LAST_UPDATE:]):  # with several optimizers the last need not be this weight's
+        same = [r for r in at.view.rows(at.process, facts.step) if r.owner == row.owner]
         if any(r.kind == "weight" for r in same):
             break
-    healthy = any(r.kind == "weight" for r in same) and not any(r.bad for r in same)
-    if healthy and not any(r.kind == "update" for r in same):
-        previous = next(r for r in same if r.kind == "weight")
-        incident = _by_optimizer(view, process, facts.step, row, before)
-        return replace(incident, path=(previous, *[r for r in same if r.kind.startswith("weight_grad")], row))
-    return Incident("PD105", process, step, Phase.OPTIMIZER, origin, cause, path=(row,), how="between")
+    previous = next((r for r in same if r.kind == "weight"), None)
+    if previous is None or any(r.bad or r.kind == "update" for r in same):
+        return between
+    incident = _by_optimizer(replace(at, number=facts.step), row)
+    return replace(incident, path=(previous, *[r for r in same if r.kind.startswith("weight_grad")], row))
 
 
-def _unrecorded(process: Process, step: int, kinds: frozenset[str], facts: StepFacts | None) -> Incident:
+def _unrecorded(at: _Step) -> Incident:
     """The incident of a step whose tensors are not in the log."""
-    why = "the step was not sampled" if facts is None or not facts.sampled else "the step's tensors are not in the log"
+    sampled, kinds = at.facts is not None and at.facts.sampled, at.bad_steps[at.number]
+    why = "the step's tensors are not in the log" if sampled else "the step was not sampled"
     if "loss" in kinds:
-        return Incident("PD103", process, step, Phase.LOSS, None, UNKNOWN, unrecorded=why)
+        return at.incident(Phase.LOSS, UNKNOWN, unrecorded=why)
     if kinds & GRADIENTS:
-        return Incident("PD102", process, step, Phase.BACKWARD, None, UNKNOWN, unrecorded=why)
-    return Incident("PD105", process, step, Phase.OPTIMIZER, None, UNKNOWN, unrecorded=why, how="between")
+        return at.incident(Phase.BACKWARD, UNKNOWN, unrecorded=why)
+    return at.incident(Phase.OPTIMIZER, UNKNOWN, unrecorded=why, how="between")

@@ -84,12 +84,8 @@ def _least_headroom(view: RunView, process: Process, step: int) -> float | None:
 
 def _others_finite(view: RunView, incident: Incident) -> int:
     """Number of other ranks with a finite loss at that step."""
-    count = 0
-    for process in view.processes:
-        facts = view.step_facts(process, incident.step)
-        if process.rank != incident.process.rank and facts is not None and facts.loss is not None:
-            count += math.isfinite(facts.loss) and not facts.loss_is_bad
-    return count
+    others = (view.step_facts(p, incident.step) for p in view.processes if p.rank != incident.process.rank)
+    return sum(f is not None and f.loss is not None and not f.loss_is_bad for f in others)
 
 
 def _allows_two_results(view: RunView, process: Process) -> bool:

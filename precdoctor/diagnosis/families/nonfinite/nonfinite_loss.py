@@ -67,7 +67,7 @@ def _report(view: RunView, incident: Incident) -> Report:
     row, after = origin.row, incident.preceding
     maker = "the loss code" if origin.how == "loss" else origin.maker
     title = f"the loss became non-finite in {maker}{incident.cause.in_brackets}, the model's outputs are finite"
-    message = f"{incident.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    message = incident.held_words(view, row)
     if after is not None and after.amax is not None:
         zeros = f" and holds {plural(after.zero, 'exact zero')}" if after.zero else ""
         message += f" The last tensor before it, {after.label}, is finite: it reaches {after.amax:.4g}{zeros}."

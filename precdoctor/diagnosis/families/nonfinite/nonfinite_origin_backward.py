@@ -72,10 +72,7 @@ def _report(view: RunView, incident: Incident) -> Report:
     row = origin.row
     maker = "reduction, unscaling or clipping" if origin.how == "reduction" else origin.maker
     title = f"first non-finite gradient comes from {maker}{incident.cause.in_brackets}"
-    message = (
-        f"{incident.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0. "
-        "Forward pass and loss are finite."
-    )
+    message = f"{incident.held_words(view, row)} Forward pass and loss are finite."
     after = incident.path[-2] if len(incident.path) > 1 else None
     if after is not None and after.amax is not None and not after.bad:
         message += f" The last finite tensor before it, {after.label}, reaches {after.amax:.4g}."
@@ -100,7 +97,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
     if incident.cause.name == "loss-scale-overflow" and fmt is not None:
         return _lower_scale(view, incident, fmt.max)
     if incident.cause.name == "sqrt-gradient-at-zero":
-        count = row.nan + row.inf
+        count = row.non_finite
         return Prescription(
             title=f"add a small constant inside the square root: {there_are(count, 'element')} exactly 0 there",
             change={"eps": {"from": 0.0, "to": 1e-6}, "module": origin.module},

@@ -81,7 +81,7 @@ def _report(view: RunView, incident: Incident) -> Report:
     assert origin is not None, "an incident without recorded tensors is never PD101"
     row, before = origin.row, incident.preceding
     title = f"first non-finite value of the forward pass comes from {origin.maker}{incident.cause.in_brackets}"
-    message = f"{incident.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    message = incident.held_words(view, row)
     message += _input_words(before, row)
     usual = max((s.neg_inf_share for s in incident.history), default=0.0) * row.numel
     if row.mask_like and usual:
@@ -140,7 +140,7 @@ def _prescribe(view: RunView, incident: Incident, row: TensorRow) -> Prescriptio
     return Prescription(
         title=f"stop at `{origin.module or origin.root}` on the first bad value and inspect its inputs{reach}",
         change={"module": origin.module, "hook": "forward"},
-        predicted={"stops_at_step": incident.step, "nonfinite_elements": row.nan + row.inf},
+        predicted={"stops_at_step": incident.step, "nonfinite_elements": row.non_finite},
         snippet=snippets.halt_on_nonfinite(origin.module),
     )
 

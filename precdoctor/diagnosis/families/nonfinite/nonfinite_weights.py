@@ -75,15 +75,14 @@ def _report(view: RunView, incident: Incident) -> Report:
         message = unrecorded_message(view, incident, "Weights are non-finite")
         return Report(f"weights became non-finite {incident.at_step(view)}", message, _prescribe(view, incident))
     row = origin.row
-    state = row.kind == "opt_state"
-    name = row.label if state else f"`{'.'.join(p for p in (row.module, row.name) if p)}`"
+    name = row.label if row.kind == "opt_state" else f"`{row.parameter}`"
     cause = incident.cause.in_brackets if incident.how == "optimizer" else ""
     titles = {
         "optimizer": f"the optimizer step made {name} non-finite from finite gradients{cause}",
         "between": f"{name} became non-finite between two optimizer steps",
         "start": f"{name} is non-finite from the first recorded step on",
     }
-    message = f"{incident.at_step(view).capitalize()}, {row.label} ({row.dtype}) holds {row.count_words()}; limit 0."
+    message = incident.held_words(view, row)
     if incident.how == "optimizer":
         given = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
         if given is not None and given.amax is not None:
@@ -122,7 +121,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             predicted={"update_binades": -3.3},
             snippet=snippets.lower_rate_and_clip(),
         )
-    count = row.nan + row.inf if row is not None else None
+    count = row.non_finite if row is not None else None
     now = f" ({there_are(count, 'element')} non-finite now)" if count else ""
     if incident.how == "start":
         return Prescription(

@@ -73,9 +73,7 @@ def finite_buffer(incident: Incident, poisoned: Poisoned) -> Prescription:
 
 
 def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    result = culprit.op.results[0] if culprit.op.results else None
-    reference = culprit.op.reference
-    narrow = known_format(result.dtype) if result is not None else None
+    reference, narrow = culprit.op.reference, culprit.op.result_format
     reach = reference.amax if reference is not None else None
     too_far = reach is not None and reach >= BF16.overflow_limit  # which FP32 cannot hold either
     if narrow is not None and (narrow.exponent_bits >= FP32.exponent_bits or too_far):
@@ -224,10 +222,7 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
     return Prescription(
         title=f"add a small constant to what the optimizer divides by{culprit.at_line}",
         change={"eps": {"to": 1e-12}},
-        predicted={
-            "nonfinite_elements": {"from": culprit.bad_elements, "to": 0},
-            "resume_from_step": incident.last_finite,
-        },
+        predicted={**culprit.mended, "resume_from_step": incident.last_finite},
         snippet="scale = rho / (norm + 1e-12)  # a gradient of 0 has a norm of 0\n",
     )
 

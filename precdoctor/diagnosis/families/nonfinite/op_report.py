@@ -11,7 +11,7 @@ from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buff
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import class_of
-from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.rows import dotted
 from precdoctor.diagnosis.survey.view import RunView
 
 #: Causes that come nearer from step to step, so that the headroom of healthy steps is worth a sentence.
@@ -43,7 +43,7 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     message = f"{incident.at_step(view).capitalize()}, {op.name}{culprit.at_line} "
     message += f"read {external_words(culprit)}{_external_counts(culprit)}. " if external is not None else _made(op)
     if (weight := culprit.replay.weight) is not None:
-        message += f"It ends up in `{'.'.join(filter(None, weight[1:]))}`. "
+        message += f"It ends up in `{dotted(*weight[1:])}`. "
     if data is not None:
         message = f"{message.rstrip('. ')}; limit 0.{data.more}"
     else:
@@ -92,7 +92,7 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
 
 def _report_optimizer_step(view: RunView, incident: Incident, culprit: Culprit) -> Report:
     op = culprit.op
-    name = f"`{'.'.join(p for p in (op.module, op.parameter) if p)}`"
+    name = f"`{dotted(op.module or '', op.parameter)}`"
     made = f"state `{op.state}` of {name}" if op.state else name
     gradient = op.operand("grad")
     if settings := culprit.replay.bad_settings:
@@ -191,8 +191,8 @@ def _op_path(replay: Replay, at: int) -> list[dict[str, Any]]:
     after = [i for i in sorted(behind) if i > at]
     path = []
     for op in (replay.ops[i] for i in (*before[-3:], at, *after[: _PATH - 4])):
-        result = op.results[0] if op.results else None
-        fmt, amax = known_format(result.dtype) if result is not None else None, result.amax if result else None
+        result, fmt = next(iter(op.results), None), op.result_format
+        amax = result.amax if result is not None else None
         path.append(
             {
                 "op": op.name,
@@ -231,11 +231,10 @@ def _place(view: RunView, culprit: Culprit) -> str:
 
 def external_words(culprit: Culprit) -> str:
     """The tensor that the op read: its name, else its role in the call if that is known."""
-    external, op = culprit.external, culprit.op
-    if external is None or external[1]:
-        kind, name = external or ("", "")
+    op, (kind, name) = culprit.op, culprit.external or ("", "")
+    if name:
         return f"{_EXTERNALS.get(kind, 'tensor')} `{name}`"
-    bad = (o.argument for o, maker in zip(op.operands, op.makers, strict=False) if maker == external and o.bad)
+    bad = (o.argument for o, maker in zip(op.operands, op.makers, strict=False) if maker == culprit.external and o.bad)
     unseen = "a tensor made outside of the trace" if culprit.replay.live else "a tensor made without a gradient"
     return next((_ROLES[name] for name in bad if name in _ROLES), unseen)
 
@@ -291,7 +290,7 @@ def reference_words(op: Op, cause: Cause) -> str:
         return " Computed in a wider format, its operand would not be negative."
     if reference.bad:
         return " The result is also non-finite in FP64: no wider format would help."
-    fmt = known_format(op.results[0].dtype) if op.results else None
+    fmt = op.result_format
     if reference.amax is None or (fmt is not None and reference.amax <= fmt.max):
         return ""  # the cause says that an intermediate number left the range
     if "in FP64 the result reaches" in cause.why:

@@ -13,7 +13,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, groups, largest, parameters, sums
-from precdoctor.diagnosis.survey.rows import Parameter, location, path_evidence, path_to
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, location, path_evidence, path_to
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -92,9 +92,9 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
     step = min(b.first_bad for b in poisoned.values())
     (process, place), buffer = next((k, b) for k, b in poisoned.items() if b.first_bad == step)  # first in the model
     rows = view.rows(process, step)
-    row = next(r for r in rows if (r.root, r.module, r.name) == place and r.kind == "buffer")
+    row = next(r for r in rows if r.owner == place and r.kind == "buffer")
     finite = min(b.finite for b in poisoned.values())
-    name = ".".join(p for p in place[1:] if p)
+    name = dotted(*place[1:])
     losses = [s.loss for s in view.timeline.get(process, ()) if s.step > step and s.loss is not None]
     since = f"Since then the loss was finite on {plural(len(losses), 'step')}: training hides it. " if losses else ""
     message = (
@@ -114,9 +114,9 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
         message=message,
         location=location(row, Phase.FORWARD, process.rank, step),
         evidence={
-            "nonfinite_elements": row.nan + row.inf,
+            "nonfinite_elements": row.non_finite,
             "limit": options["min_steps"],
-            "buffers": [".".join(p for p in place[1:] if p) for _, place in poisoned][:16],
+            "buffers": [dotted(*place[1:]) for _, place in poisoned][:16],
             "finite_losses_since": len(losses),
             "last_finite_step": finite,
             "last_bad_step": step,

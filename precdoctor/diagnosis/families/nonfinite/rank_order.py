@@ -116,9 +116,8 @@ def _first_steps(view: RunView) -> dict[int, int]:
 
 def _reports(view: RunView, step: int) -> dict[int, int]:
     """When each rank reported the step (ns since the epoch)."""
-    events = view.remember("nonfinite-events", lambda: view.events_of("nonfinite"))
     times: dict[int, int] = {}
-    for event in events:
+    for event in view.nonfinite_events:
         rank, time = integer(event.get("rank")), integer(event.get("time_ns"))
         if integer(event.get("step")) == step and rank is not None and time is not None:
             times[rank] = min(time, times.get(rank, time))

@@ -22,7 +22,7 @@ _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
 
 
-def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow] = ()) -> Cause:
+def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow]) -> Cause:
     """The cause of a forward or loss origin, if the surrounding rows leave only one.
 
     Args:
@@ -147,7 +147,7 @@ def backward_cause(origin: Origin, rows: Sequence[TensorRow], loss_scale: float 
         return Cause(
             "loss-scale-overflow", 0.85, f"FP16 gradients at loss scale {row.scale or loss_scale:g} became Inf"
         )
-    if row.kind == "grad_output" and own is not None and own.zero and row.nan + row.inf == own.zero:
+    if row.kind == "grad_output" and own is not None and own.zero and row.non_finite == own.zero:
         why = f"exactly the {own.zero:,} zeros of the tensor have a non-finite gradient"
         return Cause("sqrt-gradient-at-zero", 0.6, why)
     return UNKNOWN

@@ -177,10 +177,10 @@ def _range_words(row: TensorRow, fmt: Format) -> str:
 
 
 def _confidence(tensor: GradientSeries, row: TensorRow, found: GradientSurvey) -> tuple[float, str]:
-    if row.numel - row.zero < 1000 and not tensor.dead:
-        return 0.6, "fewer than 1,000 elements survive"
     if tensor.dead:
         return 0.7, "the tensor is zero throughout; the gradient before it was dying"
+    if row.numel - row.zero < 1000:
+        return 0.6, "fewer than 1,000 elements survive"
     if len(found.steps) < 4:
         return 0.7, "fewer than four steps were sampled"
     return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
@@ -190,8 +190,8 @@ def _check_ops(view: RunView) -> Checked:
     """One finding: the scanned op of the backward pass that flushed most."""
 
     def guilty(fact: Fact) -> float:
-        share = fact.count("flushed") / max(fact.count("of"), 1)
-        return fact.number("lost") if share >= _OP_FLUSHED and fact.number("lost") >= _OP_LOST else 0.0
+        flushed = fact.share("flushed", "of") >= _OP_FLUSHED
+        return fact.number("lost") if flushed and fact.number("lost") >= _OP_LOST else 0.0
 
     found = check_facts(
         view, ("flush",), guilty, lambda g: _op_finding(view, g), seen="no gradient that was flushed",
@@ -219,7 +219,7 @@ def _op_finding(view: RunView, group: Group) -> Finding:
     return RULE.finding(
         severity=Severity.ERROR if zero else Severity.WARNING,
         confidence=0.9,
-        title=f"{percent(flushed / max(of, 1))} of a gradient is flushed to zero by {fact.short} "
+        title=f"{percent(fact.share('flushed', 'of'))} of a gradient is flushed to zero by {fact.short} "
         f"{place_words(fact)}{fact.line}",
         message=message,
         location=_op_location(view, group, dead),

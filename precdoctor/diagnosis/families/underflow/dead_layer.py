@@ -16,22 +16,13 @@ import numpy as np
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import named, plural
 from precdoctor.diagnosis.families.underflow.dead_layer_dying import dying_finding, find_death
 from precdoctor.diagnosis.families.underflow.dead_layer_flushed import find_flushed_zeros, flushed_finding
 from precdoctor.diagnosis.families.underflow.dead_layer_saturated import find_saturated_layers, saturated_finding
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, lasts, parameters
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import (
-    Parameter,
-    TensorRow,
-    dotted,
-    location,
-    path_evidence,
-    path_to,
-    range_evidence,
-    text,
-)
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, dotted, location, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.tail import magnitude
 
@@ -204,7 +195,7 @@ def _given(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
 def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: Options) -> Finding:
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
-    row = next(r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead)  # nearest the loss
+    row = next(r for r in rows if r.kind == "weight_grad" and r.owner in dead)  # nearest the loss
     gradient = dead[row.root, row.module, row.name]
     steps, all_steps = gradient.dead_steps, gradient.steps
     blocker = _blocker(rows, dead)
@@ -217,18 +208,17 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
     culprit = blocker or row
     why, unused = _why(row, blocker, rows)
     message = (
-        f"The gradient of {_listed(parameters)} was exactly zero in every element on "
+        f"The gradient of {named(parameters)} was exactly zero in every element on "
         f"{'all' if steps == all_steps else f'the last {steps:,} of'} {plural(all_steps, 'recorded step')} (limit "
         f"{options['min_steps']:g}), up to step {step}. {elements:,} elements in {len(dead)} of {len(every):,} weight "
         f"matrices get no gradient. {why}"
     )
     part = blocker is None and not unused and _trains_otherwise(row, rows)
     name = _layer(row)[1]
-    short = part and name.startswith("weight_hh") and not name.endswith("_reverse")
-    if short:
-        message += " Its hidden state is zero throughout, as in sequences of one step."
-    elif part:
-        message += _REVERSE if name.startswith("weight_hh") and name.endswith("_reverse") else _PART
+    recurrent, reverse = part and name.startswith("weight_hh"), name.endswith("_reverse")
+    short = recurrent and not reverse
+    if part:
+        message += _SHORT if short else _REVERSE if recurrent else _PART
     who = f"`{dotted(row.module, row.name) if part else culprit.module or culprit.root}`"
     unused = unused or part
     title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
@@ -244,8 +234,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             "limit": options["min_steps"],
             "dead_weights": parameters[:16],
             "dead_elements": elements,
-            "range": range_evidence(culprit),
-            "path": path_evidence(path_to([r for r in rows if r.kind in _AROUND[culprit.kind]], culprit)),
+            **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
         prescriptions=(_freeze_part(row, len(dead)),) if part
@@ -255,6 +244,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
 
 
 _PART = " The layer's other parameters are trained."
+_SHORT = " Its hidden state is zero throughout, as in sequences of one step."
 _REVERSE = (
     " The forward direction is trained: `outputs[-1]` holds the reverse one where it begins, behind a single input."
 )
@@ -280,10 +270,6 @@ def _freeze_part(row: TensorRow, weights: int) -> Prescription:
         predicted={"weights_without_gradient": {"from": weights, "to": 0}},
         snippet=f"{module_expression(row.module)}.get_parameter({row.name!r}).requires_grad_(False)\n",
     )
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"`{n}`" for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
@@ -351,7 +337,7 @@ def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Opt
         severity=Severity.INFO,
         confidence=0.8,
         title=f"no gradient ever reaches `{module or root}`, although it runs and requires one",
-        message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {_listed(names)} took part in "
+        message=f"Over {plural(steps, 'recorded step')} (limit {options['min_steps']:g}) {named(names)} took part in "
         "the forward pass and never got a gradient: detached, or not used by the loss. Freeze weights that need no "
         "training.",
         location=Location(root, module, module_class or None, "weight_grad", Phase.BACKWARD),

@@ -6,7 +6,6 @@ every example. Its gradient is zero there, so the layer cannot recover (Lu et al
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,6 +14,7 @@ import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import Ints, firsts, groups, keys, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column
@@ -167,11 +167,8 @@ def _loss_gives(view: RunView, rows: Sequence[TensorRow], since: int, steps: Seq
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:
     """Mean loss over the oldest and the newest quarter of the steps since ``step``; None if there are few."""
-    losses = [
-        s.loss
-        for s in view.timeline[process]
-        if s.step >= step and s.loss is not None and math.isfinite(s.loss) and not s.loss_is_bad
-    ]
+    known = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
+    losses = [s.loss for s in known if s.loss is not None]
     quarter = len(losses) // 4
     return (fmean(losses[:quarter]), fmean(losses[-quarter:])) if len(losses) >= _LOSSES else None
 
@@ -239,7 +236,7 @@ def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) 
                 f"{plural(10 * worst.step, 'step')}: zeros {percent(worst.since)} -> {percent(worst.before)}",
                 change={"lr": {"from": rate, "to": rate / 10}},
                 predicted=zeros,
-                snippet=f"for group in optimizer.param_groups:\n    group['lr'] = {rate / 10!r}\n",
+                snippet=group_option("lr", repr(rate / 10)),
             )
         )
     leaky = Prescription(

@@ -15,7 +15,7 @@ from precdoctor.diagnosis.advice.larger_loss_scale import multiplied, out_of_sub
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
-from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.claims.words import named, percent, plural
 from precdoctor.diagnosis.survey.gradient_underflow import FINE_BITS, MARGIN_BINADES
 from precdoctor.diagnosis.survey.harm import mean_bits
 from precdoctor.diagnosis.survey.rows import (
@@ -66,7 +66,7 @@ def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozens
     narrow = any(r.dtype == FP16.dtype for r in gradients)
     if not narrow and (facts is None or facts.autocast_dtype != FP16.dtype):
         return None
-    first = next((r for r in rows if r.kind == "weight_grad" and (r.root, r.module, r.name) in dead), None)
+    first = next((r for r in rows if r.kind == "weight_grad" and r.owner in dead), None)
     if first is None:
         return None
     alive = [r for r in gradients if r.zero < r.numel]
@@ -101,9 +101,8 @@ def flushed_finding(
     first, last = zeros.first, zeros.last
     shown = last or first
     begin = f"behind `{last.place}`" if last is not None else "at the cast of the model's output"
-    names = ", ".join(f"`{n}`" for n in parameters[:4]) + (f" and {len(parameters) - 4} more" if parameters[4:] else "")
     message = (
-        f"The gradient of {names} was exactly zero in every element on {steps[0]:,} of "
+        f"The gradient of {named(parameters)} was exactly zero in every element on {steps[0]:,} of "
         f"{plural(steps[1], 'recorded step')} (limit {limit:g}). {elements[0]:,} of {elements[1]:,} elements get no "
         f"gradient. {_cause(zeros)} Loss scale: {zeros.scale:g}."
     )

@@ -77,7 +77,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     constant, median = fact.number("constant"), fact.number("median")
     op, there = fact.where("read_by")
-    share, decided = percent(wrong_share(fact)), fact.count("decided") / max(fact.count("nonzero"), 1)
+    share, decided = percent(wrong_share(fact)), fact.share("decided", "nonzero")
     instance = f", for instance {fact.number('seen'):.4g} instead of {fact.number('exact'):.4g}"
     limit = f"limit {percent(options['wrong_share'])}"
     if wrong_share(fact) < options["wrong_share"]:

@@ -73,10 +73,10 @@ def check(view: RunView, options: Options) -> Checked:
         if fact.data.get("again") is True:
             return 1.0
         lost = fact.number("lost")
-        if text(fact.data.get("function")) == "softmax":
+        if _function(fact) == "softmax":
             return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
         channels = fact.number("channels")
-        if text(fact.data.get("function")) in _STEPS and not fact.count("zero_gradients"):
+        if _function(fact) in _STEPS and not fact.count("zero_gradients"):
             return 0.0  # another path leads around it
         return max(lost, channels) if lost >= options["lost"] or channels >= options["channels"] else 0.0
 
@@ -94,12 +94,16 @@ def check(view: RunView, options: Options) -> Checked:
     )  # fmt: skip
 
 
+def _function(fact: Fact) -> str:
+    return text(fact.data.get("function"))
+
+
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     if fact.data.get("again") is True:
         return _twice(view, group)
     near = fact.data.get("near") is True
-    function, lost, distance = text(fact.data.get("function")), fact.number("lost"), fact.number("distance")
+    function, lost, distance = _function(fact), fact.number("lost"), fact.number("distance")
     if function == "softmax":
         passed = percent(fact.number("open"))
         title = f"softmax {place_words(fact)} is a hard choice from the first step on, and passes {passed}{fact.line}"
@@ -146,7 +150,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
 def _twice(view: RunView, group: Group) -> Finding:
     """Of a loss that is given probabilities for logits."""
     fact = group.worst
-    function, classes = text(fact.data.get("function")), max(fact.count("classes"), 2)
+    function, classes = _function(fact), max(fact.count("classes"), 2)
     softmax = function == "softmax"
     loss = "cross_entropy" if softmax else "binary_cross_entropy_with_logits"
     # At best the right class has all of the probability: exp(1) for it beside exp(0) for each other one.

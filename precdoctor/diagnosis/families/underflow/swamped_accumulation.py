@@ -15,7 +15,7 @@ from precdoctor.diagnosis.survey.frames import at, groups, keys, rows_of, step_v
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import format_values
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import Key, location, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
@@ -124,8 +124,7 @@ def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
             "bits_left": bits,
             "gradients": len(guilty),
             "elements": elements,
-            "range": range_evidence(row),
-            "path": path_evidence([row]),
+            **tensor_evidence(row),
             "confidence_reason": "micro-steps and format are recorded; like gradients are assumed",
         },
         prescriptions=(

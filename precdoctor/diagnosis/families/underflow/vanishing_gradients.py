@@ -19,11 +19,10 @@ from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent impor
     forgetting_finding,
     learnt_share,
 )
-from precdoctor.diagnosis.survey.depth import Chain, chains, joined_chains, rising_share, slope
+from precdoctor.diagnosis.survey.depth import Chain, chain_evidence, chains, joined_chains, rising_share, slope
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
-from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -105,7 +104,7 @@ def check(view: RunView, options: Options) -> Checked:
 def _along_depth(view: RunView, options: Options) -> Checked:
     least = int(options["min_layers"])
     known = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
-    alive = [c for c in known if sum(k.norm > 0.0 for k in c.links) >= options["min_layers"]]
+    alive = [c for c in known if len(c.alive) >= options["min_layers"]]
     if not alive:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
     seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
@@ -127,7 +126,7 @@ def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
 
 def _norms(chain: Chain) -> list[float]:
     """From the first layer to the last."""
-    return [k.norm for k in chain.links if k.norm > 0.0]
+    return [k.norm for k in chain.alive]
 
 
 def _decay(chain: Chain) -> float:
@@ -137,7 +136,7 @@ def _decay(chain: Chain) -> float:
 
 
 def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
-    alive = [k for k in chain.links if k.norm > 0.0]
+    alive = chain.alive
     first, last, lost = alive[0], alive[-1], _decay(chain)
     each = slope(_norms(chain))
     step = watched_steps(view)[-1]
@@ -149,22 +148,20 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{options['decay']:g}), a factor of "
         f"{2.0**each:.3g} per layer. The RMS at the first layer is {first.rms:.2g}."
     )
-    evidence = {
-        "decay_binades": lost,
-        "limit": options["decay"],
-        "binades_per_layer": each,
-        "layers": chain.as_evidence()[:64],
-        "steps_examined": chain.steps,
-        "confidence_reason": f"it falls in {rising_share(_norms(chain)):.0%} of the steps from layer to layer",
-    }
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
     return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
         title=f"gradients vanish along {len(alive)} layers: {first.norm / last.norm:.2g} reaches `{first.module}`",
         message=message,
         location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
-        evidence=evidence,
+        evidence={
+            "decay_binades": lost,
+            "limit": options["decay"],
+            "binades_per_layer": each,
+            "layers": chain.as_evidence()[:64],
+            "steps_examined": chain.steps,
+            "confidence_reason": f"it falls in {rising_share(_norms(chain)):.0%} of the steps from layer to layer",
+            **chain_evidence(row, mine),
+        },
         prescriptions=_prescriptions(view, chain, first.norm / last.norm),
     )
 

@@ -9,18 +9,21 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, call_chains, rising_share, slope
+from precdoctor.diagnosis.survey.depth import LAST_CALL, Chain, call_chains, chain_evidence, rising_share, slope
 from precdoctor.diagnosis.survey.histories import watched_steps
-from precdoctor.diagnosis.survey.rows import path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
 
 @dataclass(frozen=True)
 class Forgetting:
-    """A module that a step calls many times; ``norms``: non-zero L2 norms of the output's gradient by call."""
+    """A module that a step calls many times."""
 
     chain: Chain
-    norms: tuple[float, ...]
+
+    @property
+    def norms(self) -> list[float]:
+        """Non-zero L2 norms of the output's gradient by call."""
+        return [k.norm for k in self.chain.alive]
 
     @property
     def lost(self) -> float:
@@ -43,11 +46,7 @@ class Forgetting:
 
 def find_forgetting(view: RunView, least: int) -> Forgetting | None:
     """The module with at least ``least`` calls whose first call gets the smallest share; None without any."""
-    made = [
-        Forgetting(c, norms)
-        for c in call_chains(view, "grad_output", least)
-        if len(norms := tuple(k.norm for k in c.links if k.norm > 0.0)) >= least
-    ]
+    made = [Forgetting(c) for c in call_chains(view, "grad_output", least) if len(c.alive) >= least]
     return max(made, key=lambda f: f.lost, default=None)
 
 
@@ -66,8 +65,7 @@ def forgetting_finding(
 ) -> Finding:
     """One finding; ``limits``: of the decay in binades, and of the fall of the loss."""
     chain, step = found.chain, watched_steps(view)[-1]
-    alive = [k for k in chain.links if k.norm > 0.0]
-    first, last = alive[0], alive[-1]
+    first, last = chain.alive[0], chain.alive[-1]
     later = " and later" if last.index == LAST_CALL else ""
     place = chain.root, first.module
     mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
@@ -81,26 +79,24 @@ def forgetting_finding(
         f"oldest quarter of the run to the newest the loss has fallen by {percent(max(0.0, fallen))} (limit "
         f"{percent(limits[1])}). The cell does not learn from its first calls."
     )
-    evidence: dict[str, object] = {
-        "decay_binades": found.lost,
-        "limit": limits[0],
-        "binades_per_call": each,
-        "calls": found.calls,
-        "loss_fell_by": fallen,
-        "links": [{"call": k.index, "norm": k.norm} for k in chain.links],
-        "steps_examined": chain.steps,
-        "confidence_reason": f"it falls in {found.steadiness:.0%} of the steps from call to call; that the loss stays "
-        "up for this reason is inferred",
-    }
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence(mine)}
     return rule.finding(
         confidence=0.75,
         title=f"gradients vanish along {found.calls} calls of `{first.module}`: {first.norm / last.norm:.2g} reaches "
         "the first",
         message=message,
         location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
-        evidence=evidence,
+        evidence={
+            "decay_binades": found.lost,
+            "limit": limits[0],
+            "binades_per_call": each,
+            "calls": found.calls,
+            "loss_fell_by": fallen,
+            "links": [{"call": k.index, "norm": k.norm} for k in chain.links],
+            "steps_examined": chain.steps,
+            "confidence_reason": f"it falls in {found.steadiness:.0%} of the steps from call to call; that the loss "
+            "stays up for this reason is inferred",
+            **chain_evidence(row, mine),
+        },
         prescriptions=(_lasting_state(found),),
     )
 

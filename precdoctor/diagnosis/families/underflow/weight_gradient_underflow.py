@@ -28,7 +28,7 @@ from precdoctor.diagnosis.survey.rows import Key, TensorRow, dotted, gradient_ev
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP16
 from precdoctor.numerics.histogram import Histograms
-from precdoctor.numerics.tail import Tail, flushed_tail, flushed_tails, magnitudes
+from precdoctor.numerics.tail import flushed_tail, flushed_tails, magnitudes
 
 PAGE = RulePage(
     finds="""
@@ -227,11 +227,6 @@ def _series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
     return {key: _GriddedSeries(own, steps, share, lost, of) for key, own, steps, (share, lost), of in described}
 
 
-def _grid_tail(row: TensorRow, grid: float) -> Tail:
-    """The elements below the grid, shifted to where FP16's grid is."""
-    return flushed_tail(row.histogram.shift(FP16.min_subnormal / grid), row.zero, FP16)
-
-
 def _finer(view: RunView, key: Key, gradient: _GriddedSeries) -> float | None:
     """The smallest element of the gradient of the module's output, if it is below the grid."""
     mine = (r for r in view.rows(*gradient.worst) if r.kind == "grad_output" and r.key[:2] == key[:2])
@@ -275,13 +270,14 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
 
 
 def _prescribe(row: TensorRow, gradient: _GriddedSeries, target: float, margin: float) -> Prescription:
-    tail = _grid_tail(row, gradient.grid)
+    shift = FP16.min_subnormal / gradient.grid  # to where FP16's grid is
+    tail = flushed_tail(row.histogram.shift(shift), row.zero, FP16)
     intended = tail.total + row.numel - row.zero
 
     def flushed(binades: int) -> float:
         return tail.still_flushed(FP16, 2.0**binades) / intended
 
-    room = math.floor(FP16.headroom((row.amax or 0.0) * FP16.min_subnormal / gradient.grid) - margin)
+    room = math.floor(FP16.headroom((row.amax or 0.0) * shift) - margin)
     binades = next((k for k in range(1, room + 1) if flushed(k) <= target), max(1, room))
     return Prescription(
         title=f"round gradients 2^{binades} times larger: flushed {percent(flushed(0))} -> {percent(flushed(binades))}",

@@ -10,13 +10,14 @@ import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
-from precdoctor.diagnosis.survey.parameters import adam_groups, parameter_label
-from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.parameters import ADAM, HALF, adam_groups, parameter_label
+from precdoctor.diagnosis.survey.rows import Key, Parameter, location, number, parameter_in, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram
 
@@ -94,13 +95,13 @@ class _Gradient:
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
     given = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
-    others = {text(o.get("class")) for o in view.optimizers} - {"Adam", "AdamW"}
+    others = {text(o.get("class")) for o in view.optimizers} - set(ADAM)
     if not given or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
     eps = min(given)
     gradients, roots = _survey(view, eps, options), _measured(view, eps, options)
     if others:  # Muon for the matrices, AdamW for the rest: those with a second moment are AdamW's
-        gradients = {k: g for k, g in gradients.items() if _owner(k) in roots}
+        gradients = {k: g for k, g in gradients.items() if parameter_in(k) in roots}
     if not gradients:
         return Checked.not_applicable("no gradient of a weight was recorded as Adam was given it")
     seen = f"{plural(len(gradients), 'gradient')} against eps {eps:g} / {options['damping']:g}"
@@ -108,7 +109,7 @@ def check(view: RunView, options: Options) -> Checked:
         k: g
         for k, g in gradients.items()
         if _damped(g, eps, options)
-        and ((known := roots.get(_owner(k))) is None or known.share >= options["below_share"])
+        and ((known := roots.get(parameter_in(k))) is None or known.share >= options["below_share"])
     }
     if not guilty:
         worst = max(g.share for g in gradients.values())
@@ -142,10 +143,6 @@ class _Root:
 
     share: float
     rms: float
-
-
-def _owner(key: Key) -> Parameter:
-    return key[0], key[1], key[3]
 
 
 def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
@@ -198,12 +195,12 @@ def _finding(
     key, gradient = max(guilty.items(), key=lambda item: item[1].share)
     process, step = gradient.last
     row = next(r for r in view.rows(process, step) if r.key == key)
-    parameter = parameter_label(key[0], key[1], key[3])
+    parameter = parameter_label(parameter_in(key))
     better = _smaller(gradient.histogram, eps)
     after = gradient.histogram.at_most(better).low / gradient.histogram.total
     rms = row.rms or 0.0
     factor = rms / (rms + eps)
-    root = roots.get(_owner(key))
+    root = roots.get(parameter_in(key))
     measured = f", the RMS of sqrt(v), as recorded, {root.rms:.2g}" if root is not None else ""
     message = (
         f"{percent(gradient.share)} of the non-zero elements of the gradient of `{parameter}` are at most "
@@ -225,11 +222,10 @@ def _finding(
             "sqrt_v_rms": root.rms if root is not None else None,
             "step_size_factor": factor,
             "weights": [
-                {"parameter": parameter_label(k[0], k[1], k[3]), "below_eps_share": g.share}
+                {"parameter": parameter_label(parameter_in(k)), "below_eps_share": g.share}
                 for k, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
             ],
-            "range": range_evidence(row),
-            "path": path_evidence([row]),
+            **tensor_evidence(row),
             "confidence_reason": "gradients and the recorded sqrt(v) were counted against eps"
             if root is not None
             else "gradients were counted against eps; sqrt(v) is assumed to be of their size",
@@ -242,7 +238,7 @@ def _prescribe(
     dtype: str, eps: float, better: float, share: float, after: float, factor: float, rms: float
 ) -> Prescription:
     steps = {"from": factor, "to": rms / (rms + better)}
-    if dtype in ("float16", "bfloat16"):
+    if dtype in HALF:
         scale = 10.0 ** math.ceil(math.log10(eps / better))
         return Prescription(
             title=f"multiply the loss by {scale:g}: below eps {percent(share)} -> {percent(after)}",
@@ -254,7 +250,7 @@ def _prescribe(
         title=f"eps={better:g}: elements below it {percent(share)} -> {percent(after)}",
         change={"eps": {"from": eps, "to": better}},
         predicted={"below_eps_share": {"from": share, "to": after}, "step_size_factor": steps},
-        snippet=f"for group in optimizer.param_groups:\n    group['eps'] = {better!r}\n",
+        snippet=group_option("eps", repr(better)),
     )
 
 

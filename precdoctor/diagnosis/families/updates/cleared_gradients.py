@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 
@@ -87,7 +85,10 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _rows(view: RunView) -> pd.DataFrame:
     """The rows of sampled steps; ``held``: parameters of their optimizer; ``zeros``: its gradients are all zero."""
-    sizes = {str(o.get("name")): _parameters(o) for o in view.optimizers}
+    sizes = {
+        str(o.get("name")): sum(integer(g.get("parameters")) or 0 for g in o.get("groups") or ())
+        for o in view.optimizers
+    }
     usable = {
         (p, s.step): (sizes.get(s.optimizer, 0), float(s.grad_norm == 0.0))
         for p, steps in view.timeline.items()
@@ -105,8 +106,7 @@ def _steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Steps with weight gradients: how many are not zero, ``held``, and whether the optimizer was ``fed`` any."""
     made = _made(rows)
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
-    ids = groups(made, AT)
-    fed = step_values(made, dict.fromkeys(at(given.iloc[firsts(groups(given, AT))]), 1.0)) == 1.0
+    ids, fed = groups(made, AT), on_steps(made, set(at(given.iloc[firsts(groups(given, AT))])))
     steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed).iloc[firsts(ids)]
     return steps
 
@@ -116,12 +116,6 @@ def _made(rows: pd.DataFrame) -> pd.DataFrame:
     made = rows[rows["alive"] & (rows["kind"] == "weight_grad") & finite(rows)]
     once: pd.DataFrame = made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
     return once
-
-
-def _parameters(optimizer: Mapping[str, object]) -> int:
-    groups = optimizer.get("groups")
-    counts = [integer(g.get("parameters")) for g in groups if isinstance(g, dict)] if isinstance(groups, list) else []
-    return sum(c or 0 for c in counts)
 
 
 def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:

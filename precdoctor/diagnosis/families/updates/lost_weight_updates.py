@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, survey, usable_steps, weight_row
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
+    Counts,
+    rate_words,
+    survey,
+    usable_steps,
+    weight_row,
+)
 from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     large_finding,
     large_weights,
@@ -20,7 +27,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
-from precdoctor.diagnosis.survey.rows import Key, known_format, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, range_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
 
@@ -85,34 +92,49 @@ _DETERMINISTIC = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "LBFGS",
                   "Rprop", "SparseAdam")  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Narrow:
+    """The updates of all narrow weights; ``stuck``: of those that stand still."""
+
+    weights: Mapping[Key, Counts]
+    stuck: Mapping[Key, Counts]
+
+    @property
+    def intended(self) -> float:
+        return sum(p.intended for p in self.weights.values())
+
+    @property
+    def share(self) -> float:
+        """Lost updates among the intended ones."""
+        return sum(p.lost for p in self.weights.values()) / self.intended if self.intended else 0.0
+
+
 def check(view: RunView, options: Options) -> Checked:
     """One finding over all narrow weights (information if only some stand still), one over large FP32 ones."""
     usable = usable_steps(view, options["lr_share"])
     narrow = _narrow(view, usable, options)
     large = large_weights(view, usable, options["large_weight"])
     stuck = [p for p in large if lose_updates(p, options["lost_share"], options["large_steps"])]
-    if not stuck:
-        still = still_weights(view, usable, options["stuck_share"], options["large_steps"])
-        if still:
-            finding = still_finding(RULE, view, still, options["stuck_share"])
-            reason = f"{plural(len(still), 'FP32 weight')} take up no update"
-            return Checked([*(narrow.findings if narrow else ()), finding], reason)
+    if stuck:
+        wide = large_finding(RULE, view, stuck, options["lost_share"])
+        reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
+    elif still := still_weights(view, usable, options["stuck_share"], options["large_steps"]):
+        wide = still_finding(RULE, view, still, options["stuck_share"])
+        reason = f"{plural(len(still), 'FP32 weight')} take up no update"
+    else:
         return narrow or _nothing(view, len(large), options)
-    wide = large_finding(RULE, view, stuck, options["lost_share"])
-    reason = f"{percent(wide.evidence['lost_share'])} of the updates of a large FP32 weight lost"
     return Checked([*(narrow.findings if narrow else ()), wide], reason)
 
 
 def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -> Checked | None:
     """The check of weights in 16 bits and less; None without their updates."""
-    narrow = survey(view, usable, _NARROW, int(options["fp32_binades"]))
-    if not narrow:
+    weights = survey(view, usable, _NARROW, int(options["fp32_binades"]))
+    if not weights:
         return None
-    seen = f"the updates of {plural(len(narrow), 'narrow weight')}"
-    intended, lost = sum(p.intended for p in narrow.values()), sum(p.lost for p in narrow.values())
-    share = lost / intended if intended else 0.0
-    stuck = {k: p for k, p in narrow.items() if p.share >= options["stuck_share"]}
-    if share < options["lost_share"] and not stuck:
+    seen = f"the updates of {plural(len(weights), 'narrow weight')}"
+    narrow = _Narrow(weights, {k: p for k, p in weights.items() if p.share >= options["stuck_share"]})
+    share = narrow.share
+    if share < options["lost_share"] and not narrow.stuck:
         return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
     foreign = _foreign(view)
     proof = Proof(options["min_moves"], options["moved_share"], options["still_steps"])
@@ -120,7 +142,7 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
     if moves is not None and moves.rounding is Rounding.UNBIASED:
         reason = f"{seen}: {percent(share)} leave the weight as it is, but {foreign} rounds without bias"
         return Checked((), f"{reason}: large weights moved {moves.seen:,} times ({moves.expected:,.0f} expected)")
-    finding = _finding(view, narrow, share, stuck, options, moves)
+    finding = _finding(view, narrow, options, moves)
     return Checked([finding], f"{percent(share)} of {seen} lost")
 
 
@@ -130,10 +152,8 @@ def _nothing(view: RunView, large: int, options: Options) -> Checked:
             (), f"{plural(large, 'large FP32 weight')}: updates stick (limit {percent(options['lost_share'])})"
         )
     if view.tensor_count(("update",))[0]:
-        least = f"{options['large_weight']:g}"
-        return Checked.not_applicable(
-            f"all weights are FP32 or FP64 and below {least}: lost updates carry nothing there"
-        )
+        least = f"all weights are FP32 or FP64 and below {options['large_weight']:g}"
+        return Checked.not_applicable(f"{least}: lost updates carry nothing there")
     dtypes = {
         text(p.get("dtype"))
         for process in view.processes
@@ -146,22 +166,16 @@ def _nothing(view: RunView, large: int, options: Options) -> Checked:
     return Checked.not_applicable("no weight update in a 16-bit format was recorded")
 
 
-def _finding(
-    view: RunView,
-    narrow: Mapping[Key, Counts],
-    share: float,
-    stuck: Mapping[Key, Counts],
-    options: Options,
-    moves: Moves | None,
-) -> Finding:
+def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | None) -> Finding:
+    share, stuck = narrow.share, narrow.stuck
     general = share >= options["lost_share"]
     in_doubt = moves is not None and moves.rounding is Rounding.UNKNOWN
-    pool = narrow if general else stuck
+    pool = narrow.weights if general else stuck
     key, worst = max(pool.items(), key=lambda item: (item[1].lost, item[1].share))
     process, step = worst.worst
     fmt = known_format(worst.dtype)
     name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
-    parameter = parameter_label(key[0], key[1], key[3])
+    parameter = parameter_label(parameter_in(key))
     if general:
         title = f"{percent(share)} of the weight updates are lost in {worst.dtype}"
         severity = Severity.ERROR if share >= options["error_share"] else Severity.WARNING
@@ -169,10 +183,8 @@ def _finding(
     else:
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
         severity = Severity.INFO
-    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
-    steps = plural(max(p.steps for p in narrow.values()), "step")
-    over = f"over {steps}" + (f" at learning rates up to {max(rates):.3g}" if rates else "")
-    message = f"{_counted(narrow, share, stuck, (parameter, worst, name), over, options)} {_kept(view, moves)}"
+    over = f"over {plural(max(p.steps for p in narrow.weights.values()), 'step')}{rate_words(view, process)}"
+    message = f"{_counted(narrow, (parameter, worst, name), over, options)} {_kept(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
         confidence, why = min(confidence, 0.8), f"{why}; most updates stick, so another fault may weigh more"
@@ -183,8 +195,8 @@ def _finding(
         "worst_lost_share": worst.share,
         "stuck_tensors": len(stuck),
         "tensors": [
-            {"root": k[0], "parameter": parameter_label(k[0], k[1], k[3]), "lost_share": p.share}
-            for k, p in sorted(narrow.items(), key=lambda item: -item[1].lost)[:16]
+            {"root": k[0], "parameter": parameter_label(parameter_in(k)), "lost_share": p.share}
+            for k, p in sorted(narrow.weights.items(), key=lambda item: -item[1].lost)[:16]
         ],
         "relative_update": {"exp_lo": worst.relative.lo, "exp_hist": worst.relative.counts.tolist()},
         "confidence_reason": why,
@@ -198,31 +210,25 @@ def _finding(
         confidence=confidence,
         title=title,
         message=message,
-        location=Location(key[0], key[1], worst.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        location=Location(*key[:2], worst.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
         evidence=evidence,
-        prescriptions=(_prescribe(view, narrow, share, worst.dtype),),
+        prescriptions=(_prescribe(view, narrow, worst.dtype),),
     )
 
 
-def _counted(
-    narrow: Mapping[Key, Counts],
-    share: float,
-    stuck: Mapping[Key, Counts],
-    shown: tuple[str, Counts, str],
-    over: str,
-    options: Options,
-) -> str:
+def _counted(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options: Options) -> str:
     """The lost share against its limit, in a sentence; ``shown`` is a weight, its updates, and its format in words."""
-    parameter, worst, name = shown
+    share, (parameter, worst, name) = narrow.share, shown
     if share >= options["lost_share"]:
         return (
-            f"{percent(share)} of the intended updates of {plural(len(narrow), 'weight')} in {name} left the weight "
-            f"unchanged (limit {percent(options['lost_share'])}), {over}; {percent(worst.share)} in `{parameter}`."
+            f"{percent(share)} of the intended updates of {plural(len(narrow.weights), 'weight')} in {name} left the "
+            f"weight unchanged (limit {percent(options['lost_share'])}), {over}; {percent(worst.share)} in "
+            f"`{parameter}`."
         )
     return (
         f"{percent(worst.share)} of the intended updates of `{parameter}` in {name} left it unchanged (limit of a "
-        f"single weight {percent(options['stuck_share'])}), {over}. {plural(len(stuck), 'weight')} of "
-        f"{len(narrow):,} above that limit. Over all weights {percent(share)} of the updates are lost; from "
+        f"single weight {percent(options['stuck_share'])}), {over}. {plural(len(narrow.stuck), 'weight')} of "
+        f"{len(narrow.weights):,} above that limit. Over all weights {percent(share)} of the updates are lost; from "
         f"{percent(options['lost_share'])} on that is a warning."
     )
 
@@ -260,20 +266,18 @@ def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[floa
     return confidence, why
 
 
-def _prescribe(view: RunView, narrow: Mapping[Key, Counts], share: float, dtype: str) -> Prescription:
-    elements = widened_elements(view, _NARROW, sum(p.numel for p in narrow.values()))
+def _prescribe(view: RunView, narrow: _Narrow, dtype: str) -> Prescription:
+    elements = widened_elements(view, _NARROW, sum(p.numel for p in narrow.weights.values()))
     fmt = known_format(dtype)
-    narrow_bytes = 2 if fmt is None or (fmt.max > 1e4 and fmt.exponent_bits + fmt.mantissa_bits > 7) else 1
-    extra = widened_bytes(view, elements, narrow_bytes)
-    kept = sum(p.intended for p in narrow.values())
-    bare = all(is_bare(k[1], k[3]) for k in narrow)
-    fp32_lost = sum(_lost_in_fp32(p) for p in narrow.values())
-    after = fp32_lost / kept if kept else 0.0
+    extra = widened_bytes(view, elements, 2 if fmt is None or fmt.bits > 8 else 1)
+    bare = all(is_bare(k[1], k[3]) for k in narrow.weights)
+    fp32_lost = sum(map(_lost_in_fp32, narrow.weights.values()))
+    after = fp32_lost / narrow.intended if narrow.intended else 0.0
     return Prescription(
-        title=f"keep {fp32_weights(view, _NARROW)}, compute BF16: lost {percent(share)} -> "
+        title=f"keep {fp32_weights(view, _NARROW)}, compute BF16: lost {percent(narrow.share)} -> "
         f"{percent(after)}, +{memory(extra)}",
         change={"weight_dtype": {"from": dtype, "to": "float32"}},
-        predicted={"lost_share": {"from": share, "to": after}, "extra_bytes": extra},
+        predicted={"lost_share": {"from": narrow.share, "to": after}, "extra_bytes": extra},
         snippet=(
             "import torch\n\n"
             "parameter = torch.nn.Parameter(parameter.detach().float())  # before the optimizer is made\n"

@@ -99,6 +99,12 @@ def lost_and_intended(frame: pd.DataFrame, relative: Histograms, beyond: int | N
     return np.maximum(both, 0.0)
 
 
+def rate_words(view: RunView, process: Process) -> str:
+    """`` at learning rates up to 0.001``; empty without any."""
+    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
+    return f" at learning rates up to {max(rates):.3g}" if rates else ""
+
+
 def weight_row(view: RunView, key: Key, counts: Counts) -> TensorRow | None:
     """The row of the weight itself on the worst step of its updates."""
     rows = view.rows(*counts.worst)

@@ -9,7 +9,6 @@ a clipping norm or a factor in front of it is off by orders of magnitude.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +16,17 @@ import numpy as np
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import memory, percent, plural
-from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import Counts, guessed, survey, weight_row
+from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
+    Counts,
+    guessed,
+    rate_words,
+    survey,
+    weight_row,
+)
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
 from precdoctor.diagnosis.survey.measures import share
 from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
-from precdoctor.diagnosis.survey.rows import Key, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, parameter_in, range_evidence
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
@@ -42,7 +47,7 @@ class Large:
     @property
     def name(self) -> str:
         """The name in ``named_parameters``."""
-        return parameter_label(self.key[0], self.key[1], self.key[3])
+        return parameter_label(parameter_in(self.key))
 
 
 def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float) -> list[Large]:
@@ -94,11 +99,11 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
     """One finding for all of them, at the largest."""
     worst = max(still, key=lambda p: (p.counts.numel, p.counts.share))
     counts, (process, step) = worst.counts, worst.counts.worst
-    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     norms = [s.clip_norm for s in view.timeline.get(process, ()) if s.clip_norm]
     more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
     binade = counts.relative.lo + int(np.searchsorted(np.cumsum(counts.relative.counts), counts.relative.total / 2))
-    clipped = f", clipped to a norm of {min(norms):.3g}" if norms else ""
+    rates = rate_words(view, process)
+    clipped = f", clipped to a norm of {min(norms):.3g}" if norms and rates else ""
     factor = 2.0 ** (_USUAL - binade)
     return rule.finding(
         severity=Severity.WARNING,
@@ -106,14 +111,11 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
         title=f"`{worst.name}`{more} stands still: its updates are 2^{binade} of it, too small for FP32",
         message=(
             f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-            f"(limit {percent(limit)} in either half of the run), over {plural(counts.steps, 'step')}"
-            + (f" at learning rates up to {max(rates):.3g}{clipped}" if rates else "")
-            + f". The median update is 2^{binade} of its weight; half a unit in the last place is 2^-25 to 2^-24. "
+            f"(limit {percent(limit)} in either half of the run), over {plural(counts.steps, 'step')}{rates}{clipped}"
+            f". The median update is 2^{binade} of its weight; half a unit in the last place is 2^-25 to 2^-24. "
             "Training is usual at 2^-10."
         ),
-        location=Location(
-            worst.key[0], worst.key[1], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
-        ),
+        location=Location(*worst.key[:2], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
         evidence={
             "lost_share": counts.share,
             "limit": limit,
@@ -147,14 +149,12 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
     """One finding for all of them, at the one that loses most."""
     worst = max(stuck, key=lambda p: (p.counts.share, p.counts.lost))
     counts, (process, step) = worst.counts, worst.counts.worst
-    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
     message = (
         f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-        f"(limit {percent(limit)}), over {plural(counts.steps, 'step')}"
-        + (f" at learning rates up to {max(rates):.3g}" if rates else "")
-        + f": its largest elements are {worst.ulp:.3g} apart in FP32, and a step of less than half of that is gone. "
-        "Lost updates do not add up."
+        f"(limit {percent(limit)}), over {plural(counts.steps, 'step')}{rate_words(view, process)}: its largest "
+        f"elements are {worst.ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do "
+        "not add up."
     )
     exact = not guessed(view)
     row = weight_row(view, worst.key, counts)
@@ -176,9 +176,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         title=f"{percent(counts.share)} of the updates of `{worst.name}` are lost in FP32: "
         f"its values are {worst.ulp:.3g} apart",
         message=message,
-        location=Location(
-            worst.key[0], worst.key[1], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
-        ),
+        location=Location(*worst.key[:2], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
         evidence=evidence,
         prescriptions=(_offset(worst), _float64(view, worst)),
     )
@@ -211,10 +209,9 @@ def _float64(view: RunView, parameter: Large) -> Prescription:
     total = counts.relative.total
     after = counts.relative[: -FP64.mantissa_bits - 2].total / total if total else 0.0
     extra = 4 * counts.numel * (2 + states_per_parameter(view))  # weight, gradient and state follow the weight's format
-    change: Mapping[str, object] = {"weight_dtype": {"parameter": parameter.name, "from": "float32", "to": "float64"}}
     return Prescription(
         title=f"keep `{parameter.name}` in FP64: lost {percent(counts.share)} -> {percent(after)}, +{memory(extra)}",
-        change=dict(change),
+        change={"weight_dtype": {"parameter": parameter.name, "from": "float32", "to": "float64"}},
         predicted={"lost_share": {"from": counts.share, "to": after}, "extra_bytes": extra},
         snippet=f"self.{parameter.key[3]} = torch.nn.Parameter(initial.double())  # and the data it is compared with\n",
     )

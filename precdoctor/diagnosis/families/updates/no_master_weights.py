@@ -13,7 +13,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import lost_and_intended
 from precdoctor.diagnosis.survey.frames import histograms
-from precdoctor.diagnosis.survey.parameters import HALF, stepped
+from precdoctor.diagnosis.survey.parameters import stepped_in_half
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -63,21 +63,20 @@ class _Updates:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the narrow dtype with most weights."""
-    weights = {d: stepped(view, (d,)) for d in HALF}
-    dtype = max(HALF, key=lambda d: sum(weights[d].values()))
-    if not weights[dtype]:
+    dtype, weights = stepped_in_half(view)
+    if not weights:
         return Checked.not_applicable("no weight that an optimizer changes is in BF16 or FP16")
     if any(text(o.get("intended_update")) == "gradient" for o in view.optimizers):
         return Checked.not_applicable("the optimizer's intended updates are not known")
     updates = _survey(view, dtype)
-    seen = f"the updates of {plural(len(weights[dtype]), 'weight')} in {dtype}"
+    seen = f"the updates of {plural(len(weights), 'weight')} in {dtype}"
     if not updates.intended:
-        return Checked.indeterminate(f"{plural(len(weights[dtype]), 'weight')} in {dtype}, but no update was recorded")
+        return Checked.indeterminate(f"{plural(len(weights), 'weight')} in {dtype}, but no update was recorded")
     now = updates.lost / updates.intended
     later = max(now, _lost(updates, dtype, options["decay"]))
     if later < options["lost_later"]:
         return Checked((), f"{seen}: {percent(later)} would be lost at {options['decay']:g} of the rate")
-    finding = _finding(view, dtype, weights[dtype], updates, (now, later), options)
+    finding = _finding(view, dtype, weights, updates, (now, later), options)
     return Checked([finding], f"{percent(later)} of {seen} lost at {options['decay']:g} of the rate")
 
 

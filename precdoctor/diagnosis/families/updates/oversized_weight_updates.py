@@ -43,7 +43,7 @@ from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, path_evidence, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -183,9 +183,7 @@ def _decayed(view: RunView, options: Options) -> Finding | None:
     if decay is not None:
         return decay_finding(RULE, view, decay, shrunk, options["decay"])
     least = (len(sizes) + 1) // 2
-    if penalty is None:
-        return None
-    return penalty_finding(RULE, view, penalty, shrunk, least, options["outweighs"])
+    return None if penalty is None else penalty_finding(RULE, view, penalty, shrunk, least, options["outweighs"])
 
 
 def _thrown_off(view: RunView, options: Options) -> Mapping[Parameter, _Weight]:
@@ -251,23 +249,20 @@ def _survey(view: RunView, first: int | None = None) -> Mapping[Parameter, _Weig
     return found
 
 
-def _which(weight: _Weight, *, early: bool) -> str:
-    steps = plural(weight.ratios.size, "step")
-    return f"the first {steps}" if early else f"{steps} in the newer half"
-
-
 def _finding(
     view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, *, early: bool
 ) -> Finding:
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = weight.last
-    row = _row(view, process, step, place)
-    parameter = parameter_label(*place)
+    row = next((r for r in view.rows(process, step) if r.kind == "update" and r.owner == place), None)
+    parameter = parameter_label(place)
     limit = options["early_ratio" if early else "ratio"]
     rates = rates_of(view, *weight.middle)
     diverging = _stable(view, process)
+    steps = plural(weight.ratios.size, "step")
+    which = f"the first {steps}" if early else f"{steps} in the newer half"
     message = (
-        f"In the median of {_which(weight, early=early)}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
+        f"In the median of {which}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
         + ("initial RMS" if early else "own RMS")
         + f" (limit {limit:g}; about 1e-3 is usual)"
         + (f"{rates.words}. " if rates is not None else ". ")
@@ -281,25 +276,21 @@ def _finding(
         "lr": rates.measured if rates is not None else None,
         "warm_up_steps": rates.warm_up if rates is not None else 0,
         "weights": [
-            {"parameter": parameter_label(*p), "update_to_weight": w.ratio}
+            {"parameter": parameter_label(p), "update_to_weight": w.ratio}
             for p, w in sorted(guilty.items(), key=lambda item: -item[1].ratio)[:16]
         ],
         "confidence_reason": "weights and updates are recorded as stored",
     }
     if diverging is not None:
         evidence |= diverging.evidence
-    if row is not None:
-        evidence |= {"range": range_evidence(row), "path": path_evidence([row])}
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
         title=f"the first steps change `{parameter}` by {weight.ratio:.2g} times its initial size each"
         if early
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,
-        location=Location(
-            place[0], place[1], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step
-        ),
-        evidence=evidence,
+        location=Location(*place[:2], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        evidence=evidence | tensor_evidence(row),
         prescriptions=(diverging.prescription,)
         if diverging is not None
         else _prescribe(view, process, weight, rates, options, early=early),
@@ -337,11 +328,6 @@ def _never_came_back(view: RunView, process: Process) -> bool:
         return bool(steps)
     losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
     return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
-
-
-def _row(view: RunView, process: Process, step: int, place: Parameter) -> TensorRow | None:
-    rows = view.rows(process, step)
-    return next((r for r in rows if r.kind == "update" and (r.root, r.module, r.name) == place), None)
 
 
 RULE = Rule(

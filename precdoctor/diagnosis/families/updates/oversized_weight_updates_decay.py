@@ -19,6 +19,7 @@ import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import PARAMETER, by_kind, finite, firsts, groups, parameters, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
@@ -129,7 +130,7 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
     return rule.finding(
         confidence=0.85,
         title=f"weight decay takes {percent(decay.share)} of every weight away per step: "
-        f"`{parameter_label(*place)}` is down to {percent(worst.left)} of its initial size",
+        f"`{parameter_label(place)}` is down to {percent(worst.left)} of its initial size",
         message=(
             f"{decay.optimizer} runs at weight decay {decay.weight_decay:g} and a learning rate of {decay.rate:.3g}: a "
             f"weight loses the share {decay.share:.2g} per step (limit {limit:g}) and can remember about "
@@ -151,7 +152,7 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
                 f"{longer:,.0f} steps",
                 change={"weight_decay": {"from": decay.weight_decay, "to": after}},
                 predicted={"memory_steps": {"from": decay.steps, "to": longer}},
-                snippet=_snippet(after),
+                snippet=group_option("weight_decay", f"{after:.2g}"),
             ),
         ),
     )
@@ -164,10 +165,10 @@ def penalty_finding(
     every = _penalty_to_gradient(view, penalty, shrunk)
     ratios = {p: r for p, r in every.items() if r[1] >= limit}
     shrunk = {p: shrunk[p] for p in ratios}
-    if not shrunk or len(shrunk) < least:
+    if len(shrunk) < least:
         return None
     place, worst = _worst(shrunk)
-    parameter, (first, newer) = parameter_label(*place), ratios[place]
+    parameter, (first, newer) = parameter_label(place), ratios[place]
     rate = next((s.lr for s in reversed(_timeline(view)[1]) if s.lr), None)
     return rule.finding(
         confidence=0.85,
@@ -205,7 +206,7 @@ def _weaker(penalty: Penalty, before: float) -> Prescription:
         f"{before:.2g} -> {before * factor:.1g}",
         change={"weight_decay": {"from": penalty.weight_decay, "to": after}},
         predicted={"penalty_to_gradient": {"from": before, "to": before * factor}},
-        snippet=_snippet(after),
+        snippet=group_option("weight_decay", f"{after:.2g}"),
     )
 
 
@@ -234,7 +235,7 @@ def _worst(shrunk: Mapping[Parameter, Shrunk]) -> tuple[Parameter, Shrunk]:
 
 def _shrunk_words(place: Parameter, worst: Shrunk, shrunk: Mapping[Parameter, Shrunk]) -> str:
     return (
-        f"{plural(len(shrunk), 'weight matrix')} shrank to a half or less; `{parameter_label(*place)}` from RMS "
+        f"{plural(len(shrunk), 'weight matrix')} shrank to a half or less; `{parameter_label(place)}` from RMS "
         f"{worst.first:.2g} to {worst.last:.2g}."
     )
 
@@ -242,7 +243,7 @@ def _shrunk_words(place: Parameter, worst: Shrunk, shrunk: Mapping[Parameter, Sh
 def _listed(shrunk: Mapping[Parameter, Shrunk]) -> list[tuple[Parameter, str, dict[str, float]]]:
     """Parameter, its name and its RMS at first and at last, of those that shrank most."""
     ordered = sorted(shrunk.items(), key=lambda item: item[1].left)[:16]
-    return [(p, parameter_label(*p), {"first": s.first, "last": s.last}) for p, s in ordered]
+    return [(p, parameter_label(p), {"first": s.first, "last": s.last}) for p, s in ordered]
 
 
 def _timeline(view: RunView) -> tuple[Process, Any]:
@@ -252,7 +253,3 @@ def _timeline(view: RunView) -> tuple[Process, Any]:
 def _location(view: RunView, place: Parameter, worst: Shrunk) -> Location:
     process, steps = _timeline(view)
     return Location(*place[:2], worst.module_class or None, "weight", Phase.OPTIMIZER, process.rank, steps[-1].step)
-
-
-def _snippet(decay: float) -> str:
-    return f"for group in optimizer.param_groups:\n    group['weight_decay'] = {decay:.2g}\n"

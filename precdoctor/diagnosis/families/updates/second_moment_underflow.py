@@ -16,20 +16,11 @@ from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.second_moment_underflow_rounded import leaps, orphaned, rounded_finding
 from precdoctor.diagnosis.survey.frames import Ints, at, histograms, parameters
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
-from precdoctor.diagnosis.survey.optimizer_states import Moments, adds_eps_to_root, decay_of, label, second_moments
-from precdoctor.diagnosis.survey.parameters import HALF, parameter_groups
-from precdoctor.diagnosis.survey.rows import (
-    Parameter,
-    TensorRow,
-    known_format,
-    location,
-    number,
-    path_evidence,
-    range_evidence,
-    text,
-)
+from precdoctor.diagnosis.survey.optimizer_states import Moments, adds_eps_to_root, decay_of, second_moments
+from precdoctor.diagnosis.survey.parameters import HALF, parameter_groups, parameter_label
+from precdoctor.diagnosis.survey.rows import Parameter, TensorRow, known_format, location, number, tensor_evidence, text
 from precdoctor.diagnosis.survey.view import RunView
-from precdoctor.numerics.formats import FP32
+from precdoctor.numerics.formats import FP32, Format
 
 PAGE = RulePage(
     finds="""
@@ -71,8 +62,8 @@ state that was rounded between steps: no gradients make such moments, but what c
 )
 
 
-#: The default of torch.optim.Adam, AdamW and RMSprop.
-_USUAL_EPS = 1e-8
+#: Defaults of torch.optim.Adam and AdamW: eps (also RMSprop's), and the decay of the second moment.
+_USUAL_EPS, _USUAL_DECAY = 1e-8, 0.999
 
 
 @dataclass(frozen=True)
@@ -142,11 +133,20 @@ def _largest_lost(view: RunView, held: pd.DataFrame) -> Floats:
     largest = np.full(len(held), np.finfo(np.float64).max / 2)
     plain = ~held["format"].map(text).astype(bool)
     for (state, dtype), rows in held[plain].reset_index().groupby(["state", "dtype"], observed=True).indices.items():
-        fmt, decay = known_format(text(dtype)), decay_of(view, text(state))
-        added = 1.0 - (0.999 if decay is None else decay)
-        if fmt is not None and added > 0.0:
-            largest[np.flatnonzero(plain)[rows]] = (fmt.flush_limit / added) ** 0.5
+        if limit := _lost_below(known_format(text(dtype)), _added(view, text(state))):
+            largest[np.flatnonzero(plain)[rows]] = limit
     return largest
+
+
+def _added(view: RunView, state: str) -> float:
+    """The share of a squared gradient that a step adds to a second moment; that of Adam's default where unknown."""
+    decay = decay_of(view, state)
+    return 1.0 - (_USUAL_DECAY if decay is None else decay)
+
+
+def _lost_below(fmt: Format | None, added: float) -> float:
+    """The largest gradient whose square is rounded to zero in a format; 0 where that is not known."""
+    return (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
 
 
 def _finding(
@@ -154,24 +154,21 @@ def _finding(
 ) -> Finding:
     owner, lost = max(guilty.items(), key=lambda item: item[1].share)
     row, gradient = _rows(view, moments, lost.rows[-1])
-    fmt = known_format(row.dtype)
-    decay = decay_of(view, row.name)
-    added = 1.0 - (0.999 if decay is None else decay)
-    share_limit = _limit(view, options)
-    known = adds_eps_to_root(view)
-    limit = (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
+    fmt, added = known_format(row.dtype), _added(view, row.name)
+    share_limit, limit = _limit(view, options), _lost_below(fmt, added)
     stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
     stored = text(moments.held["format"].iloc[lost.rows[-1]])
+    name = parameter_label(owner)
     message = (
-        f"{percent(lost.share)} of the elements of `{label(owner)}` with a gradient above eps ({eps:g}) have a second "
+        f"{percent(lost.share)} of the elements of `{name}` with a gradient above eps ({eps:g}) have a second "
         f"moment of exactly zero, in the median of {plural(lost.shares.size, 'step')} (limit "
         f"{percent(share_limit)})"
-        + (_quantised(view, stored, added) if stored else _narrow(view, row, eps, limit, added))
+        + (_quantised(view, stored, added) if stored else _narrow(view, row, (eps, stored_eps), limit, added))
         + f"{plural(len(guilty), 'parameter')} of {len(moments.of):,} affected."
     )
     return RULE.finding(
-        confidence=0.95 if known and lost.shares.size >= 4 else 0.8,
-        title=f"the second moment of `{label(owner)}` is zero for {percent(lost.share)} of its gradient "
+        confidence=0.95 if adds_eps_to_root(view) and lost.shares.size >= 4 else 0.8,
+        title=f"the second moment of `{name}` is zero for {percent(lost.share)} of its gradient "
         f"({stored or row.dtype})",
         message=message,
         location=location(row, Phase.OPTIMIZER, row.rank, row.step),
@@ -184,11 +181,10 @@ def _finding(
             "eps_in_state_format": stored_eps,
             "smallest_gradient_kept": None if stored else limit,
             "parameters": [
-                {"parameter": label(o), "zero_share": v.share}
+                {"parameter": parameter_label(o), "zero_share": v.share}
                 for o, v in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
             ],
-            "range": range_evidence(row),
-            "path": path_evidence([row]),
+            **tensor_evidence(row),
             "confidence_reason": "zeros of the moment and of the gradient were counted in the same steps",
         },
         prescriptions=(_prescribe(view, lost, row, gradient, (stored or row.dtype, added)),),
@@ -199,10 +195,14 @@ def _subnormal_share(row: TensorRow) -> float:
     return row.subnormal / max(1, row.histogram.total)
 
 
-def _narrow(view: RunView, row: TensorRow, eps: float, limit: float, added: float) -> str:
-    """Which gradients the format of a state loses, and what zeros do: ``limit`` is the largest of these."""
-    fmt = known_format(row.dtype)
-    stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
+def _narrow(view: RunView, row: TensorRow, both: tuple[float, float], limit: float, added: float) -> str:
+    """Which gradients the format of a state loses, and what zeros do.
+
+    Args:
+        both: eps, and eps in that format.
+        limit: the largest of these gradients.
+    """
+    eps, stored_eps = both
     step = (
         f"the step is up to {limit / stored_eps:.3g} times the learning rate"
         if stored_eps
@@ -242,8 +242,7 @@ def _prescribe(
     view: RunView, lost: _Lost, row: TensorRow, gradient: TensorRow, held: tuple[str, float]
 ) -> Prescription:
     stored, added = held
-    limit = (FP32.flush_limit / added) ** 0.5 if added > 0.0 else 0.0
-    smaller = gradient.histogram.at_most(limit * (gradient.scale or 1.0)).high
+    smaller = gradient.histogram.at_most(_lost_below(FP32, added) * (gradient.scale or 1.0)).high
     left = smaller / max(1, gradient.histogram.total)
     title = f"FP32 optimizer state: zero where there is a gradient {percent(lost.share)} -> {percent(left)}"
     if gradient.dtype in HALF:

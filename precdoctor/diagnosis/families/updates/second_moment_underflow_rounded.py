@@ -31,8 +31,8 @@ from precdoctor.diagnosis.survey.frames import (
     step_values,
 )
 from precdoctor.diagnosis.survey.measures import column, share
-from precdoctor.diagnosis.survey.optimizer_states import adds_eps_to_root, label, states
-from precdoctor.diagnosis.survey.parameters import ADAM, parameter_groups
+from precdoctor.diagnosis.survey.optimizer_states import adds_eps_to_root, states
+from precdoctor.diagnosis.survey.parameters import ADAM, parameter_groups, parameter_label
 from precdoctor.diagnosis.survey.rows import Parameter, number, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -41,7 +41,22 @@ _COLUMNS = ("module_class", "dtype", "numel", "zero", "exp_lo", "exp_hist")
 
 
 @dataclass(frozen=True)
-class Orphaned:
+class _Shown:
+    """A parameter on the step that shows it."""
+
+    owner: Parameter
+    process: Process
+    step: int
+    module_class: str
+
+    @property
+    def name(self) -> str:
+        """As messages call the parameter."""
+        return parameter_label(self.owner)
+
+
+@dataclass(frozen=True)
+class Orphaned(_Shown):
     """First moments whose second is exactly zero, after a step.
 
     Attributes:
@@ -49,22 +64,14 @@ class Orphaned:
         share: the same over the parameter's elements.
     """
 
-    owner: Parameter
-    process: Process
-    step: int
-    module_class: str
     elements: float
     share: float
 
 
 @dataclass(frozen=True)
-class Leap:
+class Leap(_Shown):
     """The longest step of a parameter, in learning rates: ``|dw| / lr``."""
 
-    owner: Parameter
-    process: Process
-    step: int
-    module_class: str
     rates: float
 
 
@@ -130,13 +137,14 @@ def _bound(view: RunView) -> float | None:
     groups = parameter_groups(view)
     if not groups or not all(text(o.get("class")) in ADAM for o in view.optimizers):
         return None
-    bounds = []
+    bounds: list[float] = []
     for group in groups:
-        betas = [number(b) for b in group.get("betas") or ()]
-        if len(betas) != 2 or betas[0] is None or betas[1] is None:
+        betas = [b for b in map(number, group.get("betas") or ()) if b is not None]
+        bound = adam_bound(*betas) if len(betas) == 2 else None
+        if bound is None:
             return None
-        bounds.append(adam_bound(betas[0], betas[1]))
-    return None if None in bounds else max(b for b in bounds if b is not None)
+        bounds.append(bound)
+    return max(bounds)
 
 
 def rounded_finding(
@@ -161,7 +169,7 @@ def rounded_finding(
             "eps": eps,
             "parameters": [
                 {
-                    "parameter": label(o),
+                    "parameter": parameter_label(o),
                     "zero_under_first_moment": lost[o].share if o in lost else None,
                     "step_in_learning_rates": long[o].rates if o in long else None,
                 }
@@ -176,12 +184,12 @@ def rounded_finding(
 def _title(worst: Orphaned | None, leap: Leap | None) -> str:
     if worst is not None:
         return (
-            f"{percent(worst.share)} of the second moment of `{label(worst.owner)}` is zero where the first is not: "
+            f"{percent(worst.share)} of the second moment of `{worst.name}` is zero where the first is not: "
             "optimizer state was rounded between steps"
         )
     assert leap is not None
     return (
-        f"a step moved `{label(leap.owner)}` by {leap.rates:,.3g} learning rates, more than Adam can: "
+        f"a step moved `{leap.name}` by {leap.rates:,.3g} learning rates, more than Adam can: "
         "optimizer state was rounded or changed between steps"
     )
 
@@ -190,12 +198,12 @@ def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float)
     words = ""
     if worst is not None:
         words += (
-            f"After step {worst.step}, {plural(round(worst.elements), 'element')} of `{label(worst.owner)}` had a "
+            f"After step {worst.step}, {plural(round(worst.elements), 'element')} of `{worst.name}` had a "
             f"second moment of exactly zero under a first moment above eps ({eps:g}); there only eps divides. "
         )
     if leap is not None:
         words += (
-            f"Step {leap.step} changed an element of `{label(leap.owner)}` by {leap.rates:,.3g} times the learning "
+            f"Step {leap.step} changed an element of `{leap.name}` by {leap.rates:,.3g} times the learning "
             f"rate; from moments of the same gradients Adam makes {_bound(view):.3g} times at most. "
         )
     return words + (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.stalled_average_buffers import Buffer, running_statistics, stalled_counts
 from precdoctor.diagnosis.survey.frames import Ints, courses
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import Parameter, dotted, known_format, text
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, text
 from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.numerics.formats import format_of_dtype
 
 PAGE = RulePage(
     finds="""
@@ -150,10 +152,7 @@ def _twin(place: Parameter, weight: _Weight, trained: Mapping[Parameter, _Weight
     own = _parts(place)
     best, most = None, _SHARED - 1
     for other, candidate in trained.items():
-        parts = _parts(other)
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(own, parts, strict=False)) if a != b), min(len(own), len(parts))
-        )
+        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, _parts(other), strict=False)))
         if candidate.shape == weight.shape and shared > most:
             best, most = other, shared
     return best
@@ -161,7 +160,7 @@ def _twin(place: Parameter, weight: _Weight, trained: Mapping[Parameter, _Weight
 
 def _parts(place: Parameter) -> list[str]:
     """The parts of the full name, last part first."""
-    return [p for p in ".".join(place[1:]).split(".") if p][::-1]
+    return dotted(*place[1:]).split(".")[::-1]
 
 
 def _and_more(places: Sized) -> str:
@@ -177,8 +176,7 @@ def _finding(
 ) -> Finding:
     place = max(stalled, key=lambda p: weights[p].steps.size)
     weight, twin = weights[place], stalled[place]
-    fmt = known_format(weight.dtype)
-    half_ulp = 2.0 ** -(fmt.mantissa_bits + 1) if fmt is not None else 0.0
+    half_ulp = format_of_dtype(weight.dtype).ulp_at_one / 2.0
     writes, at = weight.steps.size - 1, (weight.process.rank, int(weight.steps[-1]))
     elements = sum(weights[p].numel for p in averages)
     share = len(stalled) / len(averages)
@@ -220,8 +218,7 @@ def _finding(
 def _statistics_finding(stalled: Mapping[Parameter, Buffer], options: Options) -> Finding:
     place, buffer = max(stalled.items(), key=lambda item: (item[1].steps.size, item[0]))
     label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in stalled.values())
-    fmt = known_format(buffer.dtype)
-    half_ulp = 2.0 ** -(fmt.mantissa_bits + 1) if fmt is not None else 0.0
+    half_ulp = format_of_dtype(buffer.dtype).ulp_at_one / 2.0
     writes = buffer.steps.size - 1
     message = (
         f"`{label}` is {buffer.dtype}, at most {buffer.value:.3g}, and was written to on "
@@ -258,8 +255,7 @@ def _statistics_finding(stalled: Mapping[Parameter, Buffer], options: Options) -
 def _count_finding(counts: Mapping[Parameter, Buffer], options: Options) -> Finding:
     place, count = max(counts.items(), key=lambda item: item[1].idle)
     label, extra = dotted(*place[1:]), 2 * sum(b.numel for b in counts.values())
-    fmt = known_format(count.dtype)
-    ulp = 2.0 ** (math.floor(math.log2(count.value)) - fmt.mantissa_bits) if fmt is not None else 0.0
+    ulp = 2.0 ** math.floor(math.log2(count.value)) * format_of_dtype(count.dtype).ulp_at_one
     message = (
         f"`{label}` is {count.dtype}, rose from write to write up to {count.value:,g} at step {count.last_change}, and "
         f"has been written to on {plural(count.idle, 'recorded step')} since (limit {options['min_writes']:g}) without "

@@ -13,13 +13,14 @@ import numpy as np
 from precdoctor.diagnosis.advice.wide_weights import widened_bytes
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import memory, plural
 from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.measures import column, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import excess, second_moments
-from precdoctor.diagnosis.survey.parameters import HALF, adam_groups, beta2_of, parameter_groups, stepped
-from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.parameters import HALF, adam_groups, beta2_of, parameter_groups, stepped_in_half
 from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.numerics.formats import format_of_dtype
 
 PAGE = RulePage(
     finds="""
@@ -108,22 +109,19 @@ def _recorded(view: RunView, beta2: float) -> _Narrow | None:
     factors = [e for e in every if e is not None]
     return _Narrow(
         dtype,
-        {".".join(part for part in owner if part): int(numel[rows[-1]]) for owner, rows in of[dtype].items()},
+        {".".join(filter(None, owner)): int(numel[rows[-1]]) for owner, rows in of[dtype].items()},
         math.sqrt(median(factors)) if factors else None,
     )
 
 
 def _by_weights(view: RunView) -> _Narrow:
     """The 16-bit moments of torch's Adam, which keeps them in the format of the weight."""
-    weights = {d: stepped(view, (d,)) for d in HALF}
-    dtype = max(HALF, key=lambda d: sum(weights[d].values()))
-    return _Narrow(dtype, weights[dtype])
+    return _Narrow(*stepped_in_half(view))
 
 
 def _half_ulp(dtype: str) -> float:
     """Half an ulp, relative to the largest number of a binade: below it every product rounds back."""
-    fmt = known_format(dtype)
-    return 2.0 ** -(fmt.mantissa_bits + 2) if fmt is not None else 0.0
+    return format_of_dtype(dtype).ulp_at_one / 4.0
 
 
 def _fall(view: RunView) -> tuple[float, float, float]:
@@ -186,9 +184,7 @@ def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options
                 f"(+{memory(widened_bytes(view, elements))})",
                 change={"beta2": {"from": beta2, "to": round(better, 6)}},
                 predicted={"decay_of_v_per_step": {"from": 0.0, "to": round(1.0 - better, 6)}},
-                snippet=(
-                    f"for group in optimizer.param_groups:\n    group['betas'] = (group['betas'][0], {better:.4f})\n"
-                ),
+                snippet=group_option("betas", f"(group['betas'][0], {better:.4f})"),
             ),
         ),
     )

@@ -70,14 +70,11 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding for each state, whichever lines write to it; of states without a name, for each line."""
     stepped = any(s.optimizer for steps in view.timeline.values() for s in steps)
 
-    steps = max((s.step for own in view.timeline.values() for s in own), default=0) + 1
-
     def guilty(fact: Fact) -> float:
-        decays = _target(fact) == "weight" and fact.short.removeprefix("foreach_") == "mul"
-        if decays:
-            if not _decay(fact, steps) >= options["decayed"]:
+        if _target(fact) == "weight" and _short(fact) == "mul":
+            if _decay(fact, view.last_step + 1) < options["decayed"]:
                 return 0.0
-        elif is_optimizers(fact) or (_target(fact) == "weight" and stepped and not fact.short.endswith("copy")):
+        elif is_optimizers(fact) or (_target(fact) == "weight" and stepped and not _short(fact).endswith("copy")):
             return 0.0
         share = _share(fact)
         return share if share >= options["share"] else 0.0
@@ -106,7 +103,7 @@ def _others(group: Group) -> str:
     """The other ops that write to it, as a sentence."""
     worst, seen = group.worst, []
     for fact in group.facts:
-        words = f"`{fact.short.removeprefix('foreach_')}`{fact.line if fact.line != worst.line else ''}"
+        words = f"`{_short(fact)}`{fact.line if fact.line != worst.line else ''}"
         if (fact.op, fact.line) != (worst.op, worst.line) and words not in seen:
             seen.append(words)
     leave = "leaves" if len(seen) == 1 else "leave"
@@ -117,8 +114,13 @@ def _target(fact: Fact) -> str:
     return text(fact.data.get("target"))
 
 
+def _short(fact: Fact) -> str:
+    """``mul`` also of ``_foreach_mul_``."""
+    return fact.short.removeprefix("foreach_")
+
+
 def _share(fact: Fact) -> float:
-    return fact.count("stalled") / max(fact.count("moved"), 1)
+    return fact.share("stalled", "moved")
 
 
 def _decay(fact: Fact, steps: int) -> float:
@@ -136,7 +138,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     what = _NOUNS.get(_target(fact), "a state") + own
     fmt = known_format(dtype)
     gained = FP32.mantissa_bits - (fmt.mantissa_bits if fmt is not None else 0)
-    left, short = max(0.0, missing - gained), fact.short.removeprefix("foreach_")
+    left, short = max(0.0, missing - gained), _short(fact)
     anew = _target(fact) == "weight" and short == "copy"
     gone = " The FP32 copy is made from them on every step: what they did not take up is gone." if anew else ""
     message = (

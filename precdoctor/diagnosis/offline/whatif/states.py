@@ -128,7 +128,7 @@ def _state(f: Forecast, recipe: Recipe, eps: float) -> StateForecast:
     effect = None
     if row is not None and f.prediction is not None and f.prediction.scale and is_second_moment(state):
         effect = _effect(row, f.prediction.scale, recipe, eps)
-    return StateForecast(parameter_label(key.root, key.module, own), state, f, effect)
+    return StateForecast(parameter_label((key.root, key.module, own)), state, f, effect)
 
 
 def _effect(row: Mapping[str, Any], scale: float, recipe: Recipe, eps: float) -> StepEffect:
