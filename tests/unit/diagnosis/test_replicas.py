@@ -155,7 +155,7 @@ def test_a_finding_names_the_place_of_its_rank(tmp_path, layout, place):
     run.of_rank[1, 7] = mine
     (finding,) = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD101"]
     assert finding.location.rank == 1
-    assert place_of(finding.location).endswith(f"step 7, {place}")
+    assert place_of(finding).endswith(f"step 7, {place}")
 
 
 def test_ranks_that_count_steps_differently_are_not_held_against_one_another(tmp_path):
