@@ -46,8 +46,11 @@ def run_facts(run: Mapping[str, Any]) -> str:
         counts.append(f"steps {first}–{last}" if isinstance(first, int) and first != last else plural(steps, "step"))
         if isinstance(sampled, int) and sampled != steps:
             counts.append(f"{number(sampled)} with full statistics")
-    if isinstance(run.get("ranks"), int):
-        counts.append(plural(run["ranks"], "rank"))
+    ranks, processes = run.get("ranks"), run.get("attempts")
+    if isinstance(ranks, int):
+        counts.append(plural(ranks, "rank"))
+        if isinstance(processes, int) and processes > ranks:  # started again, or of one rank each
+            counts.append(f"{number(processes)} processes")
     device = run.get("device")
     if isinstance(device, Mapping):
         kind, name = device.get("type"), device.get("name")

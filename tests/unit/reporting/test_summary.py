@@ -8,6 +8,7 @@ import pytest
 
 from precdoctor.cli import main
 from precdoctor.reporting.console import make_console
+from precdoctor.reporting.run_head import run_facts
 from precdoctor.reporting.show_view import print_summary
 from precdoctor.reporting.summary import summarise
 from precdoctor.runlog import open_run
@@ -170,3 +171,10 @@ def test_scans_with_their_reasons(tmp_path, capsys):
 def test_a_run_without_a_deep_scan_has_no_dtypes_by_op(run, capsys):
     assert main(["show", str(run.path), "--dtypes"]) == 0
     assert "record it with --deep-scan N" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("ranks", "processes", "said"), [(2, 2, "2 ranks"), (1, 4, "1 rank, 4 processes")])
+def test_the_head_tells_of_processes_that_share_a_rank(ranks, processes, said):
+    assert run_facts({"steps": 9, "first_step": 0, "last_step": 8, "ranks": ranks, "attempts": processes}) == (
+        f"steps 0–8, {said}"
+    )
