@@ -11,7 +11,7 @@ import pytest
 from precdoctor.diagnosis.claims.finding import Finding
 from precdoctor.diagnosis.engine import diagnose
 from tests.support.runs import write_run
-from tests.support.training import FACTS, Training
+from tests.support.training import FACTS, Training, tensor
 
 SECOND = 10**9
 
@@ -94,3 +94,14 @@ def test_a_rank_that_got_it_through_the_gradients_is_not_the_first(tmp_path: Pat
 def test_one_rank_alone_is_not_worth_a_sentence(ranks: int, tmp_path: Path) -> None:
     finding = _finding(tmp_path / "run", {0: 5}, ranks=ranks)
     assert ("rank_order" in finding.evidence) is (ranks > 1)
+
+
+def test_a_report_of_another_rank_does_not_contradict_the_origin(tmp_path: Path) -> None:
+    """Through tensor parallelism a rank is given what went wrong on the other one, and may say so before it."""
+
+    def batch(rank: int, training: Training) -> None:
+        training.tensors[5].insert(0, tensor(5, "batch", "", 0, module_class="GPT", name="0", nan=int(rank == 3)))
+
+    finding = _finding(tmp_path / "run", {0: 5, 3: 5}, reports={0: 109.2, 3: 110.0}, skew=0.01, change=batch)
+    assert (finding.code, finding.location.rank) == ("PD104", 3)
+    assert "reported it first" not in finding.message and "at the same step." in finding.message

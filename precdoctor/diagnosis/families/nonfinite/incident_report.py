@@ -112,7 +112,8 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
     order = rank_order(view, incident.step)
     spread = ""
     if order is not None:
-        evidence["rank_order"], spread = order.evidence, order.words
+        origin = incident.process.rank if incident.phase is Phase.DATA else None
+        evidence["rank_order"], spread = order.evidence, order.words(origin)
     return rule.finding(
         severity=Severity.WARNING if incident.recovered else None,
         confidence=confidence,

@@ -47,11 +47,16 @@ class RankOrder:
         ahead = self.lead is not None and self.skew is not None and self.lead > self.skew
         return len(self.first) == 1 or ahead
 
-    @property
-    def words(self) -> str:
-        """One or two sentences for a message."""
+    def words(self, origin: int | None) -> str:
+        """One or two sentences for a message.
+
+        Args:
+            origin: the rank whose batch it came with, if it did: others may report what it gave them before it does.
+        """
         told = f" {_ranks(self.first)} went non-finite first, at step {self.step}."
-        if len(self.first) > 1 and self.is_certain:
+        if len(self.first) > 1 and self.is_certain and origin not in (None, self.earliest):
+            told = f" {_ranks(self.first)} went non-finite at the same step."
+        elif len(self.first) > 1 and self.is_certain:
             told = (
                 f" Rank {self.earliest} reported it first, {self.lead:.2g} s before the next (clocks differ by up to "
                 f"{self.skew:.2g} s)."
