@@ -189,10 +189,11 @@ class BackwardHooks:
             self._early.backward_ended()
         self._thrown.backward_ended()
         self._kept.backward_ended()
-        if not manual.has_optimizer:
+        if not manual.has_optimizer or manual.reached:
             manual.backward_ended()
+        if not manual.has_optimizer:
             loss_bad = issubclass(type(tensors), Tensor) and is_bad(tensors)
-            self._judge(weights, loss_bad=loss_bad, whole=not manual.updates_in_backward)
+            self._judge(weights, loss_bad=loss_bad, whole=not manual.gradients_are_gone)
 
     def hook_parameters(self) -> None:
         """Put a post-accumulate hook on every parameter of every root that has none yet.

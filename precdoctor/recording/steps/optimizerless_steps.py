@@ -61,13 +61,15 @@ class OptimizerlessSteps:
         self._watched_again = False
         #: The weights are plain tensors: what is gone of them has been replaced.
         self._bare = False
-        #: The watched parameter has been updated in the backward pass that has ended, so that gradients may be gone.
-        self.updates_in_backward = False
+        #: Those that this backward pass has brought gradients to, and whether one of these was gone as it ended.
+        self.reached: list[Tensor] = []
+        self.gradients_are_gone = False
         #: An optimizer steps in this process: attempts are the steps, and there is nothing to guess.
         self.has_optimizer = False
 
     def gradient_arrived(self, parameter: Tensor) -> None:
         """A parameter has got its gradient: the smallest one of the step is watched."""
+        self.reached.append(parameter)
         smallest = self._smallest() if self._smallest is not None else None
         again = self._watched is not None and self._watched() is parameter
         is_smallest = smallest is None or parameter.numel() < smallest.numel()
@@ -100,6 +102,8 @@ class OptimizerlessSteps:
         self._watch()
         parameter = self._watched() if self._watched is not None else None
         arrived, self._arrived, self._before = self._arrived, {}, []
+        reached, self.reached = self.reached, []
+        self.gradients_are_gone = any(p.is_leaf and p.grad is None for p in reached)
         if self.has_optimizer or parameter is None:
             return
         with kernels.apart_from_user_modes():
@@ -109,7 +113,6 @@ class OptimizerlessSteps:
                 return
             small = values.is_cpu and values.numel() <= _MAX_COPY
             known = arrived.get(id(parameter))
-            self.updates_in_backward = known is not None and not torch.equal(known, values.detach())
             self._copy = None if not small else values.detach().clone() if known is None else known
             gradient = parameter.grad if parameter.is_leaf and small and not self._by_hand else None
             dense = None if gradient is None else tensor_leaves.plain(gradient.detach())
