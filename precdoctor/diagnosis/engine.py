@@ -260,7 +260,10 @@ def _with_coordinates(view: RunView, finding: Finding) -> Finding:
 def _with_own_steps(view: RunView, finding: Finding) -> Finding:
     """The finding, saying of which optimizer's steps it speaks where there are several: a loop counts those of one."""
     rank = finding.location.rank
-    steps = next((s for p, s in view.timeline.items() if s and rank in (None, p.rank)), ())
+    likely = [s for p, s in view.timeline.items() if s and rank in (None, p.rank)]
+    if rank is not None and len(likely) > 1:
+        return finding  # of several processes with that rank nobody knows which it is about
+    steps = likely[0] if likely else ()
     asked = [step for step in dict.fromkeys((finding.location.step, finding.resume_step)) if step is not None]
     known = [(step, *own) for step in asked if (own := own_step(steps, step)) is not None]
     if not known:

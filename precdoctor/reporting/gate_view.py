@@ -65,9 +65,10 @@ def print_gate(report: GateReport, console: Console, *, concise: bool = False) -
 def _next_commands(report: GateReport, run: str, checks: Sequence[GateCheck]) -> Iterator[str]:
     """Where to read on: regressions are no findings of diagnose, and rules are none of compare."""
     failed = [c.check for c in checks if c.passed is False]
-    if not all(check.startswith("PD8") for check in failed):
+    regressed = [check for check in failed if check.startswith("PD8")]
+    if len(failed) > len(regressed):
         yield f"Causes and remedies: precdoctor diagnose {quoted_path(run)}"
-    if report.baseline and (report.untrustworthy or any(check.startswith("PD8") for check in failed)):
+    if report.baseline and (report.untrustworthy or regressed):
         known = next((r for r in report.baseline_runs if Path(r).is_dir()), None)
         base = "A_RUN_OF_THE_BASELINE" if known is None else quoted_path(known)
         yield f"What moved, and where first: precdoctor compare {base} {quoted_path(run)}"

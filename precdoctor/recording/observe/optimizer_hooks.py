@@ -291,8 +291,9 @@ class OptimizerHooks:
 
     def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
         attempt, groups = self._attempt, groups_of(optimizer)
+        # A wrapper with a property for its groups makes no attempt, but the optimizer that it drives.
         if not groups or (attempt is None and self._released is not None and self._has_released(optimizer)):
-            return  # a wrapper with a property for its groups: the optimizer that it drives makes the attempt
+            return
         if attempt is not None and attempt.reached and _is_inside(attempt, optimizer):
             return
         judged = False

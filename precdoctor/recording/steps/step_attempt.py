@@ -57,7 +57,6 @@ class Attempt:
         self.driven: list[torch.optim.Optimizer] = []
         #: Steps of its base class, in progress inside its own.
         self.inner = 0
-
         #: It is the first to call the model, from its closure: until then its weights have no names.
         self.is_unnamed = False
 

@@ -1,5 +1,6 @@
 """Selecting rules, setting options, telling "nothing there" from "nothing known"."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -243,3 +244,12 @@ def test_where_optimizers_take_turns_a_finding_says_whose_step_it_speaks_of(tmp_
     assert both.resume_words == "from a checkpoint at or before step 4 (step 2 of Muon#0)"
     del run.step_rows[1]  # a row was lost
     assert diagnose(run.write(tmp_path / "lost")).findings[0].step_words(5) == "step 5"
+
+
+def test_of_processes_that_share_a_rank_no_steps_are_counted(tmp_path: Path) -> None:
+    run = Training(steps=8).poison(5, "output", "head", nan=1)
+    for row in run.step_rows.values():
+        row["optimizer"] = ("Muon#0", "AdamW#0")[row["step"] % 2]
+    path = run.write(tmp_path / "run").path
+    shutil.copytree(path / "rank-00000", path / "rank-00000.1")
+    assert "own_steps" not in diagnose(path).findings[0].evidence

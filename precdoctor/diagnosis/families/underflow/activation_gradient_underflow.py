@@ -77,7 +77,8 @@ everything up to 2^-25 = 3e-8 to zero.
 """,
     remedy="""
 Scale the loss by the power of two in the finding. It is the smallest that brings the flushed share of the worst tensor
-to a tenth of the limit, or the largest that leaves `margin_binades` below overflow on every recorded step. Use
+to a tenth of the limit, and the subnormal share to a tenth of PD303's. If no scale does both, it is the smallest for
+the flushed share alone, or else the largest that leaves `margin_binades` below overflow on every recorded step. Use
 `GradScaler`, which skips steps that overflow. BF16 needs no scaling.
 """,
     confidence="""
