@@ -7,9 +7,12 @@ import importlib.util
 
 import numpy as np
 import pytest
+import torch
 
 from precdoctor.diagnosis.engine import diagnose
+from precdoctor.numerics.blocks import BLOCK_FORMATS, ScaleRule
 from tests.integration.observe.conftest import Zoo, train
+from tests.support.references import cast_blocks
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None, reason="torchao is not installed (requirements/dev.txt)"
@@ -39,6 +42,29 @@ def ao(tmp_path_factory):
 
 def test_the_release_is_the_one_that_is_followed():
     assert importlib.metadata.version("torchao").startswith(f"{RELEASE}."), "read its classes again, then raise RELEASE"
+
+
+@pytest.mark.parametrize(("fmt", "element"), [("MXFP8_E4M3", "float8_e4m3fn"), ("MXFP4", "float4_e2m1fn_x2")])
+@pytest.mark.parametrize(("rule", "mode"), [("floor", "floor"), ("up", "rceil")])
+def test_block_casts_are_those_of_the_library(fmt, element, rule, mode):
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-30, 30, 64)[:, None]
+    theirs = MXTensor.to_mx(x, getattr(torch, element), 32, ScaleCalculationMode(mode)).dequantize(torch.float32)
+    ours = cast_blocks(x.double().numpy(), BLOCK_FORMATS[fmt], rule=ScaleRule(rule)).values
+    assert (theirs.double().numpy() == ours).all()
+
+
+def test_casts_to_nvfp4_are_those_of_the_library_but_in_tiny_blocks():
+    """torchao's block scales end at the smallest normal number of E4M3, ours at its smallest subnormal."""
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 0, 64)[:, None]
+    scale = per_tensor_amax_to_scale(x.abs().max())
+    theirs = NVFP4Tensor.to_nvfp4(x, per_tensor_scale=scale).dequantize(torch.float32)
+    ours = cast_blocks(x.double().numpy(), BLOCK_FORMATS["NVFP4"]).values
+    np.testing.assert_allclose(theirs.numpy(), ours, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [*HEALTHY, *FAULTY])
