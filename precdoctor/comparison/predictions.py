@@ -39,6 +39,13 @@ class Outcome:
     steps: int
     came_true: bool | None
 
+    @property
+    def went_further(self) -> bool:
+        """Not as predicted, but beyond it, in its direction."""
+        if self.came_true is not False or self.measured is None:
+            return False
+        return (self.effect.after - self.effect.before) * (self.measured - self.effect.after) > 0.0
+
 
 @dataclass(frozen=True)
 class Applied:

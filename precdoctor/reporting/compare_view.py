@@ -206,7 +206,7 @@ def print_applied(applied: Applied, console: Console) -> None:
         return
     shown_table = table(*folded("predicted effect"), *right("A", "predicted", "measured in B", ""))
     for outcome in applied.outcomes:
-        words, style = _VERDICTS[outcome.came_true]
+        words, style = ("went further", "pd.near") if outcome.went_further else _VERDICTS[outcome.came_true]
         cells = (outcome.before, outcome.effect.after, outcome.measured)
         shown_table.add_row(subject_of(outcome), *(shown(outcome, v) for v in cells), Text(words, style))
     console.print(Padding(shown_table, (0, 0, 0, 2)))

@@ -44,15 +44,16 @@ def test_predictions_are_shown_beside_what_came(compared):
     effects = (
         {"measure": "skipped_steps", "from": 2, "to": 0, "steps": 4},
         {"measure": "skipped_steps", "from": 2, "to": 4, "steps": 4},
+        {"measure": "skipped_steps", "from": 4, "to": 2, "steps": 4},
         {"measure": "headroom_binades", "root": "x", "module": "y", "kind": "output", "from": 1.0, "to": 2.0},
     )
     report = compared(statement(*effects))
     rows = [line.split() for line in written(report, "full").splitlines() if line.strip().startswith("PD302")]
-    assert [" ".join(row[-2:]) for row in rows] == ["came true", "steps missed", "not measured"]
+    assert [" ".join(row[-2:]) for row in rows] == ["came true", "steps missed", "went further", "not measured"]
     section = json.loads(written(report, "json"))["compare"]["applied"]
     assert section["changes"] == [{"code": "PD302", **CHANGE}]
-    assert [e["came_true"] for e in section["effects"]] == [True, False, None]
-    assert [(e["to"], e["measured"]) for e in section["effects"]] == [(0.0, 0.0), (4.0, 0.0), (2.0, None)]
+    assert [e["came_true"] for e in section["effects"]] == [True, False, False, None]
+    assert [(e["to"], e["measured"]) for e in section["effects"]] == [(0.0, 0.0), (4.0, 0.0), (2.0, 0.0), (2.0, None)]
     assert "changed by --apply (1 prescription)" in run_facts(report.diagnosis.run)
 
 
