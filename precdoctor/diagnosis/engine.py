@@ -250,17 +250,21 @@ def _with_model(view: RunView, finding: Finding) -> Finding:
 
 
 def _with_coordinates(view: RunView, finding: Finding) -> Finding:
-    """The finding, its location holding the coordinates of its rank in a run of several."""
-    rank = finding.location.rank
-    if rank is None or not (place := coordinates(view, rank)):
+    """The finding, its location holding the coordinates of its rank, and its attempt only if the rank had several."""
+    rank, attempt = finding.location.rank, finding.location.attempt
+    if rank is None:
         return finding
-    return replace(finding, location=replace(finding.location, coordinates=place))
+    if sum(p.rank == rank for p in view.everyone) < 2:
+        attempt = None
+    return replace(
+        finding, location=replace(finding.location, attempt=attempt, coordinates=coordinates(view, rank) or None)
+    )
 
 
 def _with_own_steps(view: RunView, finding: Finding) -> Finding:
     """The finding, saying of which optimizer's steps it speaks where there are several: a loop counts those of one."""
-    rank = finding.location.rank
-    likely = [s for p, s in view.timeline.items() if s and rank in (None, p.rank)]
+    rank, attempt = finding.location.rank, finding.location.attempt
+    likely = [s for p, s in view.timeline.items() if s and rank in (None, p.rank) and attempt in (None, p.attempt)]
     if rank is not None and len(likely) > 1:
         return finding  # of several processes with that rank nobody knows which it is about
     steps = likely[0] if likely else ()

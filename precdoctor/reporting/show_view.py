@@ -170,7 +170,12 @@ def print_scans(scans: Sequence[Scan], console: Console) -> None:
     for scan in scans:
         why = "; ".join(scan.evidence) or scan.why or _REASONS.get(scan.reason, "-")
         shown.add_row(
-            number(scan.step), number(scan.rank), clean(scan.outcome), number(scan.ops), number(scan.found), clean(why)
+            number(scan.step),
+            number(scan.process.rank),
+            clean(scan.outcome),
+            number(scan.ops),
+            number(scan.found),
+            clean(why),
         )
     console.print(Padding(shown, (0, 0, 0, 2)))
 

@@ -11,7 +11,7 @@ from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.gradient_underflow import GradientSeries, GradientSurvey, tail_of
 from precdoctor.diagnosis.survey.rows import Key, TensorRow
-from precdoctor.diagnosis.survey.view import Process, RunView
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16, Format
 
 #: Gradients whose flushed share a plan predicts, the worst first: each one costs the rows of a step.
@@ -109,7 +109,7 @@ def multiplied(scale: float, binades: int) -> float:
 
 def loss_scale_of(view: RunView, row: TensorRow) -> float:
     """The loss scale that a gradient carries, or else the one in force at its step; 1 without any."""
-    facts = view.step_facts(Process(row.rank, row.attempt), row.step)
+    facts = view.step_facts(row.process, row.step)
     return (row.scale or (facts.loss_scale if facts is not None else None)) or 1.0
 
 

@@ -79,11 +79,17 @@ class Location:
     source: Source | None = None
     #: The rank's place in a parallel layout, by dimension; ``stage`` is that of a pipeline.
     coordinates: Mapping[str, int] | None = None
+    #: Which of the processes that had this rank; null where there was but one.
+    attempt: int | None = None
 
     @property
     def rank_place(self) -> str:
-        """``rank 5 (tp rank 1, stage 2)``; empty without a rank."""
-        return "" if self.rank is None else rank_place(self.rank, self.coordinates)
+        """``rank 5 (tp rank 1, stage 2)``, ``rank 0 attempt 1``; empty without a rank."""
+        if self.rank is None:
+            return ""
+        return rank_place(self.rank, self.coordinates) + (
+            f" attempt {self.attempt}" if self.attempt is not None else ""
+        )
 
 
 def rank_place(rank: int, coordinates: Mapping[str, int] | None) -> str:

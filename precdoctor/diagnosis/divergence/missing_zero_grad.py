@@ -78,8 +78,8 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
         title=f"{what}: each step applies the sum of all gradients since step {found.since}",
         message=_message(steps, norms, found, limit) + (f" {exploded.message}" if exploded is not None else ""),
         location=Location(
-            root=found.root, module="" if found.root else None, phase=Phase.OPTIMIZER, rank=found.process.rank,
-            step=found.since,
+            root=found.root, module="" if found.root else None, phase=Phase.OPTIMIZER, step=found.since,
+            **vars(found.process),
         ),
         cause="gradients-not-zeroed",
         evidence={

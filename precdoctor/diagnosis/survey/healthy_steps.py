@@ -28,7 +28,7 @@ def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
     masks: Counter[tuple[Process, int]] = Counter()
     for r in view.bad:
         if r["kind"] == "weight":
-            masks[Process(r["rank"], r["attempt"]), r["step"]] += r["masks"]
+            masks[Process.of(r), r["step"]] += r["masks"]
     return masks
 
 

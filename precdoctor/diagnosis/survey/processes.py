@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +29,11 @@ class Process:
 
     rank: int
     attempt: int
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Process:
+        """That of a row or event; 0 for what is missing."""
+        return cls(int(record.get("rank") or 0), int(record.get("attempt") or 0))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location, Phase
 from precdoctor.diagnosis.claims.words import non_finite, plural
+from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import Format, Kind, format_of_dtype
 from precdoctor.numerics.histogram import ExponentHistogram
@@ -197,6 +198,11 @@ class TensorRow:
         return frozenset(name for name, count in counts.items() if count)
 
     @property
+    def process(self) -> Process:
+        """The process that wrote it."""
+        return Process(self.rank, self.attempt)
+
+    @property
     def position(self) -> float:
         """Where its first non-finite value (for a healthy row: its first tensor) stands in execution order."""
         order = self.first_bad_order if self.bad and self.first_bad_order is not None else self.order
@@ -247,11 +253,18 @@ class TensorRow:
         return f"{counts} of {plural(self.numel, 'element')}"
 
 
-def location(row: TensorRow | None, phase: Phase, rank: int, step: int) -> Location:
+def location(row: TensorRow | None, phase: Phase, process: Process, step: int) -> Location:
     """Where a finding about ``row`` happened; without a row it is about the run."""
     if row is None:
-        return Location(phase=phase, rank=rank, step=step)
-    return Location(row.root, row.module, row.module_class or None, row.kind, phase, rank, step)
+        return Location(phase=phase, step=step, **vars(process))
+    return tensor_location((row.root, row.module), row.module_class, row.kind, phase, process, step)
+
+
+def tensor_location(
+    place: Parameter | Key | tuple[str, str], module_class: str, kind: str, phase: Phase, process: Process, step: int
+) -> Location:
+    """Where a finding about a tensor happened; ``place`` begins with root and module."""
+    return Location(place[0], place[1], module_class or None, kind, phase, step=step, **vars(process))
 
 
 def range_evidence(row: TensorRow) -> dict[str, Any]:

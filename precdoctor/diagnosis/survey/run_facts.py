@@ -179,7 +179,7 @@ class RunFacts:
         timeline: dict[Process, list[StepFacts]] = {p: [] for p in self.processes}
         for record in self._step_records():
             facts = step_facts(record)
-            steps = timeline.setdefault(Process(int(record["rank"]), int(record["attempt"])), [])
+            steps = timeline.setdefault(Process.of(record), [])
             if steps and steps[-1].step == facts.step:
                 facts = together(steps.pop(), facts)
             steps.append(facts)
@@ -219,11 +219,7 @@ class RunFacts:
 
     def warnings_about(self, what: str) -> list[tuple[Process, dict[str, Any]]]:
         """The ``warning`` events with this ``what`` in their ``data``, each with its process, in order of time."""
-        return [
-            (Process(integer(e.get("rank")) or 0, integer(e.get("attempt")) or 0), e)
-            for e in self.events_of("warning")
-            if e["data"].get("what") == what
-        ]
+        return [(Process.of(e), e) for e in self.events_of("warning") if e["data"].get("what") == what]
 
     @cached_property
     def nonfinite_events(self) -> Sequence[Mapping[str, Any]]:

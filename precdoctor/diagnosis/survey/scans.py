@@ -12,6 +12,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.op_facts import real, source_of
+from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import dotted, integer, text
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -59,7 +60,7 @@ class Scan:
     """
 
     step: int
-    rank: int
+    process: Process
     outcome: str
     why: str
     ops: int
@@ -74,7 +75,7 @@ class Fact:
 
     kind: str
     step: int
-    rank: int
+    process: Process
     root: str
     module: str
     op: str
@@ -148,21 +149,21 @@ def scans(view: RunView) -> Sequence[Scan]:
 
 def _scans(events: Sequence[Mapping[str, Any]]) -> list[Scan]:
     found = Counter(
-        (integer(e.get("rank")), integer(e.get("step")))
+        (Process.of(e), integer(e.get("step")))
         for e in events
         if text(e["data"].get("kind")) not in ("", "step", "coverage")
     )
     own = [e for e in events if e["data"].get("kind") == "step"]
-    return [_scan(e, found[integer(e.get("rank")), integer(e.get("step"))]) for e in own]
+    return [_scan(e, found[Process.of(e), integer(e.get("step"))]) for e in own]
 
 
 def _scan(event: Mapping[str, Any], found: int) -> Scan:
     data = event["data"]
-    step, rank = integer(event.get("step")) or 0, integer(event.get("rank")) or 0
+    step, process = integer(event.get("step")) or 0, Process.of(event)
     evidence = data.get("evidence")
     listed = evidence if isinstance(evidence, list) else []
     words = tuple(_evidence_words(e) for e in listed if isinstance(e, Mapping))
-    return Scan(step, rank, text(data.get("outcome")), text(data.get("why")), integer(data.get("ops")) or 0,
+    return Scan(step, process, text(data.get("outcome")), text(data.get("why")), integer(data.get("ops")) or 0,
                 text(data.get("reason")), words, found)  # fmt: skip
 
 
@@ -185,16 +186,16 @@ def facts(view: RunView, *kinds: str) -> list[Fact]:
 
 
 def _facts(view: RunView) -> list[Fact]:
-    nonfinite = {(integer(e.get("rank")), integer(e.get("step"))) for e in view.events_of("incident")}
-    nonfinite |= {(p.rank, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
+    nonfinite = {(Process.of(e), integer(e.get("step"))) for e in view.events_of("incident")}
+    nonfinite |= {(p, s.step) for p, steps in view.timeline.items() for s in steps if s.loss_is_bad}
     found = []
     for event in scan_events(view):
-        step, rank = integer(event.get("step")), integer(event.get("rank"))
+        step, process = integer(event.get("step")), Process.of(event)
         kind = text(event["data"].get("kind"))
-        if step is None or rank is None or (rank, step) in nonfinite or kind in ("step", "coverage"):
+        if step is None or (process, step) in nonfinite or kind in ("step", "coverage"):
             continue
         root, module, op = (text(event.get(name)) for name in ("root", "module", "op"))
-        found.append(Fact(kind, step, rank, root, module, op, source_of(event), event["data"]))
+        found.append(Fact(kind, step, process, root, module, op, source_of(event), event["data"]))
     return found
 
 
@@ -235,8 +236,8 @@ def stands(view: RunView, group: Group) -> bool:
 
 def done_steps(view: RunView, group: Group) -> list[int]:
     """The scanned steps of the process of a group, in order; without skipped ones that do not show it."""
-    skipped = {s.step for p, steps in view.timeline.items() if p.rank == group.worst.rank for s in steps if s.skipped}
-    done = {s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank}
+    skipped = {s.step for p, steps in view.timeline.items() if p == group.worst.process for s in steps if s.skipped}
+    done = {s.step for s in scans(view) if s.outcome == "done" and s.process == group.worst.process}
     return sorted(done - (skipped - set(group.steps)))
 
 
@@ -296,7 +297,7 @@ def _grouped(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]
 def _passed(group: Group, done: Sequence[Scan]) -> bool:
     """Whether only one step shows it, and a later scan of the same process does not."""
     fact = group.worst
-    return len(group.steps) == 1 and any(s.rank == fact.rank and s.step > fact.step for s in done)
+    return len(group.steps) == 1 and any(s.process == fact.process and s.step > fact.step for s in done)
 
 
 def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
@@ -317,7 +318,7 @@ def locate(view: RunView, group: Group) -> Location:
         module=module if root else None,
         module_class=view.module_classes.get((root, module)),
         phase=_PHASES.get(fact.phase, Phase.FORWARD),
-        rank=fact.rank,
+        **vars(fact.process),
         step=min(group.steps),
         op=fact.op,
         source=fact.source,

@@ -147,7 +147,7 @@ class RunView(RunFacts):
     def bad(self) -> list[dict[str, Any]]:
         """The records of :attr:`Survey.bad` of the processes that are looked at one by one."""
         found: list[dict[str, Any]] = self.survey.bad.to_pylist()
-        return [r for r in found if Process(r["rank"], r["attempt"]) in self.step_batches]
+        return [r for r in found if Process.of(r) in self.step_batches]
 
     @cached_property
     def kept_steps(self) -> tuple[int, ...]:

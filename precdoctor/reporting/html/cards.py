@@ -207,10 +207,13 @@ def _path(view: RunView, finding: Finding) -> list[dict[str, Any]]:
 
 def _downstream(view: RunView, finding: Finding, origin: Mapping[str, Any]) -> list[TensorRow]:
     """The non-finite tensors of the forward pass after the origin, the loss last."""
-    order, step, rank = origin.get("order"), finding.location.step, finding.location.rank
+    order, step, at = origin.get("order"), finding.location.step, finding.location
     if not isinstance(order, int) or step is None:
         return []
-    process = next((p for p in view.processes if p.rank == rank and view.rows(p, step)), None)
+    process = next(
+        (p for p in view.processes if p.rank == at.rank and at.attempt in (None, p.attempt) and view.rows(p, step)),
+        None,
+    )
     if process is None:
         return []
     rows = [r for r in view.rows(process, step) if r.kind in (*FORWARD_KINDS, "loss") and r.bad and not r.mask_like]

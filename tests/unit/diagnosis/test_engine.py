@@ -246,10 +246,15 @@ def test_where_optimizers_take_turns_a_finding_says_whose_step_it_speaks_of(tmp_
     assert diagnose(run.write(tmp_path / "lost")).findings[0].step_words(5) == "step 5"
 
 
-def test_of_processes_that_share_a_rank_no_steps_are_counted(tmp_path: Path) -> None:
+def test_of_processes_that_share_a_rank_a_finding_names_one(tmp_path: Path) -> None:
     run = Training(steps=8).poison(5, "output", "head", nan=1)
     for row in run.step_rows.values():
         row["optimizer"] = ("Muon#0", "AdamW#0")[row["step"] % 2]
     path = run.write(tmp_path / "run").path
-    shutil.copytree(path / "rank-00000", path / "rank-00000.1")
-    assert "own_steps" not in diagnose(path).findings[0].evidence
+    assert diagnose(path).findings[0].location.rank_place == "rank 0"
+    (path / "rank-00000").rename(path / "rank-00000.1")
+    Training(steps=8).write(tmp_path / "sound")
+    shutil.copytree(tmp_path / "sound" / "rank-00000", path / "rank-00000")
+    (finding,) = diagnose(path).findings
+    assert finding.location.rank_place == "rank 0 attempt 1"
+    assert finding.evidence["own_steps"][0] == {"step": 5, "optimizer": "AdamW#0", "number": 2}

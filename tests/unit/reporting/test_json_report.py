@@ -40,6 +40,7 @@ def test_a_finding_has_the_agreed_keys():
         "op",
         "source",
         "coordinates",
+        "attempt",
     ]
     assert finding["location"]["source"] == {"file": "train.py", "line": 42, "code": "att = q @ k.transpose(-2, -1)"}
 

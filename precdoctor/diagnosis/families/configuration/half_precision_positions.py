@@ -198,7 +198,7 @@ def _finding(table: _Table, guilty: Sequence[_Table], length: int, limits: dict[
         confidence=0.85 if length else 0.7,
         title=f"`{name}` {holds}: {effect}",
         message=message,
-        location=location(row, Phase.FORWARD, row.rank, row.step),
+        location=location(row, Phase.FORWARD, row.process, row.step),
         evidence={
             "effect": table.what,
             "measured": table.error,

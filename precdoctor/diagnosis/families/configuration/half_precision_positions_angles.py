@@ -15,6 +15,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.parameters import HALF
+from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import integer, known_format, text
 from precdoctor.diagnosis.survey.scans import scan_events, short_name
 from precdoctor.diagnosis.survey.view import RunView
@@ -31,7 +32,7 @@ class Angles:
     root: str
     module: str
     step: int
-    rank: int
+    process: Process
     op: str
     source: Source | None
     dtype: str
@@ -59,7 +60,7 @@ def angles_of(view: RunView) -> list[Angles]:
         if event["data"].get("kind") != "coverage" or not isinstance(ops, list):
             continue
         place = text(event.get("root")), text(event.get("module"))
-        step, rank = integer(event.get("step")) or 0, integer(event.get("rank")) or 0
+        step, process = integer(event.get("step")) or 0, Process.of(event)
         for entry, dtype, amax in _angles([o for o in ops if isinstance(o, Mapping)]):
             fmt, line = known_format(dtype), integer(entry.get("line"))
             source = Source(text(entry.get("file")), line, None) if line is not None else None
@@ -67,7 +68,7 @@ def angles_of(view: RunView) -> list[Angles]:
             if fmt is None:
                 continue
             widened = text(entry.get("inputs")) != dtype
-            seen = Angles(*place, step, rank, text(entry["op"]), source, dtype, fmt, amax, widened)
+            seen = Angles(*place, step, process, text(entry["op"]), source, dtype, fmt, amax, widened)
             if known is None or (seen.spacing, amax) > (known.spacing, known.amax):
                 found[place] = seen
     return sorted(found.values(), key=lambda a: -a.spacing)
@@ -135,7 +136,7 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
             module=angles.module if angles.root else None,
             module_class=view.module_classes.get((angles.root, angles.module)),
             phase=Phase.FORWARD,
-            rank=angles.rank,
+            **vars(angles.process),
             step=angles.step,
             op=angles.op,
             source=angles.source,

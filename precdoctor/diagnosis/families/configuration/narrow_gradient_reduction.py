@@ -185,7 +185,7 @@ def _finding(
         confidence=0.75 if sharded or steps < 4 else 0.9,
         title=_title(name, gradient, reduction, share),
         message=f"{message}. {plural(len(guilty), 'gradient')} affected.",
-        location=location(row, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "flushed_share": share,
             "limit": options["flushed_share"],

@@ -17,7 +17,7 @@ from precdoctor.diagnosis.families.fp8.fp8_casts import KIND, Cast, Casts, Opera
 from precdoctor.diagnosis.families.fp8.fp8_damage import Damage, rounding_db, rounding_magnitude
 from precdoctor.diagnosis.families.fp8.fp8_outliers import bulk_of, lost_channels
 from precdoctor.diagnosis.survey.frames import keys
-from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.rows import Key, tensor_location
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.block_prediction import predict_blocks
 from precdoctor.numerics.blocks import MXFP8_E4M3, MXFP8_E5M2, TILE_1X128, BlockFormat, BlockHistogram
@@ -230,8 +230,7 @@ def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> D
 def location(operand: Operand, cast: Cast) -> Location:
     """Where a cast happened."""
     phase = Phase.BACKWARD if operand.gradient else Phase.FORWARD
-    root, module, kind, _, _ = operand.key
-    return Location(root, module, operand.module_class or None, kind, phase, cast.process.rank, cast.step)
+    return tensor_location(operand.key, operand.module_class, operand.key[2], phase, cast.process, cast.step)
 
 
 def listed(guilty: Iterable[Operand], figures: Callable[[Operand], Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -162,7 +162,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
         f"median of {plural(len(tensor.shares), 'step')}, limit {percent(limit)}; "
         f"{percent(tensor.worst_share)} at step {step}. "
         f"Larger values silently became equal. {plural(guilty, 'tensor')} above the limit.",
-        location=location_of(row, phase, process.rank, step),
+        location=location_of(row, phase, process, step),
         evidence={
             "at_max_share": tensor.share,
             "limit": limit,

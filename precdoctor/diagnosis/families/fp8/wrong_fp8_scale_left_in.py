@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
 from precdoctor.diagnosis.survey.frames import AT, Mask
-from precdoctor.diagnosis.survey.rows import Key
+from precdoctor.diagnosis.survey.processes import Process
+from precdoctor.diagnosis.survey.rows import Key, tensor_location
 from precdoctor.diagnosis.survey.view import RunView
 
 _AT = list(AT)
@@ -95,7 +96,6 @@ def _by_step(operand: Operand, weight: Operand, rows: pd.DataFrame) -> pd.DataFr
 def _finding(rule: Rule, guilty: Sequence[_Product], options: Options) -> Finding:
     worst = guilty[0]
     row = worst.rows[worst.over].iloc[0]
-    root, module, *_ = worst.operand.key
     return rule.finding(
         severity=Severity.ERROR,
         confidence=0.9,
@@ -107,8 +107,9 @@ def _finding(rule: Rule, guilty: Sequence[_Product], options: Options) -> Findin
         f"{2.0 ** options['left_in']:g} times that. Their scales are {row['scale_x']:.3g} and {row['scale_w']:.3g}, "
         f"{row['scales']:.3g} together. That holds on {worst.over.sum():,} of {plural(len(worst.rows), 'step')}. "
         f"Affected: {plural(len(guilty), 'module')}.",
-        location=Location(root, module, worst.operand.module_class or None, "output", Phase.FORWARD,
-                          int(row["rank"]), int(row["step"])),
+        location=tensor_location(
+            worst.operand.key, worst.operand.module_class, "output", Phase.FORWARD, Process.of(row), int(row["step"])
+        ),
         evidence={
             "excess": worst.excess,
             "limit": 2.0 ** options["left_in"],

@@ -129,7 +129,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
         confidence=0.75 if explosion.unbounded else 0.85 if explosion.loss is not None else 0.7,
         title=f"{f'{root}; ' if root else ''}{_what(explosion)}: {norms}{where}",
         message=_message(explosion, row, grown, options) + (f" {rate.words}" if rate is not None else ""),
-        location=location(row, Phase.BACKWARD, explosion.process.rank, first.step),
+        location=location(row, Phase.BACKWARD, explosion.process, first.step),
         evidence=evidence | tensor_evidence(row, rows),
         prescriptions=_prescriptions(explosion, row.module if row is not None else "", rate),
     )

@@ -237,7 +237,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_named(chain, first)}, "
         f"{last.rms:.2g} at {_named(chain, last)}",
         message=message,
-        location=location(row, Phase.FORWARD, 0, step),
+        location=location(row, Phase.FORWARD, view.processes[0] if row is None else row.process, step),
         evidence={
             "growth_binades": grown,
             "limit": options["growth"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
@@ -250,9 +250,9 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
 
 def _location(spike: _Spike, moved: _Moved | None) -> Location:
     if moved is None:
-        return Location(kind="loss", phase=Phase.FORWARD, rank=spike.process.rank, step=spike.first.step)
+        return replace(location(None, Phase.FORWARD, spike.process, spike.first.step), kind="loss")
     phase = Phase.BACKWARD if moved.row.kind in BACKWARD_KINDS else Phase.FORWARD
-    return location(moved.row, phase, spike.process.rank, moved.row.step)
+    return location(moved.row, phase, spike.process, moved.row.step)
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
             f"number, {largest:g}; they reach {before.amax or 0.0:.3g}. The clamp makes them all equal, and their "
             "gradient is zero."
         ),
-        location=location(row, Phase.FORWARD, row.rank, row.step),
+        location=location(row, Phase.FORWARD, row.process, row.step),
         evidence={
             "clamped_share": found.share,
             "limit": limit,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.rows import location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -90,7 +91,7 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
         confidence=0.98 if done else 0.9,
         title=f"gradients are clipped before unscaling: to {limit / scale:.3g}, not {limit:g}",
         message=message,
-        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first.step),
+        location=location(None, Phase.OPTIMIZER, process, first.step),
         evidence={
             "clipped_scaled_share": share,
             "limit": options["wrong_share"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -18,7 +18,7 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import AT, at, finite, firsts, groups, on_steps, pairs
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.measures import column
-from precdoctor.diagnosis.survey.rows import integer, text
+from precdoctor.diagnosis.survey.rows import integer, location, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -141,7 +141,7 @@ def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Fin
         confidence=0.8 if few else 0.95,
         title=f"gradients are unscaled twice: the optimizer gets {factor:.3g} of them",
         message=message,
-        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first),
+        location=location(None, Phase.OPTIMIZER, process, first),
         evidence={
             "given_share": factor,
             "loss_scale": facts.scale,
@@ -236,7 +236,7 @@ def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Findin
         title=f"gradients are unscaled {found.times} times a step: one micro-batch of {found.times} counts",
         message=message,
         location=Location(
-            found.root, "" if found.root else None, phase=Phase.OPTIMIZER, rank=found.process.rank, step=step
+            found.root, "" if found.root else None, phase=Phase.OPTIMIZER, **vars(found.process), step=step
         ),
         evidence={
             "unscaled_times": found.times,
@@ -279,7 +279,7 @@ def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> F
             "`scaler.scale`, not on the result. `scaler.step` still divides: the optimizer gets gradients "
             f"{scale:g} times too small, and nothing protects them from being flushed to zero in FP16."
         ),
-        location=Location(phase=Phase.OPTIMIZER, rank=found.process.rank, step=step, source=found.source),
+        location=replace(location(None, Phase.OPTIMIZER, found.process, step), source=found.source),
         evidence={
             "given_share": 1.0 / scale,
             "loss_scale": scale,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.loss_scales import growth_interval, is_dynamic, scaled_steps
+from precdoctor.diagnosis.survey.rows import location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -84,7 +85,7 @@ def _finding_by_hand(view: RunView, process: Process, steps: Sequence[StepFacts]
             f"Over {count} (limit {options['min_steps']:g}) the script multiplied the loss by {scale:g}, the gradients "
             "held an Inf or a NaN, and the script skipped the update. Neither the weights nor the scale have changed."
         ),
-        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=steps[0].step),
+        location=location(None, Phase.OPTIMIZER, process, steps[0].step),
         evidence={
             "steps": len(steps),
             "limit": options["min_steps"],
@@ -127,7 +128,7 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
         confidence=0.95 if skipped else 0.9,
         title=f"the loss scale stands still at {scale:g}: the scaler is never updated",
         message=message,
-        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=steps[0].step),
+        location=location(None, Phase.OPTIMIZER, process, steps[0].step),
         evidence={
             "steps": len(steps),
             "limit": options["min_steps"],

@@ -226,7 +226,7 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Optio
         confidence=0.95 if collapse.severe or known else 0.8,
         title=f"{collapse.measured.rstrip(',')}{because}",
         message=message,
-        location=found.location(course.process.rank, collapse.first),
+        location=found.location(course.process, collapse.first),
         evidence=evidence,
         prescriptions=shorter_interval(view, course.process, clean, collapse.start, collapse.end)
         + _prescriptions(view, course, collapse, found, bound)

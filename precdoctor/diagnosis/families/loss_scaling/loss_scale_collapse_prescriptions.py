@@ -163,7 +163,7 @@ def _mended_steps(view: RunView, steps: Sequence[StepFacts], found: Culprits) ->
     shown = found.shown
     if shown is None or shown.phase is not Phase.BACKWARD or not shown.module or shown.dtype != FP16.dtype:
         return 0
-    process = Process(shown.row.rank, shown.row.attempt)
+    process = shown.row.process
     own, rest = _largest(view, process, steps, shown)
     scales = {s.step: s.loss_scale or 0.0 for s in steps}
     count = 0

@@ -127,7 +127,7 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
         confidence=0.95 if len(thrash.probes) >= 5 else 0.85,
         title=f"the loss scaler loses {percent(thrash.share)} of the steps probing {thrash.ceiling:g}",
         message=message,
-        location=found.location(thrash.process.rank, thrash.probes[0].step),
+        location=found.location(thrash.process, thrash.probes[0].step),
         evidence=evidence,
         prescriptions=(_prescribe(view, thrash, level, after),),
     )

@@ -137,7 +137,7 @@ def _finding(
         title=f"the loss scale is stuck at {course.scale:g}: {percent(tensor.subnormal_share)} of the gradient of "
         f"`{row.place}` is subnormal",
         message=message,
-        location=location(row, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "subnormal_share": tensor.subnormal_share,
             "limit": options["subnormal_share"],

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from precdoctor.diagnosis.claims.finding import Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.loss_scales import is_dynamic, scaled_steps
-from precdoctor.diagnosis.survey.rows import text
+from precdoctor.diagnosis.survey.rows import location, text
 from precdoctor.diagnosis.survey.view import RunView
 
 PAGE = RulePage(
@@ -73,7 +73,7 @@ def check(view: RunView, options: Options) -> Checked:
         confidence=0.8 if view.partial_modules else 0.95,
         title=f"a GradScaler (scale {last:g}) in a {dtype} run, which needs no loss scale",
         message=message,
-        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=skipped[0].step if skipped else steps[0].step),
+        location=location(None, Phase.OPTIMIZER, process, skipped[0].step if skipped else steps[0].step),
         evidence={
             "loss_scale": last,
             "fp16_tensors": 0,

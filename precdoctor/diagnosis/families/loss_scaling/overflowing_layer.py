@@ -14,9 +14,11 @@ from precdoctor.diagnosis.survey.rows import (
     BACKWARD_KINDS,
     FORWARD_KINDS,
     TensorRow,
+    location,
     path_evidence,
     path_to,
     range_evidence,
+    tensor_location,
 )
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
@@ -89,12 +91,13 @@ class Culprits:
             )
         return f"First to overflow {when}: {shown.row.label} ({shown.dtype}), in {shown.root}."
 
-    def location(self, rank: int, step: int) -> Location:
+    def location(self, process: Process, step: int) -> Location:
         """The most frequent place; without any the backward pass."""
         shown = self.shown
         if shown is None:
-            return Location(phase=Phase.BACKWARD, rank=rank, step=step)
-        return Location(shown.root, shown.module, shown.module_class or None, shown.row.kind, shown.phase, rank, step)
+            return location(None, Phase.BACKWARD, process, step)
+        place = (shown.root, shown.module)
+        return tensor_location(place, shown.module_class, shown.row.kind, shown.phase, process, step)
 
     def as_evidence(self) -> list[dict[str, object]]:
         """The five most frequent places."""
@@ -102,7 +105,7 @@ class Culprits:
 
 
 def _computed_in(view: RunView, row: TensorRow) -> str:
-    facts = view.step_facts(Process(row.rank, row.attempt), row.step)
+    facts = view.step_facts(row.process, row.step)
     autocast = facts.autocast_dtype if facts is not None else None
     return autocast if autocast == "float16" and row.kind == "weight_grad" else row.dtype
 

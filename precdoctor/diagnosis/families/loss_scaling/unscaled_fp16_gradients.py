@@ -108,7 +108,7 @@ def _finding(
         title=f"FP16 without a loss scale: {percent(tensor.subnormal_share)} of the gradient of `{row.place}` is "
         "subnormal",
         message=message,
-        location=location(row, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "subnormal_share": tensor.subnormal_share,
             "limit": options["subnormal_share"],

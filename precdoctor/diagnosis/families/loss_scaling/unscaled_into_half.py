@@ -158,7 +158,7 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], option
         confidence=0.75 if few else 0.9,
         title=f"{percent(gradient.share)} of the gradient of `{row.parameter}` is flushed by unscaling it in FP16",
         message=message,
-        location=location(given, Phase.OPTIMIZER, process.rank, step),
+        location=location(given, Phase.OPTIMIZER, process, step),
         evidence={
             "flushed_share": gradient.share,
             "limit": options["flushed_share"],

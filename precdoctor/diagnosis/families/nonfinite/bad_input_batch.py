@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -23,7 +23,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
 from precdoctor.diagnosis.survey.bad_data import BadTensor, delivered_tensor, drop_samples
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.op_facts import replay_at
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, range_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
@@ -134,7 +134,7 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
         title=f"{plural(steps, 'batch')} given to `{row.root}` held non-finite values, so far without harm",
         message=f"At step {step}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) holds {row.count_words()}; "
         "limit 0. Loss, gradients and weights stayed finite.",
-        location=location(row, Phase.DATA, process.rank, step),
+        location=location(row, Phase.DATA, process, step),
         cause="nonfinite-input-batch",
         evidence={"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"},
         prescriptions=(drop_samples(_as_recorded(row), step),),
@@ -219,7 +219,7 @@ def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) 
         message=f"At step {e.step}, argument `{e.key[3] or '0'}` of {e.key[0]} reaches {e.amax:.4g}. The "
         f"{e.steps_before} batches before it reached at most {e.before:.4g} ({e.binades:.1f} binades less, limit "
         f"{options['extreme_binades']:g}). {follow}",
-        location=Location(e.key[0], e.key[1], None, "batch", Phase.DATA, e.process.rank, e.step),
+        location=tensor_location(e.key, "", "batch", Phase.DATA, e.process, e.step),
         cause="extreme-input-batch",
         evidence=evidence,
         prescriptions=(

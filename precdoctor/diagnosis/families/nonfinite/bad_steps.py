@@ -50,7 +50,7 @@ def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     for r in view.bad:
         masks = r["masks"] if r["kind"] == "weight" else 0
         if r["kind"] in TRIGGER_KINDS and r["tensors"] > masks:
-            mine = kinds.setdefault(Process(r["rank"], r["attempt"]), {})
+            mine = kinds.setdefault(Process.of(r), {})
             mine[r["step"]] = mine.get(r["step"], frozenset()) | {r["kind"]}
     return kinds
 

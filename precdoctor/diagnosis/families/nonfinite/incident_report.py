@@ -21,7 +21,7 @@ from precdoctor.diagnosis.families.nonfinite.op_report import (
     report_poisoning,
 )
 from precdoctor.diagnosis.families.nonfinite.rank_order import rank_order
-from precdoctor.diagnosis.survey.rows import dotted, path_evidence, range_evidence
+from precdoctor.diagnosis.survey.rows import dotted, location, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
 Describe = Callable[[RunView, Incident], Report]
@@ -210,7 +210,7 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
 
 def location_of(incident: Incident) -> Location:
     """Where an incident happened, by its tensors."""
-    known, origin = Location(phase=incident.phase, rank=incident.process.rank, step=incident.step), incident.origin
+    known, origin = location(None, incident.phase, incident.process, incident.step), incident.origin
     if origin is None:
         return known
     return replace(

@@ -142,7 +142,7 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known:
         module_class=class_of(view.module_classes, root or "", module or "") or known.module_class,
         kind=kind or known.kind,
         phase=culprit.phase,
-        rank=incident.process.rank,
+        **vars(incident.process),
         step=incident.step,
         op=op if external is None else None,
         source=culprit.source,

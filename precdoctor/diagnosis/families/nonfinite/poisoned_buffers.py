@@ -112,7 +112,7 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
         confidence=0.8 if few else 0.97,
         title=f"`{name}` is non-finite since step {step}" + (", although the loss is finite" if losses else ""),
         message=message,
-        location=location(row, Phase.FORWARD, process.rank, step),
+        location=location(row, Phase.FORWARD, process, step),
         evidence={
             "nonfinite_elements": row.non_finite,
             "limit": options["min_steps"],

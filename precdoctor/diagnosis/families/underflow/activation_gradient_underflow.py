@@ -146,7 +146,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         confidence=confidence,
         title=f"{percent(tensor.share)} of the gradient of `{row.place}` is flushed to zero in {tensor.fmt.name}",
         message=message,
-        location=location(row, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "flushed_share": tensor.share,
             "limit": options["flushed_share"],

@@ -228,7 +228,7 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on "
         f"{'all' if steps == all_steps else 'the last'} {steps} steps",
         message=message,
-        location=location(culprit, Phase.FORWARD if blocker is not None else Phase.BACKWARD, process.rank, step),
+        location=location(culprit, Phase.FORWARD if blocker is not None else Phase.BACKWARD, process, step),
         evidence={
             "zero_gradient_steps": steps,
             "limit": options["min_steps"],

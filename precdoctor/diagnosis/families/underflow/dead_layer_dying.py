@@ -194,7 +194,7 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
         title=f"`{name}` died at step {worst.step}: {percent(worst.since)} of the activations after it are zero since, "
         "and the loss has not fallen",
         message=message,
-        location=location(row, Phase.BACKWARD, death.process.rank, death.step),
+        location=location(row, Phase.BACKWARD, death.process, death.step),
         evidence={
             "zero_share": worst.since,
             "zero_share_before": worst.before,

@@ -112,7 +112,7 @@ def flushed_finding(
         title=f"gradients are flushed to zero in FP16 {begin}: {plural(len(parameters), 'weight')} got none on "
         f"{steps[0]:,} steps",
         message=message,
-        location=location(first, Phase.BACKWARD, first.rank, first.step),
+        location=location(first, Phase.BACKWARD, first.process, first.step),
         evidence={
             "zero_gradient_steps": steps[0],
             "limit": limit,

@@ -138,7 +138,7 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
             f"{percent(limit)}). In FP32, tanh is 1 from 9 on and has no slope there. The layer was saturated from the "
             "beginning, so it has not learnt this."
         ),
-        location=location(gradient, Phase.BACKWARD, process.rank, step),
+        location=location(gradient, Phase.BACKWARD, process, step),
         evidence={
             "zero_share": zero,
             "saturated_share": flat,

@@ -116,7 +116,7 @@ def _finding(view: RunView, guilty: list[_Sum], options: Options) -> Finding:
         title=f"gradients of {worst.terms:,} micro-steps are summed in {worst.dtype}, whose sums stall at "
         f"{worst.stalls:,}",
         message=message,
-        location=location(row, Phase.BACKWARD, worst.process.rank, worst.step),
+        location=location(row, Phase.BACKWARD, worst.process, worst.step),
         evidence={
             "micro_steps": worst.terms,
             "stalls_at": worst.stalls,

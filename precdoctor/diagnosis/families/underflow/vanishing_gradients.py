@@ -23,6 +23,7 @@ from precdoctor.diagnosis.survey.depth import Chain, chain_evidence, chains, joi
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
+from precdoctor.diagnosis.survey.rows import tensor_location
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -305,7 +306,7 @@ def _starved_finding(player: _Player, options: Options) -> Finding:
         confidence=0.7,
         title=f"the gradient of {player.root} vanishes, {player.fallen:.2g} times smaller, while its loss rises",
         message=message,
-        location=Location(player.root, "", None, "grad_output", Phase.BACKWARD, player.process.rank, step),
+        location=tensor_location((player.root, ""), "", "grad_output", Phase.BACKWARD, player.process, step),
         evidence={
             "gradient_norm": {"from": before, "to": after},
             "fallen": player.fallen,

@@ -129,7 +129,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         confidence=confidence,
         title=f"{percent(tensor.share)} of the gradient of `{row.parameter}` is flushed to zero in {name}",
         message=message,
-        location=location(row, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "flushed_share": tensor.share,
             "limit": options["flushed_share"],
@@ -253,7 +253,7 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
         title=f"at least {percent(worst.share)} of the gradient of `{row.parameter}` is rounded to zero: it arrives in "
         f"steps of {worst.grid:.3g}",
         message=message,
-        location=location(row, Phase.BACKWARD, process.rank, step),
+        location=location(row, Phase.BACKWARD, process, step),
         evidence={
             "flushed_share": worst.share,
             "limit": options["flushed_share"],

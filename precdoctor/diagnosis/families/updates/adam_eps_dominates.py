@@ -213,7 +213,7 @@ def _finding(
         confidence=0.95 if root is not None else 0.85 if gradient.shares.size >= 8 else 0.7,
         title=f"Adam's eps {eps:g} swallows the gradient of `{parameter}` (RMS {rms:.1g})",
         message=message,
-        location=location(row, Phase.OPTIMIZER, process.rank, step),
+        location=location(row, Phase.OPTIMIZER, process, step),
         evidence={
             "below_eps_share": gradient.share,
             "limit": options["below_share"],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import (
@@ -20,7 +22,7 @@ from precdoctor.diagnosis.survey.frames import (
     rows_of,
     step_values,
 )
-from precdoctor.diagnosis.survey.rows import integer
+from precdoctor.diagnosis.survey.rows import integer, location
 from precdoctor.diagnosis.survey.scans import Group, check_facts, elsewhere_words, evidence_of, facts, stands
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -144,7 +146,7 @@ def _finding(starved: pd.DataFrame, of: int, options: Options) -> Finding:
             f"At `step` {gone}. Most likely `zero_grad()` runs between `backward()` and `step()`, or `step()` before "
             "`backward()`."
         ),
-        location=Location(phase=Phase.OPTIMIZER, rank=int(starved["rank"].iloc[0]), step=steps[0]),
+        location=location(None, Phase.OPTIMIZER, at(starved)[0][0], steps[0]),
         evidence={
             "starved_share": share,
             "limit": options["share"],
@@ -179,7 +181,7 @@ def _dropped(view: RunView, group: Group) -> Finding:
             f"gradients of the first one in {plural(fact.count('weights'), 'examined weight')} are zero or gone, and "
             f"nothing has read them.{elsewhere_words(group)}"
         ),
-        location=Location(phase=Phase.OPTIMIZER, rank=fact.rank, step=group.steps[0], source=fact.source),
+        location=replace(location(None, Phase.OPTIMIZER, fact.process, group.steps[0]), source=fact.source),
         evidence=evidence_of(group, {}, reason) | {"micro_steps": most},
         prescriptions=(
             Prescription(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.advice.wide_weights import fp32_weights, wide_weights, widened_bytes, widened_elements
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
@@ -27,7 +27,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
-from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, range_evidence, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, range_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
 
@@ -210,7 +210,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
         confidence=confidence,
         title=title,
         message=message,
-        location=Location(*key[:2], worst.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        location=tensor_location(key, worst.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence=evidence,
         prescriptions=(_prescribe(view, narrow, worst.dtype),),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
@@ -26,7 +26,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
 from precdoctor.diagnosis.survey.measures import share
 from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
-from precdoctor.diagnosis.survey.rows import Key, parameter_in, range_evidence
+from precdoctor.diagnosis.survey.rows import Key, parameter_in, range_evidence, tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
@@ -115,7 +115,7 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
             f". The median update is 2^{binade} of its weight; half a unit in the last place is 2^-25 to 2^-24. "
             "Training is usual at 2^-10."
         ),
-        location=Location(*worst.key[:2], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        location=tensor_location(worst.key, counts.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence={
             "lost_share": counts.share,
             "limit": limit,
@@ -176,7 +176,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         title=f"{percent(counts.share)} of the updates of `{worst.name}` are lost in FP32: "
         f"its values are {worst.ulp:.3g} apart",
         message=message,
-        location=Location(*worst.key[:2], counts.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        location=tensor_location(worst.key, counts.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence=evidence,
         prescriptions=(_offset(worst), _float64(view, worst)),
     )

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import Ints, courses, finite, pairs
 from precdoctor.diagnosis.survey.measures import Floats, column, format_values, share
-from precdoctor.diagnosis.survey.rows import Parameter, dotted, text
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -131,9 +131,7 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
         confidence=0.95,
         title=f"`{name}` is not its FP32 master copy rounded: {ulps:.2g} ulps apart",
         message=message,
-        location=Location(
-            *place[:2], pair.module_class or None, "master_weight", Phase.OPTIMIZER, pair.process.rank, last
-        ),
+        location=tensor_location(place, pair.module_class, "master_weight", Phase.OPTIMIZER, pair.process, last),
         evidence={
             "ulps_apart": ulps,
             "limit": options["ulps"],
@@ -174,8 +172,8 @@ def _undone(pairs: Mapping[Parameter, _Pair], options: Options) -> Finding:
             f"(limit {options['ulps']:g}). On the recorded steps before and after each they are equal: something sets "
             "the weight alone, and the optimizer's next step writes its master over that."
         ),
-        location=Location(
-            *place[:2], pair.module_class or None, "master_weight", Phase.OPTIMIZER, pair.process.rank, int(steps[0])
+        location=tensor_location(
+            place, pair.module_class, "master_weight", Phase.OPTIMIZER, pair.process, int(steps[0])
         ),
         evidence={
             "ulps_apart": ulps,

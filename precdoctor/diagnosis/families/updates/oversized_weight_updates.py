@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
@@ -43,7 +43,7 @@ from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer, watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, text
+from precdoctor.diagnosis.survey.rows import Parameter, tensor_evidence, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
@@ -289,7 +289,7 @@ def _finding(
         if early
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,
-        location=Location(*place[:2], weight.module_class or None, "update", Phase.OPTIMIZER, process.rank, step),
+        location=tensor_location(place, weight.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence=evidence | tensor_evidence(row),
         prescriptions=(diverging.prescription,)
         if diverging is not None

@@ -26,7 +26,7 @@ from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE
 from precdoctor.diagnosis.survey.parameters import parameter_label
-from precdoctor.diagnosis.survey.rows import Parameter, number, text
+from precdoctor.diagnosis.survey.rows import Parameter, number, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Optimizers whose decay does not pass through the moments, whatever their options say.
@@ -252,4 +252,4 @@ def _timeline(view: RunView) -> tuple[Process, Any]:
 
 def _location(view: RunView, place: Parameter, worst: Shrunk) -> Location:
     process, steps = _timeline(view)
-    return Location(*place[:2], worst.module_class or None, "weight", Phase.OPTIMIZER, process.rank, steps[-1].step)
+    return tensor_location(place, worst.module_class, "weight", Phase.OPTIMIZER, process, steps[-1].step)

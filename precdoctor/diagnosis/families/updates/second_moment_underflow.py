@@ -171,7 +171,7 @@ def _finding(
         title=f"the second moment of `{name}` is zero for {percent(lost.share)} of its gradient "
         f"({stored or row.dtype})",
         message=message,
-        location=location(row, Phase.OPTIMIZER, row.rank, row.step),
+        location=location(row, Phase.OPTIMIZER, row.process, row.step),
         evidence={
             "zero_share": lost.share,
             "limit": share_limit,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.survey.frames import (
@@ -33,7 +33,7 @@ from precdoctor.diagnosis.survey.frames import (
 from precdoctor.diagnosis.survey.measures import column, share
 from precdoctor.diagnosis.survey.optimizer_states import adds_eps_to_root, states
 from precdoctor.diagnosis.survey.parameters import ADAM, parameter_groups, parameter_label
-from precdoctor.diagnosis.survey.rows import Parameter, number, text
+from precdoctor.diagnosis.survey.rows import Parameter, number, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
@@ -159,9 +159,7 @@ def rounded_finding(
         confidence=0.9,
         title=_title(worst, leap),
         message=f"{_words(view, worst, leap, eps)}{plural(len(lost.keys() | long.keys()), 'parameter')} affected.",
-        location=Location(
-            *shown.owner[:2], shown.module_class or None, kind, Phase.OPTIMIZER, shown.process.rank, shown.step
-        ),
+        location=tensor_location(shown.owner, shown.module_class, kind, Phase.OPTIMIZER, shown.process, shown.step),
         evidence={
             "zero_under_first_moment": None if worst is None else worst.share,
             "longest_step_in_learning_rates": None if leap is None else leap.rates,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity, Status
 from precdoctor.diagnosis.claims.relations import same_module, when, while_it_lasts
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
@@ -19,7 +19,7 @@ from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.stalled_average_buffers import Buffer, running_statistics, stalled_counts
 from precdoctor.diagnosis.survey.frames import Ints, courses
 from precdoctor.diagnosis.survey.parameters import HALF
-from precdoctor.diagnosis.survey.rows import Parameter, dotted, text
+from precdoctor.diagnosis.survey.rows import Parameter, dotted, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import format_of_dtype
 
@@ -177,7 +177,7 @@ def _finding(
     place = max(stalled, key=lambda p: weights[p].steps.size)
     weight, twin = weights[place], stalled[place]
     half_ulp = format_of_dtype(weight.dtype).ulp_at_one / 2.0
-    writes, at = weight.steps.size - 1, (weight.process.rank, int(weight.steps[-1]))
+    writes = weight.steps.size - 1
     elements = sum(weights[p].numel for p in averages)
     share = len(stalled) / len(averages)
     message = (
@@ -190,7 +190,9 @@ def _finding(
         confidence=0.9 if len(averages) > 1 else 0.75,
         title=f"the average `{dotted(*place[1:])}`{_and_more(stalled)} is written to and never moves in {weight.dtype}",
         message=message,
-        location=Location(*place[:2], weight.module_class or None, "weight", Phase.OPTIMIZER, *at),
+        location=tensor_location(
+            place, weight.module_class, "weight", Phase.OPTIMIZER, weight.process, int(weight.steps[-1])
+        ),
         evidence={
             "writes": writes,
             "limit": options["min_writes"],
@@ -231,8 +233,8 @@ def _statistics_finding(stalled: Mapping[Parameter, Buffer], options: Options) -
         confidence=0.9,
         title=f"the running statistic `{label}`{_and_more(stalled)} is written to and never moves in {buffer.dtype}",
         message=message,
-        location=Location(
-            *place[:2], buffer.module_class or None, "buffer", Phase.FORWARD, buffer.process.rank, int(buffer.steps[-1])
+        location=tensor_location(
+            place, buffer.module_class, "buffer", Phase.FORWARD, buffer.process, int(buffer.steps[-1])
         ),
         evidence={
             "writes": writes,
@@ -267,9 +269,7 @@ def _count_finding(counts: Mapping[Parameter, Buffer], options: Options) -> Find
         title=f"the count `{label}`{_and_more(counts)} stops at {count.value:,g}, where adding one is lost in "
         f"{count.dtype}",
         message=message,
-        location=Location(
-            *place[:2], count.module_class or None, "buffer", Phase.FORWARD, count.process.rank, count.last_change
-        ),
+        location=tensor_location(place, count.module_class, "buffer", Phase.FORWARD, count.process, count.last_change),
         evidence={
             "writes": count.idle,
             "limit": options["min_writes"],

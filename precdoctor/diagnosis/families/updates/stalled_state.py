@@ -81,7 +81,7 @@ def check(view: RunView, options: Options) -> Checked:
 
     def lasts(group: Group) -> bool:
         """Whether it still stands on later scans: a teacher begins to move when its student has."""
-        done = [s.step for s in scans(view) if s.outcome == "done" and s.rank == group.worst.rank]
+        done = [s.step for s in scans(view) if s.outcome == "done" and s.process == group.worst.process]
         still = [s for s in group.steps if s in done]
         return len(still) > 1 and (max(done) in still or 2 * len(still) > len(done))
 
