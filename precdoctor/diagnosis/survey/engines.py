@@ -86,8 +86,9 @@ def _dask(address: str) -> Iterator[Executor]:
     except ImportError:
         raise UsageError("--engine dask needs Dask; install it with: pip install 'precdoctor[dask]'") from None
     try:
-        # tcp://host:port, or a cluster of this machine that ends with the command
-        client = Client(address or None, set_as_default=False, **({} if address else {"dashboard_address": None}))
+        # tcp://host:port, or a cluster of this machine that ends with the command (its usual port may be taken)
+        own = {} if address else {"dashboard_address": "127.0.0.1:0"}
+        client = Client(address or None, set_as_default=False, **own)
     except (OSError, ValueError) as error:
         raise UsageError(f"no Dask scheduler answers at {address or 'this machine'!r}: {error}") from None
     with client:

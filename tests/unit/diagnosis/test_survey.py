@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import random
 import signal
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
@@ -273,10 +275,14 @@ def test_every_engine_gives_the_same_report(engine: str, tmp_path: Path) -> None
         pytest.importorskip("distributed")
     path = _several_ranks(tmp_path / "run", 3, bad=1).path
     texts, environment = [], dict(os.environ)
-    for name in (None, engine):
-        run = open_run(path)
-        run.engine = name
-        texts.append(dumps(document(diagnose(run), 0)))
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # Dask's usual port; somebody else may have it
+            taken.bind(("", 8787))
+            taken.listen()
+        for name in (None, engine):
+            run = open_run(path)
+            run.engine = name
+            texts.append(dumps(document(diagnose(run), 0)))
     assert texts[0] == texts[1]
     assert dict(os.environ) == environment, "what is started later has as many threads as ever"
 
