@@ -182,6 +182,7 @@ def describe(view: RunView) -> dict[str, Any]:
     steps = view.steps
     sampled = view.sampled_steps
     facts = view.any_facts
+    before = next((made for p in view.processes if (made := view.steps_before(p))), {})
     return {
         "path": view.run.origin,
         "command": view.run.info.get("command"),
@@ -199,6 +200,7 @@ def describe(view: RunView) -> dict[str, Any]:
         "roots": [r.get("name") for r in facts.get("roots") or ()],
         **_applied(view),
         **facts_of_end(view),
+        **({"steps_before": before} if before else {}),
         **({"cut_short": view.cut_short} if view.cut_short is not None else {}),
     }
 
@@ -262,14 +264,18 @@ def _with_coordinates(view: RunView, finding: Finding) -> Finding:
 
 
 def _with_own_steps(view: RunView, finding: Finding) -> Finding:
-    """The finding, saying of which optimizer's steps it speaks where there are several: a loop counts those of one."""
+    """The finding, saying which step of an optimizer it speaks of where that is another number.
+
+    A loop counts the steps of one optimizer, and those before it was resumed as well.
+    """
     rank, attempt = finding.location.rank, finding.location.attempt
-    likely = [s for p, s in view.timeline.items() if s and rank in (None, p.rank) and attempt in (None, p.attempt)]
-    if rank is not None and len(likely) > 1:
-        return finding  # of several processes with that rank nobody knows which it is about
-    steps = likely[0] if likely else ()
+    mine = (p for p in view.timeline if rank in (None, p.rank) and attempt in (None, p.attempt))
+    likely = [p for p in mine if view.timeline[p]]
+    if not likely or (rank is not None and len(likely) > 1):  # nobody knows which of them it is about
+        return finding
+    steps, before = view.timeline[likely[0]], view.steps_before(likely[0])
     asked = [step for step in dict.fromkeys((finding.location.step, finding.resume_step)) if step is not None]
-    known = [(step, *own) for step in asked if (own := own_step(steps, step)) is not None]
+    known = [(step, *own) for step in asked if (own := own_step(steps, step, before)) is not None]
     if not known:
         return finding
     own_steps = [{"step": step, "optimizer": name, "number": number} for step, name, number in known]

@@ -46,6 +46,9 @@ def run_facts(run: Mapping[str, Any]) -> str:
         counts.append(f"steps {first}–{last}" if isinstance(first, int) and first != last else plural(steps, "step"))
         if isinstance(sampled, int) and sampled != steps:
             counts.append(f"{number(sampled)} with full statistics")
+    if isinstance(before := run.get("steps_before"), Mapping):
+        made = (f"{plural(n, 'step')} of {clean(name)}" for name, n in before.items())
+        counts.append(f"resumed after {' and '.join(made)}")
     ranks, processes = run.get("ranks"), run.get("attempts")
     if isinstance(ranks, int):
         counts.append(plural(ranks, "rank"))

@@ -57,6 +57,7 @@ _OPTIMIZER: Final[Shape] = {
     "class": "text",
     "package": "text",
     "intended_update": "text",
+    "steps_before": "integer",
     "groups": Each(Each("free", keyed=True)),
 }
 _SCALER: Final[Shape] = {

@@ -115,9 +115,9 @@ class Finding:
     ``evidence`` holds the measured values against their limits. Two keys have a fixed shape, for the reporters:
     ``range`` (``dtype, amax, amin_nonzero, exp_lo, exp_hist``: the tensor's exponents, drawn as a bar) and ``path``
     (a list of ``{module, kind, name, dtype, order, amax, headroom_binades, nan, inf}``: the tensors in execution order
-    that lead to it, the last one being the finding's own). Where several optimizers step, ``own_steps`` says of the
-    finding's step and of the one to resume from whose it is, and how many of that optimizer came before
-    (``{step, optimizer, number}``).
+    that lead to it, the last one being the finding's own). Where several optimizers step, or one that had made steps
+    before the run, ``own_steps`` says of the finding's step and of the one to resume from whose it is, and how many of
+    that optimizer came before (``{step, optimizer, number}``).
     """
 
     code: str
@@ -140,7 +140,7 @@ class Finding:
         return None if self.evidence.get("recovered") or not steps or min(steps) < 0 else min(steps)
 
     def step_words(self, step: int) -> str:
-        """``step 120``; where several optimizers step, ``step 120 (step 60 of SGD#0)``."""
+        """``step 120``; where several optimizers step, or one was resumed, ``step 120 (step 60 of SGD#0)``."""
         own = next((o for o in self.evidence.get("own_steps", ()) if o["step"] == step), None)
         return f"step {step}" if own is None else f"step {step} (step {own['number']} of {own['optimizer']})"
 

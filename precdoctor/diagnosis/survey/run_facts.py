@@ -118,6 +118,13 @@ class RunFacts:
         """The optimizers of the first process with facts."""
         return tuple(self.any_facts.get("optimizers") or ())
 
+    def steps_before(self, process: Process) -> dict[str, int]:
+        """By name, the steps that optimizers of a process had made before it; of those that had made any and count."""
+        found = {
+            text(o.get("name")): integer(o.get("steps_before")) for o in self.facts(process).get("optimizers") or ()
+        }
+        return {name: made for name, made in found.items() if made is not None and made > 0}
+
     # -- steps and events -----------------------------------------------------------------------------------------
 
     @cached_property

@@ -77,21 +77,22 @@ def step_facts(record: Mapping[str, Any]) -> StepFacts:
     )
 
 
-def own_step(steps: Sequence[StepFacts], step: int) -> tuple[str, int] | None:
-    """Whose attempt a step is, and how many attempts of that optimizer came before it.
+def own_step(steps: Sequence[StepFacts], step: int, before: Mapping[str, int]) -> tuple[str, int] | None:
+    """Whose attempt a step is, and how many attempts of that optimizer came before it, in earlier runs as well.
 
     Args:
         steps: of one process, in order.
         step: one of them.
+        before: the steps of each optimizer before this process.
 
     Returns:
-        Null where one optimizer makes every step, and where the log does not have all up to this one.
+        Null where one optimizer makes every step and began with it, and where the log does not have all up to this one.
     """
-    until = steps[: step + 1]
-    if len(until) <= step or until[-1].step != step or len({s.optimizer for s in steps if s.optimizer}) < 2:
+    until, names = steps[: step + 1], {s.optimizer for s in steps if s.optimizer}
+    if len(until) <= step or until[-1].step != step or (len(names) < 2 and not before):
         return None
     name = until[-1].optimizer
-    return (name, sum(s.optimizer == name for s in until) - 1) if name else None
+    return (name, before.get(name, 0) + sum(s.optimizer == name for s in until) - 1) if name else None
 
 
 def _rates(rates: Any) -> tuple[float, ...]:

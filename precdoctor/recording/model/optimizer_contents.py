@@ -46,6 +46,13 @@ def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, A
     return dict(static.items(own))
 
 
+def steps_made(optimizer: torch.optim.Optimizer) -> Tensor | float | None:
+    """How many steps it has made by its own count, as the first state or group with a ``step`` has it; null without."""
+    states = (state_of(optimizer, p) for p in parameters_of(optimizer))
+    counts = (held.get("step") for held in (*states, *groups_of(optimizer)))
+    return next((n if type(n) is Tensor else static.number(n) for n in counts if n is not None), None)
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """All of its parameters, group by group."""
     groups = groups_of(optimizer)

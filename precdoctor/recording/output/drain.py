@@ -19,6 +19,7 @@ from typing import Any
 from precdoctor.recording import kernels
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence, Watcher
+from precdoctor.recording.output.process_facts import settled
 from precdoctor.recording.output.step_rows import EventLog, LossScales, step_row
 from precdoctor.recording.output.tensor_table import Sites, StepTensors
 from precdoctor.recording.process import attach
@@ -226,7 +227,7 @@ class Drain:
             if self._options.may_halt and self.halt is None:
                 self.halt = halt_requested(self.directory.parent)
             if facts is not None:
-                writer.write_facts(facts)
+                writer.write_facts(settled(facts))
             if item is not None:
                 self._write(writer, item)
             if not self._queue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -16,10 +17,11 @@ from torch import nn
 from precdoctor._version import __version__
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import LONGEST_NAME, Names, Root
-from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in
+from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in, steps_made
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.output.parallel_layout import LayoutReader
 from precdoctor.recording.process import attach
+from precdoctor.recording.slots.deferred import defer, is_capturing, read
 from precdoctor.runlog.caps import shortened
 from precdoctor.runlog.files import SCHEMA_VERSION
 
@@ -51,9 +53,11 @@ class Facts:
             plain = {k: static.plain(v) for k, v in static.items(group) if k != "params"}
             groups.append({**plain, "parameters": len(parameters_in(group))})
         self._noted += 1
+        before = None if is_capturing() else defer(steps_made(optimizer), by_drain=True)
         kind, package = type(optimizer), static.text(type(optimizer).__module__).partition(".")[0]
         self._optimizers[name] = {"name": name, "class": static.text(kind.__name__), "package": package,
-                                  "intended_update": intended_update, "groups": groups}  # fmt: skip
+                                  "intended_update": intended_update, "groups": groups,
+                                  "steps_before": before}  # fmt: skip
 
     def scaler(self, scaler: torch.amp.GradScaler) -> None:
         """Note a loss scaler."""
@@ -118,6 +122,16 @@ class Facts:
             },
             "device": _device(),
         }
+
+
+def settled(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts, numbers of devices read (drain thread only)."""
+    optimizers = [{**o, "steps_before": _whole(read(o["steps_before"]))} for o in facts.get("optimizers", ())]
+    return {**facts, "optimizers": optimizers}
+
+
+def _whole(number: float | None) -> int | None:
+    return int(number) if number is not None and math.isfinite(number) else None
 
 
 def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, Any]:

@@ -464,3 +464,34 @@ def test_weights_that_get_their_gradient_by_hand_have_updates(tmp_path):
 
     assert rows[rows["kind"] == "update"].groupby("step").size().tolist() == [2] * 3
     assert rows[rows["kind"] == "weight"].groupby("step").size().tolist() == [2] * 3
+
+
+def test_what_a_resumed_optimizer_has_done_is_known(tmp_path):
+    path = script(
+        tmp_path,
+        "resumed.py",
+        """
+        import copy
+        import torch
+
+        def trained(make, steps, state=None):
+            model = torch.nn.Linear(4, 4)
+            optimizer = make(model.parameters(), lr=1e-3)
+            if state is not None:
+                optimizer.load_state_dict(state)
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+            return copy.deepcopy(optimizer.state_dict())
+
+        for make in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adam):
+            state = trained(make, 5)
+            if make is torch.optim.Adam:
+                state["state"][0]["step"] = 5  # as old checkpoints have it
+            trained(make, 3, state)
+        """,
+    )
+    run = precdoctor.open_run(record(tmp_path, *warm(path)).run)
+    before = {o["name"]: o["steps_before"] for o in run.ranks[0].facts["optimizers"]}
+    assert before == {"AdamW#0": None, "AdamW#1": 5, "SGD#0": None, "SGD#1": None, "Adam#0": None, "Adam#1": 5}

@@ -11,9 +11,10 @@ from precdoctor.diagnosis.claims.finding import Diagnosis, Severity, Status
 from precdoctor.diagnosis.engine import resolve_options
 from precdoctor.diagnosis.registry import RULES
 from precdoctor.errors import NothingRecordedError, RunNotFoundError, UsageError
+from precdoctor.reporting.run_head import run_facts
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run
-from tests.support.training import Training, find
+from tests.support.training import FACTS, Training, find
 
 
 def statuses(diagnosis: Diagnosis) -> dict[str, Status]:
@@ -244,6 +245,17 @@ def test_where_optimizers_take_turns_a_finding_says_whose_step_it_speaks_of(tmp_
     assert both.resume_words == "from a checkpoint at or before step 4 (step 2 of Muon#0)"
     del run.step_rows[1]  # a row was lost
     assert diagnose(run.write(tmp_path / "lost")).findings[0].step_words(5) == "step 5"
+
+
+def test_a_resumed_run_says_which_step_of_the_optimizer_it_speaks_of(tmp_path: Path) -> None:
+    resumed = {**FACTS, "optimizers": [{**FACTS["optimizers"][0], "steps_before": 1000}]}
+    run = Training(steps=8, facts=resumed).poison(5, "output", "head", nan=1)
+    for row in run.step_rows.values():
+        row["optimizer"] = "AdamW#0"
+    found = diagnose(run.write(tmp_path / "run"))
+    assert found.findings[0].step_words(5) == "step 5 (step 1005 of AdamW#0)"
+    assert found.findings[0].resume_words == "from a checkpoint at or before step 4 (step 1004 of AdamW#0)"
+    assert "steps 0–7, resumed after 1,000 steps of AdamW#0, 1 rank" in run_facts(found.run)
 
 
 def test_of_processes_that_share_a_rank_a_finding_names_one(tmp_path: Path) -> None:
