@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,9 +163,8 @@ def _first_difference(first: Divergence | None) -> list[Finding]:
         "last_equal_step": first.last_equal_step,
         "amax": {"from": first.amax[0], "to": first.amax[1]},
     }
-    told = f"{plural(first.equal, 'tensor')} before it are equal in every bit; {first.meaning}."
     title = f"the runs part at step {first.step}: {tensor}"
-    return [Finding(code, name, Severity.INFO, 1.0, title, told, location, evidence=evidence)]
+    return [Finding(code, name, Severity.INFO, 1.0, title, first.told, location, evidence=evidence)]
 
 
 def _bits_outcome(bits: BitComparison) -> RuleOutcome:
@@ -195,7 +194,7 @@ def _diagnosis(a: RunView, b: RunView, findings: Sequence[Finding], outcomes: Se
 def _notes(a: RunView, b: RunView) -> list[str]:
     """Whether a failure comes again at the same step: a run and its restart."""
     first, second = _first_bad(a), _first_bad(b)
-    notes = []
+    notes = list(_numbered_apart(a, b))
     if first is not None and second is not None:
         if "applied" in b.run.info:
             notes.append(
@@ -218,6 +217,19 @@ def _notes(a: RunView, b: RunView) -> list[str]:
         if (said := ending(facts_of_end(view), f"the command of the {name} run")) is not None:
             notes.append(said)
     return notes
+
+
+def _numbered_apart(a: RunView, b: RunView) -> Iterator[str]:
+    """Where one run resumed a training and its steps have other numbers than those of the other run."""
+    made = [next((n for p in view.processes if (n := sum(view.steps_before(p).values()))), 0) for view in (a, b)]
+    begun = [int(view.steps["step"].min()) for view in (a, b)]
+    if made[1] - begun[1] != made[0] - begun[0] and len(a.optimizers) == len(b.optimizers) == 1:
+        which, resumed = ("second", 1) if made[1] - begun[1] > made[0] - begun[0] else ("first", 0)
+        yield (
+            f"the {which} run resumed after {plural(made[resumed], 'step')} and its steps count from "
+            f"{begun[resumed]}, so other steps of the training are compared: record it with "
+            f"--first-step {made[resumed]}"
+        )
 
 
 def _first_bad(view: RunView) -> int | None:

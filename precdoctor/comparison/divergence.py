@@ -11,6 +11,7 @@ import pyarrow as pa
 from precdoctor.comparison.lines import phase_of
 from precdoctor.comparison.paired_rows import Module, paired
 from precdoctor.diagnosis.claims.finding import Phase
+from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -60,6 +61,14 @@ class Divergence:
     equal: int
     differing: int
     last_equal_step: int | None
+
+    @property
+    def told(self) -> str:
+        """A sentence: what is equal before it, and what that says."""
+        if not self.equal:
+            return f"{self.meaning[:1].upper()}{self.meaning[1:]}."
+        before = f"{plural(self.equal, 'tensor')} before it {'is' if self.equal == 1 else 'are'} equal in every bit"
+        return f"{before}; {self.meaning}."
 
     @property
     def meaning(self) -> str:

@@ -70,7 +70,7 @@ def _print_bits(c: Comparison, console: Console) -> None:
         console.print(Text(words, "pd.good"))
     else:
         console.print(Text(f"The runs part at step {bits.first.step}: {_named(bits.first)}", "pd.strong"))
-        before = f"{plural(bits.first.equal, 'tensor')} before it are equal in every bit; {bits.first.meaning}."
+        before = bits.first.told
         console.print(Padding(Text(clean(before)), (0, 0, 0, 2)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from precdoctor.errors import IncomparableRunsError
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 from precdoctor.runlog import Run, open_run
 from tests.support.counted import Counted
-from tests.support.training import Row, Training, histogram
+from tests.support.training import FACTS, Row, Training, histogram
 
 
 def fingerprinted(training: Training) -> Training:
@@ -73,6 +74,9 @@ def test_the_first_difference_is_the_first_in_execution_order(against: Callable[
 
     found = against(change)
     first = found.bits.first
+    assert first is not None
+    assert replace(first, equal=1).told.startswith("1 tensor before it is equal in every bit; ")
+    assert "equal in every bit" not in replace(first, equal=0).told
     assert first is not None
     assert (first.step, first.key[1], first.key[2], first.phase) == (5, "norm", "output", Phase.FORWARD)
     assert first.last_equal_step == 4 and first.equal > 100
@@ -178,6 +182,18 @@ def test_a_failure_at_the_same_step_is_structural(tmp_path: Path) -> None:
     first, again, elsewhere = bad(7, "a"), bad(7, "b"), bad(4, "c")
     assert "structural" in compare(first, again).notes[0]
     assert "chance" in compare(first, elsewhere).notes[0]
+
+
+def test_a_resumed_run_that_counts_from_0_is_told(tmp_path: Path) -> None:
+    def resumed(after: int, name: str) -> Run:
+        made = {**FACTS, "optimizers": [{**FACTS["optimizers"][0], "steps_before": after}]}
+        return Training(steps=6, facts=made).write(tmp_path / name)
+
+    whole, tail, same = (resumed(after, name) for after, name in ((0, "a"), (4, "b"), (4, "c")))
+    assert compare(tail, same).notes == compare(whole, whole).notes == ()
+    (note,) = compare(whole, tail).notes
+    assert note.startswith("the second run resumed after 4 steps") and note.endswith("record it with --first-step 4")
+    assert compare(tail, whole).notes[0].startswith("the first run resumed after 4 steps")
 
 
 def test_runs_with_nothing_in_common(tmp_path: Path) -> None:
