@@ -697,6 +697,29 @@ def running_variance_overflows():
     return train_on(Net(), lambda: clock.batch(16, 4) * (1e25 if clock.bad else 1), steps=7)
 
 
+@fault("PD101", "division-by-zero", op="div", module="")
+def codes_that_nothing_is_near():
+    """0 by 0 in the very first forward pass; codes are written before they are read, so those that are read are finite."""
+    torch.manual_seed(0)
+    clock = Clock()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+            self.register_buffer("codes", torch.randn(64, 4))
+
+        def forward(self, x):
+            y = self.fc(x)
+            chosen = (y[:, None] - self.codes).square().sum(-1).argmin(1)
+            with torch.no_grad():
+                count = F.one_hot(chosen, 64).to(y.dtype)
+                self.codes.copy_((count.T @ y) / count.sum(0)[:, None])  # here
+            return y + self.codes[chosen]
+
+    return train_on(Net(), lambda: clock.batch(16, 4), steps=7)
+
+
 @fault("PD105", "optimizer-overflow", module="0")
 def second_moment_overflows():
     """From then on Adam's updates of these weights are 0: nothing becomes NaN, ever."""

@@ -55,7 +55,7 @@ class Guard:
         self._last_bad: int | None = None
         #: By optimizer, for several may share a scaler, whose backoff is then one skip of each.
         self._streaks: static.ByIdentity[torch.optim.Optimizer, Streak] = static.ByIdentity()
-        self._buffers = BufferWatch(self._context)
+        self._buffers = BufferWatch(self._context, self._scene.earlier)
         self._state = OptimizerStateWatch(self._context)
         self._weights: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         #: The largest gradient of the step in progress, where it was read.

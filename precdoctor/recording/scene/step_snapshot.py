@@ -209,6 +209,10 @@ class Scene:
         self.calls.append(call)
         return call
 
+    def earlier(self, buffer: Tensor) -> Tensor | None:
+        """Its values before the first call of the step that may have written to it; null where none are kept."""
+        return next((c.buffers[id(buffer)] for c in self.calls if id(buffer) in c.buffers), None)
+
     def _kept(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, Tensor, int]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,10 +60,15 @@ class _Seen:
 
 
 class BufferWatch:
-    """Floating-point buffers of every root; see the module's text."""
+    """Floating-point buffers of every root; see the module's text.
 
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
+    Args:
+        context: of the recorder.
+        earlier: the values of a buffer before the forward pass; null where no copy was kept.
+    """
+
+    def __init__(self, context: StepContext, earlier: Callable[[Tensor], Tensor | None] = lambda _: None) -> None:
+        self._context, self._earlier = context, earlier
         self._seen: dict[tuple[int, str], _Seen] = {}
         self._owners: dict[str, tuple[int, list[weakref.ref[nn.Module]]]] = {}
         #: The names' version with which no module had a buffer.
@@ -81,8 +86,8 @@ class BufferWatch:
         return amax(buffer for _, _, buffer in changed), changed
 
     def judge(self, value: Deferred, changed: list[tuple[nn.Module, str, Tensor]]) -> list[Poisoned]:
-        """The result of :meth:`launch`: those that have become non-finite. One that always was (a mask, a limit nobody
-        has reached yet) is left alone.
+        """The result of :meth:`launch`: those that have become non-finite, in the first forward pass as well. One that
+        always was (a mask, a limit nobody has reached yet) is left alone.
         """
         if not changed:
             return []
@@ -95,9 +100,14 @@ class BufferWatch:
             finite = all_finite or not badness(buffer.detach())
             self._seen[key] = _Seen(tensor_leaves.buffer_stamp(owner, name, buffer), finite, step)
             place = names.find(owner)
-            if not finite and before is not None and before.finite and place is not None:
-                found.append(Poisoned(place.root, place.module, name, buffer.detach(), before.step))
+            if not finite and place is not None and (self._was_finite(buffer) if before is None else before.finite):
+                last = None if before is None else before.step
+                found.append(Poisoned(place.root, place.module, name, buffer.detach(), last))
         return found
+
+    def _was_finite(self, buffer: Tensor) -> bool:
+        earlier = self._earlier(buffer)
+        return earlier is not None and not badness(earlier)
 
     @property
     def bad(self) -> bool:

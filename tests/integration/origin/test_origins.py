@@ -110,6 +110,12 @@ def test_a_poisoned_buffer_is_named_at_the_step_it_happened_although_no_loss_sho
     assert all(loss == loss for loss in faulty.recorded["running_variance_overflows"]["losses"])
 
 
+def test_a_buffer_that_the_first_forward_pass_poisons_was_finite_before(faulty):
+    (finding,) = faulty.findings("codes_that_nothing_is_near")
+    assert (finding.location.step, finding.location.kind) == (0, "buffer")
+    assert "makes buffer `codes` non-finite, unseen by the loss" in finding.title
+
+
 def test_a_poisoned_optimizer_state_is_named_although_the_weights_stay_finite(faulty):
     (finding,) = faulty.findings("second_moment_overflows")
     assert (finding.location.step, finding.location.kind) == (BAD_STEP, "opt_state")

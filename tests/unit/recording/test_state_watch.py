@@ -47,6 +47,15 @@ def test_a_buffer_is_told_of_once_when_it_turns(recorder):
     assert look(watch) == []
 
 
+def test_what_the_first_forward_pass_made_non_finite_is_held_against_its_copy(recorder):
+    net = Running()
+    copies = {id(net.level): torch.zeros(3), id(net.lowest): net.lowest.clone()}
+    watch = BufferWatch(recorder, lambda buffer: copies.get(id(buffer)))
+    recorder.names.place(net, None)
+    net.level[1] = torch.nan
+    assert look(watch) == [("level", None)]
+
+
 def test_a_buffer_put_in_the_place_of_another_is_looked_at(recorder):
     net, watch = Running(), BufferWatch(recorder)
     recorder.names.place(net, None)

@@ -223,6 +223,11 @@ class Incident:
         )
 
     @property
+    def unseen_words(self) -> str:
+        """Of a poisoned tensor that neither loss nor gradients have shown."""
+        return ", unseen by the loss" if self.shown is None else ""
+
+    @property
     def headroom_words(self) -> str:
         """How close the origin's tensor was to the limit on the last healthy step, as a sentence; may be empty."""
         until = self.step if self.divergence is None else self.divergence.root

@@ -83,8 +83,10 @@ def _with_course(
         and s not in bad_steps
         and (not (f := view.step_facts(incident.process, s)) or is_well(view, incident.process, f))
     ]
+    showing = (s for s in episode[1:] if bad_steps[s] - {"buffer"})
     return replace(
         incident,
+        shown=next(showing, None) if incident.poison is not None else None,
         last_finite=None if inference else _last_finite(view, incident, clean, order),
         inference=inference,
         last_step=episode[-1],

@@ -80,7 +80,7 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
         title = f"{words}{',' if ', ' in words else ''} was non-finite before {place} read it"
     elif incident.poison is not None:
         buffer = incident.poison.poisoned[0].full_name
-        title = f"{op.short} in {place} makes buffer `{buffer}` non-finite, unseen by the loss"
+        title = f"{op.short} in {place} makes buffer `{buffer}` non-finite{incident.unseen_words}"
     elif op.phase == "backward":
         made = culprit.forward_op
         name = made.short if made is not None else (op.node or op.short).removesuffix("Backward")
@@ -113,7 +113,7 @@ def _settings_title(incident: Incident, setting: BadSetting, effect: str) -> str
 def report_poisoning(view: RunView, incident: Incident, replay: Replay) -> Report:
     """Title, message and prescription for buffers that code outside the replay made non-finite."""
     first = replay.poisoned[0]
-    title = f"`{first.full_name}` becomes non-finite, unseen by the loss"
+    title = f"`{first.full_name}` becomes non-finite{incident.unseen_words}"
     message = f"{incident.at_step(view).capitalize()},{_poison_words(incident)} {replay.why.capitalize()}."
     return Report(title, f"{message} {incident.resume_advice}", finite_buffer(incident, first))
 
