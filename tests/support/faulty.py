@@ -699,7 +699,7 @@ def running_variance_overflows():
 
 @fault("PD101", "division-by-zero", op="div", module="")
 def codes_that_nothing_is_near():
-    """0 by 0 in the very first forward pass; codes are written before they are read, so those that are read are finite."""
+    """0 by 0 in the very first forward pass; what is read has been written just before, and is finite."""
     torch.manual_seed(0)
     clock = Clock()
 
