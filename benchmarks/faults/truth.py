@@ -33,6 +33,7 @@ QUIET_SETS = (
     "silent5",
     "silent6",
     "silent7",
+    "silent8",
 )
 SETS = NAN_SETS + QUIET_SETS
 
