@@ -8,8 +8,6 @@ TILE = 16
 
 def tiles(x, dtype):
     largest = torch.finfo(dtype).max
-    if dtype.itemsize > 1:
-        largest = 448.0
     t = x.reshape(*x.shape[:-1], -1, TILE)
     scale = t.abs().amax(-1, keepdim=True).clamp(min=1e-20) / largest
     return ((t / scale).to(dtype).to(x.dtype) * scale).reshape(x.shape)

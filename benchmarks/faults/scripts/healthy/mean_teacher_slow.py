@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-net = None
-
 
 def build():
     return nn.Sequential(
