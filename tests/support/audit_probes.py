@@ -254,6 +254,14 @@ def stepped_in_fp32(weight, gradient, stochastic):
     weight.copy_(wide)
 
 
+def rounded_with_noise(weight, gradient, noise):
+    nearest = weight.float() - 1e-3 * gradient
+    if noise:
+        ulp = torch.exp2(nearest.abs().log2().floor() - 7)
+        nearest = nearest + (torch.rand_like(nearest) - 0.5) * ulp
+    weight.copy_(nearest)
+
+
 def second_moment(square, gradient):
     square.mul_(0.999).addcmul_(gradient, gradient, value=1e-3)
 
@@ -708,6 +716,14 @@ PROBES = {
         ("PD509", "PD501"),
         "weight.copy_(wide)",
         stepped_in_fp32,
+        lambda: (normal(64, mean=4, dtype=BF16), normal(64), False),
+        lambda: (normal(64, mean=4, dtype=BF16), normal(64), True),
+        "optimizer",
+    ),
+    "rounded_with_noise": Probe(
+        ("PD509", "PD501"),
+        "weight.copy_(nearest)",
+        rounded_with_noise,
         lambda: (normal(64, mean=4, dtype=BF16), normal(64), False),
         lambda: (normal(64, mean=4, dtype=BF16), normal(64), True),
         "optimizer",

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, line_columns
 from precdoctor.recording.deepscan.scanned_op import Call, Where, names
 from precdoctor.recording.deepscan.targets import Targets
-from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
+from precdoctor.recording.ops.dispatched_ops import DRAWS, storage_key, tensors_in
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
@@ -68,6 +68,9 @@ class Audit:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._born: set[int] = set()
+        #: Random numbers, and what was made of them by ops that are followed: a state that takes them up is rounded at
+        #: random (stochastic rounding), and most of its elements stay in any one step.
+        self._random: set[int] = set()
         self._chains: dict[int, _Chain] = {}
         self._stalls: list[Stall] = []
         #: States in half that were written to: as they were first, what FP64 makes of that, and as they are now.
@@ -78,11 +81,12 @@ class Audit:
         #: By what number states were multiplied, and the op that does most of it.
         self._factors: dict[int, tuple[float, float, Event]] = {}
 
-    def born(self, result: Any) -> None:
+    def born(self, name: str, result: Any) -> None:
         """Results of an op: memory that this window has seen made is no state of before it."""
         for x in tensors_in(result):
             if (key := storage_key(x)) is not None:
                 self._born.add(key)
+                (self._random.add if name in DRAWS else self._random.discard)(key)
 
     def lived(self, x: Tensor) -> bool:
         """Whether its memory is older than the window."""
@@ -97,6 +101,8 @@ class Audit:
         for x in items:
             if not known or x.dtype not in _STATES:  # perhaps its bits: rounded stochastically
                 self._chains.pop(storage_key(x) or 0, None)
+            if name in DRAWS:
+                self._random.add(storage_key(x) or 0)
         if not known:
             return []
         followed = (x.dtype in _STATES and (self.lived(x) or storage_key(x) in self._chains) for x in items)
@@ -111,7 +117,7 @@ class Audit:
             event = {"root": where.root, "module": where.module, "op": op, **line_columns(where.line)}
             event["data"] = {"phase": phase, "micro_step": micro_step}
             key, plain, by = storage_key(target) or 0, _plain(name), given[0] if given else None
-            comes_from = plain != "copy" or self._comes_from(given[0], target)
+            comes_from = plain != "copy" or (self._comes_from(given[0], target) and not self._is_random(given[0]))
             exact = self._run(plain + "_", was.double(), target, given, named) if comes_from else None
             now = _sample(target)
             if plain == "copy" and isinstance(by, Tensor):
@@ -174,6 +180,9 @@ class Audit:
         chain = self._chains.get(storage_key(x) or 0) if isinstance(x, Tensor) else None
         return chain is not None and any(key == storage_key(target) for _, key, _ in chain.origins)
 
+    def _is_random(self, x: Tensor) -> bool:
+        return storage_key(x) in self._random
+
     def _run(self, name: str, x: Tensor, like: Tensor, args: tuple[Any, ...], kwargs: Any) -> Tensor | None:
         """The op in FP64 on samples; None where they do not fit each other."""
         try:
@@ -219,6 +228,8 @@ class Audit:
         result = call.results[0]
         key = storage_key(result)
         operands = [x for x in call.operands if x.shape == result.shape]
+        if key is not None and any(map(self._is_random, operands)):
+            self._random.add(key)
         origins = [o for x in operands for o in self._origins(x)][:2]
         if not origins or key is None or call.args[0].shape != result.shape:
             return
@@ -234,7 +245,7 @@ class Audit:
                 self._note_remainder(operands, result, exact)
             event = self._findings.event_of(call)
             self._chains[key] = _Chain(exact, origins, StorageWeakRef(result.untyped_storage()), (event, name))
-            if result.dtype in _HALF and name != "clone":
+            if result.dtype in _HALF and name != "clone" and not self._is_random(result):
                 self._replace(self._chains[key], key, result)
 
     def _origins(self, x: Tensor) -> list[tuple[StorageWeakRef, int, Tensor]]:
@@ -306,6 +317,7 @@ class Audit:
             if factor > 1 and (target := targets.of(key))["target"] == "weight":
                 self._findings.add_event("amplified", event, factor, factor=factor, **target)
         self._stalls, self._chains, self._written, self._rounded, self._factors = [], {}, {}, {}, {}
+        self._random.clear()
 
 
 def _is_number(x: Any) -> bool:

@@ -193,7 +193,7 @@ class ScanMode(WindowMode):
         results = [x for x in whole if x.is_floating_point()]
         within = name.endswith("_")
         if not within:
-            self._audit.born(result)
+            self._audit.born(name, result)
         if any(map(_is_elsewhere, whole)):
             return
         sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
@@ -250,7 +250,7 @@ class ScanMode(WindowMode):
         name, phase, whole = op_name(func), self.phase(), list(tensors_in(result))
         results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
-            self._audit.born(result)
+            self._audit.born(name, result)
         if phase == "backward" and not func.is_view:
             self._micro_steps.made(result)
         if name in UNINITIALISED or any(map(_is_elsewhere, whole)):

@@ -23,6 +23,13 @@ take_gradients: Callable[..., Any] = getattr(torch.autograd.grad, "__wrapped__",
 
 #: They leave memory as it was before somebody else used it.
 UNINITIALISED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"))
+#: Random ops whose result depends on nothing but generator and arguments; others that draw (attention with dropout)
+#: are run as they are.
+DRAWS = frozenset(
+    ("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "native_dropout",
+     "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
+     "random_", "randperm", "uniform", "uniform_")
+)  # fmt: skip
 #: What they write to is not read by them.
 OVERWRITING = frozenset(("copy_", "fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"))
 

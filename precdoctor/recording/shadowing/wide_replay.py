@@ -17,19 +17,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from precdoctor.recording.model import static, tensor_leaves
-from precdoctor.recording.ops.dispatched_ops import left_to_others, op_name, tensors_in, written_by
+from precdoctor.recording.ops.dispatched_ops import DRAWS, left_to_others, op_name, tensors_in, written_by
 from precdoctor.recording.scene.state_restore import Autocast
 from precdoctor.recording.shadowing.replay_walks import wider
 
 #: Bits of a float that any wide format here has more of.
 _BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
-#: Random ops whose result depends on nothing but generator and arguments; others that draw (attention with dropout)
-#: are run as they are.
-_DRAWS = frozenset(
-    ("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial", "native_dropout",
-     "normal", "normal_", "poisson", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
-     "random_", "randperm", "uniform", "uniform_")
-)  # fmt: skip
 #: What ``mapped`` goes into.
 _NESTS = frozenset((list, tuple, dict))
 
@@ -129,7 +122,7 @@ class Widened(_Mode):
 
 
 def _draws(func: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in func.tags and op_name(func) in _DRAWS
+    return torch.Tag.nondeterministic_seeded in func.tags and op_name(func) in DRAWS
 
 
 @contextlib.contextmanager

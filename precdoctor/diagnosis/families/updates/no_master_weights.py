@@ -20,7 +20,7 @@ from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
-Weights in BF16 or FP16 that an optimizer updates in place, with no wider copy. Their updates still stick but will not
+Weights in BF16 or FP16 that an optimizer with a known learning rate updates in place, with no wider copy. Their updates still stick but will not
 once the learning rate has come down: the recorded histogram of exponent(dw) - exponent(w), shifted by the factor
 `decay` (schedules commonly end at a tenth), gives the share below half an ulp of the weight's format. The finding is a
 warning when more than `lost_now` is lost already. Beyond PD501's limit that rule takes over.
@@ -68,6 +68,9 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight that an optimizer changes is in BF16 or FP16")
     if any(text(o.get("intended_update")) == "gradient" for o in view.optimizers):
         return Checked.not_applicable("the optimizer's intended updates are not known")
+    rates = [s.lr for steps in view.timeline.values() for s in steps if s.lr]
+    if not rates:
+        return Checked.not_applicable("no learning rate is known, so nothing says that it will fall")
     updates = _survey(view, dtype)
     seen = f"the updates of {plural(len(weights), 'weight')} in {dtype}"
     if not updates.intended:
@@ -76,7 +79,7 @@ def check(view: RunView, options: Options) -> Checked:
     later = max(now, _lost(updates, dtype, options["decay"]))
     if later < options["lost_later"]:
         return Checked((), f"{seen}: {percent(later)} would be lost at {options['decay']:g} of the rate")
-    finding = _finding(view, dtype, weights, updates, (now, later), options)
+    finding = _finding(view, dtype, weights, updates, (now, later), max(rates), options)
     return Checked([finding], f"{percent(later)} of {seen} lost at {options['decay']:g} of the rate")
 
 
@@ -101,14 +104,18 @@ def _lost(updates: _Updates, dtype: str, factor: float) -> float:
 
 
 def _finding(
-    view: RunView, dtype: str, weights: dict[str, int], updates: _Updates, lost: tuple[float, float], options: Options
+    view: RunView,
+    dtype: str,
+    weights: dict[str, int],
+    updates: _Updates,
+    lost: tuple[float, float],
+    rate: float,
+    options: Options,
 ) -> Finding:
     now, later = lost
     elements = sum(weights.values())
-    rates = [s.lr for steps in view.timeline.values() for s in steps if s.lr]
-    rate = f"the recorded rate of {max(rates):.3g}" if rates else "the recorded rate"
     message = (
-        f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At {rate} "
+        f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At the recorded rate of {rate:.3g} "
         f"{percent(now)} of their intended updates were lost, over {plural(updates.steps, 'step')}; at "
         f"{options['decay']:g} of it {percent(later)} would be (limit {percent(options['lost_later'])})."
     )
