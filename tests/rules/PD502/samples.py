@@ -33,8 +33,16 @@ def in_fp16() -> Training:
     return updates(-7, dtype="float16")
 
 
+def by_hand() -> Training:
+    """No rate is known; such updates may keep what rounding takes (Kahan)."""
+    run = updates(-8, 600)
+    for row in run.step_rows.values():
+        row.update(lr=None, lrs=[])
+    return run
+
+
 FIRING = {
     "lost_later": Sample(lambda: updates(-7), kind="update", severity="info", rank=None, bare=True, says=("25 %",)),
     "lost_already": Sample(lambda: updates(-8, 600), severity="warning", rank=None, bare=True, says=("15 %", "100 %")),
 }
-HEALTHY = {f.__name__: f for f in (far_above_the_ulp, in_fp32, in_fp16)}
+HEALTHY = {f.__name__: f for f in (far_above_the_ulp, in_fp32, in_fp16, by_hand)}

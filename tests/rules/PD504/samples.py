@@ -47,6 +47,29 @@ def never_fell(grown: float = 12.0, loss: float = 1.37) -> Training:
     return run
 
 
+def at_the_peak(warm_up: int = 4, falls: float = 0.97, modules: int = 8) -> Training:
+    """All matrices replaced once the rate has reached its peak; the loss falls by this factor per step."""
+    run = Training(steps=24)
+    heads = {r["module"] for r in run.tensors[0] if r["kind"] == "update"}
+    for step, row in run.step_rows.items():
+        row.update(lr=0.1 * min(1.0, (step + 1) / (warm_up + 1)), loss=1.4 * falls**step)
+        for module in sorted(heads)[:modules]:
+            moved = 0.8 if step >= warm_up // 2 else 0.001
+            run.change(lambda r, m=moved: r.update(normal(m)), kind="update", module=module, step=step)
+            if step > warm_up + 3:
+                run.change(lambda r: r.update(normal(12.0)), kind="weight", module=module, step=step)
+    return run
+
+
+def raw_targets() -> Training:
+    """The weights have to grow, and the loss falls with them."""
+    return at_the_peak(falls=0.9)
+
+
+def two_layers_only() -> Training:
+    return at_the_peak(modules=2)
+
+
 def half_of_it_lost(grown: float = 12.0, waits: int = 12) -> Training:
     """Replaced at first; the loss begins to fall after so many of 24 steps."""
     run = Training(steps=24)
@@ -173,6 +196,8 @@ FIRING = {
                        says=("grows 1.5 times per step", "1.2 times the largest stable one, 0.08")),
     "never_fell": Sample(never_fell, module="head", severity="warning",
                          says=("half of the run the loss did not fall", "12 times its initial")),
+    "at_the_peak": Sample(at_the_peak, severity="warning", bare=True,
+                          says=("steps at the full rate", "In the next 9 steps the loss fell by less than 20 %")),
     "half_of_it_lost": Sample(half_of_it_lost, module="head", severity="warning",
                               says=("half of the run the loss did not fall", "limit 0.5")),
     "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("of its initial RMS",)),
@@ -210,5 +235,7 @@ HEALTHY = {
         a_plateau_of_weights_that_keep_their_size,
         a_short_plateau,
         learnt_nevertheless,
+        raw_targets,
+        two_layers_only,
     )
 }

@@ -56,6 +56,17 @@ def recurrence(binades: float, phase: str = "forward", *, calls: int = 50, steps
     return run.change(lambda r: r.update(normal(2.0 ** (binades - 3))), kind="output", module=LAYER)
 
 
+def given_on_by_its_last_child(amax: float = 2.0**12) -> Training:
+    """The module returns what its child returns, which has the row."""
+    run = recurrence(15.0)
+    run.change(lambda r: r.update(module=f"{LAYER}.out", **normal(amax)), kind="output", module=LAYER)
+    return run
+
+
+def a_child_of_sines() -> Training:
+    return given_on_by_its_last_child(0.5)
+
+
 def frequencies() -> Training:
     """`2**i * x` for each i, of which the module returns the sines."""
     run = recurrence(15.0)
@@ -89,6 +100,9 @@ FIRING = {
         lambda: recurrence(20.0), 0, module=LAYER, severity="warning", bare=True,
         says=("activations grow 1.33 times per repetition", "limit 2^13"),
     ),
+    "given_on_by_its_last_child": Sample(
+        given_on_by_its_last_child, 0, module=LAYER, severity="warning", bare=True, says=("activations grow",)
+    ),
     "gradients_of_a_recurrence": Sample(
         lambda: recurrence(26.0, "backward"), 0, module=LAYER, severity="warning", bare=True,
         says=("gradients grow", "limit 2^24"),
@@ -102,6 +116,7 @@ HEALTHY = {
         one_large_layer,
         near_the_end_of_fp16_but_level,
         frequencies,
+        a_child_of_sines,
         a_recurrence_with_clipped_gradients,
         a_recurrence_that_settles,
         few_repetitions,

@@ -123,10 +123,15 @@ def _excess(view: RunView, fact: Fact, options: Options) -> float:
 
 
 def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
-    """Whether an output of the module, of any one below a top-level module, is about as large on the scanned step."""
-    rows = [r for r in view.any_rows(fact.step) if r.kind == "output" and r.root == fact.root]
-    outputs = [r.amax for r in rows if r.amax and fact.module in ("", r.module)]
-    return bool(outputs) and max(outputs) * 2.0**_AS_LARGE >= last
+    """Whether an output of the module, of any one below a top-level module, is about as large on the scanned step.
+
+    A module that gives on what its last child returns has no row of its own.
+    """
+    rows = [r for r in view.any_rows(fact.step) if r.kind == "output" and r.root == fact.root and r.amax]
+    own = [r for r in rows if fact.module in ("", r.module)]
+    inside = sorted((r for r in rows if r.module.startswith(f"{fact.module}.")), key=lambda r: r.position)
+    amax = max((r.amax or 0.0 for r in own or inside[-1:]), default=0.0)
+    return amax > 0.0 and amax * 2.0**_AS_LARGE >= last
 
 
 def _repeated(view: RunView, group: Group, options: Options) -> Finding:

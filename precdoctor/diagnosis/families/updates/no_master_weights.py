@@ -20,10 +20,11 @@ from precdoctor.numerics.histogram import ExponentHistogram
 
 PAGE = RulePage(
     finds="""
-Weights in BF16 or FP16 that an optimizer with a known learning rate updates in place, with no wider copy. Their updates still stick but will not
-once the learning rate has come down: the recorded histogram of exponent(dw) - exponent(w), shifted by the factor
-`decay` (schedules commonly end at a tenth), gives the share below half an ulp of the weight's format. The finding is a
-warning when more than `lost_now` is lost already. Beyond PD501's limit that rule takes over.
+Weights in BF16 or FP16 that an optimizer with a known learning rate updates in place, with no wider copy. Their
+updates still stick but will not once the learning rate has come down: the recorded histogram of exponent(dw) -
+exponent(w), shifted by the factor `decay` (schedules commonly end at a tenth), gives the share below half an ulp of
+the weight's format. The finding is a warning when more than `lost_now` is lost already. Beyond PD501's limit that rule
+takes over.
 """,
     matters="""
 Training looks healthy at the peak learning rate and stops of its own accord as the schedule decays, which looks like
@@ -115,8 +116,8 @@ def _finding(
     now, later = lost
     elements = sum(weights.values())
     message = (
-        f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At the recorded rate of {rate:.3g} "
-        f"{percent(now)} of their intended updates were lost, over {plural(updates.steps, 'step')}; at "
+        f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At the recorded "
+        f"rate, {rate:.3g}, {percent(now)} of the updates were lost, over {plural(updates.steps, 'step')}; at "
         f"{options['decay']:g} of it {percent(later)} would be (limit {percent(options['lost_later'])})."
     )
     extra = widened_bytes(view, elements)

@@ -14,7 +14,7 @@ from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
-from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
     Shrunk,
     decay_finding,
@@ -53,10 +53,12 @@ the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is
 not count: by then zero-initialised weights, whose first updates are infinitely large, have found their size. Biases and
 gains are not judged.
 
-The first `early_steps` steps count alone if they threw the run off: the median of their updates is `early_ratio` or
-more of the weight's initial RMS, and the loss went wrong afterwards. Either it more than doubled, or it did not fall.
-It did not fall if the older or the newer half of the run, without its first eighth, is less than `learnt` below the
-first losses; then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its
+The first `early_steps` steps at half of the largest learning rate or more (behind a warm-up, if there is one) count
+alone if they threw the run off: the median of their updates is `early_ratio` or more of the weight's initial RMS, and
+the loss went wrong afterwards. Either it more than doubled, or it did not fall. It did not fall if the older or the
+newer half of the run, without its first eighth, is less than `learnt` below the first losses; or if the next three
+times as many steps are less than `stays` below the first of them, and `most` of all weight matrices are replaced so.
+Then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its
 initialisation. Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`)
 have nothing to lose.
 
@@ -98,6 +100,7 @@ average over 1 / (learning rate x weight decay) steps, which should be thousands
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
 )
+_SOON = "In the next"
 _COLUMNS = ("module_class", "nan", "pos_inf", "neg_inf")
 
 
@@ -158,12 +161,12 @@ def check(view: RunView, options: Options) -> Checked:
     if (decayed := _decayed(view, options)) is not None:
         return Checked([decayed], f"{seen}: weights decay to nothing")
     guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
-    early = {} if guilty else _thrown_off(view, options)
+    early, harm = ({}, "") if guilty else _thrown_off(view, options)
     if not guilty and not early:
         few = steps < options["min_steps"]
         worst = max(w.ratio for w in weights.values())
         return Checked((), f"{seen}, too few for a median" if few else f"{seen}: at most {worst:.2g} of the weight")
-    finding = _finding(view, guilty or early, len(weights), options, early=bool(early))
+    finding = _finding(view, guilty or early, len(weights), options, harm)
     limit = options["early_ratio" if early else "ratio"]
     return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}")
 
@@ -186,28 +189,32 @@ def _decayed(view: RunView, options: Options) -> Finding | None:
     return None if penalty is None else penalty_finding(RULE, view, penalty, shrunk, least, options["outweighs"])
 
 
-def _thrown_off(view: RunView, options: Options) -> Mapping[Parameter, _Weight]:
-    """Weights replaced in the first steps of a run whose loss went wrong after that."""
-    count = int(options["early_steps"])
-    worse = False
+def _thrown_off(view: RunView, options: Options) -> tuple[Mapping[Parameter, _Weight], str]:
+    """Weights replaced in the first steps of a run whose loss went wrong after that, and how it did."""
+    count, since = int(options["early_steps"]), _warmed_up(view)
+    worse = stayed = False
     for (process, _), steps in by_optimizer(view).items():
-        begun = steps[: 2 * count + 1]
+        begun = [s for s in steps if s.step >= since][: 3 * count + 1]
         losses = [s.loss for s in begun if s.loss is not None and is_well(view, process, s)]
-        enough = len(losses) > (1 if any(not is_well(view, process, s) for s in begun) else count)
-        worse = worse or (enough and losses[0] > 0.0 and median(losses[1 : count + 1]) > 2.0 * losses[0])
-    nothing_learnt = not worse and _nothing_learnt(view, options)
-    if not worse and not nothing_learnt:
-        return {}
-    sized = {p: w for p, w in _survey(view, first=count).items() if w.unit_gain >= options["sized"]}
+        few = 1 if any(not is_well(view, process, s) for s in begun[: 2 * count + 1]) else count
+        if len(losses) > few and losses[0] > 0.0:
+            worse = worse or median(losses[1 : count + 1]) > 2.0 * losses[0]
+            stayed = stayed or median(losses[1:]) > (1.0 - options["stays"]) * losses[0]
+    sized = {p: w for p, w in _survey(view, first=count, since=since).items() if w.unit_gain >= options["sized"]}
     large = {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
-    return large if worse else {p: w for p, w in large.items() if w.final >= options["outgrown"] * w.first}
-
-
-def _harm(view: RunView, weight: _Weight, options: Options) -> str:
-    if not _nothing_learnt(view, options) or weight.final < options["outgrown"] * weight.first:
-        return "The loss more than doubled after these steps."
-    grown = f"{weight.final / weight.first:.2g} times its initial RMS"
-    return f"For half of the run the loss did not fall, and the weight has grown to {grown}: nothing is left of it."
+    if worse:
+        return large, "The loss more than doubled after these steps."
+    outgrown = {p: w for p, w in large.items() if w.final >= options["outgrown"] * w.first}
+    if not outgrown:
+        return {}, ""
+    grown = max(w.final / w.first for w in outgrown.values())
+    left = f"nothing is left of {plural(len(outgrown), 'weight matrix')}: one ends at {grown:.2g} times its initial RMS"
+    if _nothing_learnt(view, options):
+        return outgrown, f"For half of the run the loss did not fall, and {left}."
+    if stayed and len(outgrown) >= options["most"] * len(sized):
+        fell = f"the loss fell by less than {percent(options['stays'])}"
+        return outgrown, f"{_SOON} {plural(3 * count, 'step')} {fell}, and {left}."
+    return {}, ""
 
 
 def _nothing_learnt(view: RunView, options: Options) -> bool:
@@ -224,16 +231,24 @@ def _nothing_learnt(view: RunView, options: Options) -> bool:
     return False
 
 
-def _survey(view: RunView, first: int | None = None) -> Mapping[Parameter, _Weight]:
-    """Ratios on the newer half of the recorded steps; or on the ``first`` ones, against the initial weight."""
+def _warmed_up(view: RunView) -> int:
+    """The first step with half of the largest learning rate, or more."""
+    rates = [(s.step, s.lr) for steps in view.timeline.values() for s in steps if s.lr and math.isfinite(s.lr)]
+    peak = max((rate for _, rate in rates), default=0.0)
+    return min((step for step, rate in rates if rate >= 0.5 * peak), default=0)
+
+
+def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[Parameter, _Weight]:
+    """Ratios on the newer half of the recorded steps; or on the ``first`` since one, against the initial weight."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
-    looked_at = steps[len(steps) // 2 :] if first is None else [*steps[:first], *steps[first:][-1:]]
+    early = [s for s in steps if s >= since][:first]
+    looked_at = steps[len(steps) // 2 :] if first is None else sorted({*steps[:1], *early, *steps[-1:]})
     rows = view.measured(("rms", "dimensions", "fan_in"), ("weight", "update"), columns=_COLUMNS, steps=looked_at)
     rows = rows[finite(rows) & rows["sum_sq"].notna() & (rows["dimensions"] >= 2)]
     known, (before, update) = by_kind(rows, column(rows, "rms"), ("weight", "update"))
     before, at = np.nan_to_num(before), known[list(AT)].to_numpy()
-    counted = ~np.isnan(update) if first is None else ~np.isnan(update) & np.isin(at[:, 2], steps[:first])
+    counted = ~np.isnan(update) if first is None else ~np.isnan(update) & np.isin(at[:, 2], early)
     ids = groups(known, PARAMETER)
     one = known.iloc[firsts(ids)]
     described = zip(parameters(one), one["module_class"], one["fan_in"], rows_of(ids, known["step"]), strict=True)
@@ -249,9 +264,9 @@ def _survey(view: RunView, first: int | None = None) -> Mapping[Parameter, _Weig
     return found
 
 
-def _finding(
-    view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, *, early: bool
-) -> Finding:
+def _finding(view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, harm: str) -> Finding:
+    """``harm``: what came of the first steps; empty where it is about all of them."""
+    early = bool(harm)
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = weight.last
     row = next((r for r in view.rows(process, step) if r.kind == "update" and r.owner == place), None)
@@ -260,14 +275,14 @@ def _finding(
     rates = rates_of(view, *weight.middle)
     diverging = _stable(view, process)
     steps = plural(weight.ratios.size, "step")
-    which = f"the first {steps}" if early else f"{steps} in the newer half"
+    which = f"the first {steps}{_behind(view)}" if early else f"{steps} in the newer half"
     message = (
         f"In the median of {which}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
         + ("initial RMS" if early else "own RMS")
         + f" (limit {limit:g}; about 1e-3 is usual)"
         + (f"{rates.words}. " if rates is not None else ". ")
         + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
-        + (f" {_harm(view, weight, options)}" if early else "")
+        + (f" {harm}" if early else "")
         + (f" {diverging.words}" if diverging is not None else "")
     )
     evidence: dict[str, Any] = {
@@ -285,7 +300,7 @@ def _finding(
         evidence |= diverging.evidence
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
-        title=f"the first steps change `{parameter}` by {weight.ratio:.2g} times its initial size each"
+        title=f"the first steps{_behind(view)} change `{parameter}` by {weight.ratio:.2g} times its initial size each"
         if early
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,
@@ -293,23 +308,27 @@ def _finding(
         evidence=evidence | tensor_evidence(row),
         prescriptions=(diverging.prescription,)
         if diverging is not None
-        else _prescribe(view, process, weight, rates, options, early=early),
+        else _prescribe(view, process, weight, rates, options, harm),
     )
 
 
 def _prescribe(
-    view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, *, early: bool
+    view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, harm: str
 ) -> tuple[Prescription, ...]:
     """A smaller rate first where the rate itself is too large; a warm-up where only the first steps were."""
-    what = "first updates / initial weight" if early else "update / weight"
+    what = "first updates / initial weight" if harm else "update / weight"
     lower = lower_rate(view, rates, weight.ratio, options["target"], what)
-    if not early:
+    if not harm:
         return (lower,)
     gentler = gentler_start(rates, weight.ratio, options["target"])
     stayed = rates is not None and rates.last >= 0.5 * rates.measured
-    if stayed and (_nothing_learnt(view, options) or _never_came_back(view, process)):
+    if harm.startswith(_SOON) or (stayed and (_nothing_learnt(view, options) or _never_came_back(view, process))):
         return lower, gentler
     return (gentler, lower) if rates is not None and rates.warm_up else (gentler,)
+
+
+def _behind(view: RunView) -> str:
+    return " at the full rate" if _warmed_up(view) > view.steps["step"].min() else ""
 
 
 def _stable(view: RunView, process: Process) -> StableRate | None:
@@ -348,6 +367,11 @@ RULE = Rule(
                    "The loss has not fallen if a half of the run is less than this below the first steps.",
                    "Chosen empirically: a loss over four classes begins at 1.39, and chance moves it by hundredths.",
                    maximum=1.0),
+        RuleOption("stays", 0.2, "fraction",
+                   "The loss has not fallen if the steps behind the first ones are less than this below the first.",
+                   "Chosen empirically: raw targets of 1e6 fall by 0.3, at weights that have to grow.", maximum=1.0),
+        RuleOption("most", 0.75, "fraction", "Share of the weight matrices that must be replaced then.",
+                   "Chosen empirically: not all layers of a network are as large.", maximum=1.0),
         RuleOption("outgrown", 3.0, "times the initial RMS",
                    "Growth of a weight in a run that learnt nothing; below it some of the initialisation is left.",
                    "Chosen empirically: nine tenths of the energy are new.", 1.0),
