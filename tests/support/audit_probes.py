@@ -367,6 +367,11 @@ def multiplied_ids(batch, table):
     return F.embedding((batch[:, 0].long() * 2654435761 ^ 977) % len(table), table)
 
 
+def fourier_features(coordinates, dtype):
+    angles = coordinates.to(dtype)[:, None] * (torch.pi * 2.0 ** torch.arange(7))
+    return angles.sin()
+
+
 def rotary(position, frequency):
     angle = position[:, None] * frequency
     return torch.cos(angle)
@@ -925,6 +930,13 @@ PROBES = {
         rotary,
         lambda: (torch.arange(0, 2048, 16).to(BF16), torch.tensor([1.0, 0.3, 0.1], dtype=BF16)),
         lambda: (torch.arange(0, 2048, 16.0), torch.tensor([1.0, 0.3, 0.1])),
+    ),
+    "fourier_features_bf16": Probe(
+        ("PD703", "PD706"),
+        "angles.sin()",
+        fourier_features,
+        lambda: (torch.arange(0, 256.0) / 256 + 1 / 512, BF16),
+        lambda: (torch.arange(0, 256.0) / 256 + 1 / 512, FP16),
     ),
     "flushed_cast": Probe(
         ("PD706",),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from precdoctor.recording.deepscan.angles import TURNS, note_angles
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
@@ -49,7 +50,7 @@ _CHOOSES = names("topk sort argsort argmin argmax kthvalue")
 _MAX_PENDING = 64
 #: Ops between a difference and the choice.
 _KEEPS = names("neg abs sqrt clamp clamp_min")
-_FOLLOWED = _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
+_FOLLOWED = TURNS | _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
 #: Ops of loss code that round their result to half: probabilities, their logarithms and totals of them, products.
 _REDUCES = names("sum mean _log_softmax _softmax log exp sigmoid log_sigmoid_forward mm bmm")
 #: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
@@ -218,6 +219,8 @@ class Differences:
             self._centre(call)
         elif call.name in _CHOOSES | _KEEPS:
             self._choose(call)
+        elif call.name in TURNS and (source := self._source(call.args[0])) is not None:
+            note_angles(self._findings, call, source, self._coarsest(call))
         self.remember(call)
         if call.phase in ("forward", "loss") and call.name in _NEXT_TO:
             self._last.append((call, [_version(x) for x in call.operands]))

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.samples import Sample
-from tests.support.scanning import scanned
+from tests.support.scanning import fact, scanned
 from tests.support.training import ROOT, Training, histogram, tensor
 
 
@@ -42,6 +42,24 @@ def widened(amax: float, *, of_positions: float | None = None, frequencies: floa
         op("cos.default", "float64", "float64", 1.0),
         op("sin.default", "float64", "float64", 1.0),
     )
+
+
+def measured(error: float, *steps: int, wrong: int = 100) -> Training:
+    """Fourier features of coordinates that the script casts to BF16."""
+    told = {"error": error, "wrong": wrong, "of": 1000, "largest": 201.0, "rounded_to": "bfloat16"}
+    return scanned(fact("angle", "sin.default", module="time", **told), steps=steps or (0, 1))
+
+
+def a_few_large_coordinates() -> Training:
+    return measured(0.4, wrong=5)
+
+
+def one_scan_alone() -> Training:
+    return measured(0.4, 0)
+
+
+def coordinates_in_fp16() -> Training:
+    return measured(0.1)
 
 
 FREQUENCIES = 10000.0 ** -np.linspace(0, 1, 8)
@@ -87,6 +105,10 @@ def few_positions() -> Training:
 
 
 FIRING = {
+    "measured": Sample(
+        lambda: measured(0.4), 0, "time", severity="warning", bare=True,
+        says=("angles are up to 0.4 radians off", "limit 0.25", "10 % of them"),
+    ),
     "sines_in_half": Sample(
         lambda: in_half(980.0), 0, "time", severity="warning", bare=True,
         says=("up to 980 are 4 radians apart", "at dit.py:15", "off by up to 2 radians (limit 1)"),
@@ -119,7 +141,18 @@ FIRING = {
     ),
 }  # fmt: skip
 HEALTHY = {
-    f.__name__: f for f in (short_sequences, in_fp32, bands, another_buffer, features_of_coordinates, few_positions)
+    f.__name__: f
+    for f in (
+        a_few_large_coordinates,
+        one_scan_alone,
+        coordinates_in_fp16,
+        short_sequences,
+        in_fp32,
+        bands,
+        another_buffer,
+        features_of_coordinates,
+        few_positions,
+    )
 } | {
     "large_angles_in_fp32": lambda: in_half(1.5e6, "float32"),
     "unix_times_in_fp64": lambda: in_half(1.2e7, "float64"),

@@ -15,7 +15,11 @@ from precdoctor.diagnosis.claims.relations import same_module, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import module_expression
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.families.configuration.half_precision_positions_angles import angles_finding, angles_of
+from precdoctor.diagnosis.families.configuration.half_precision_positions_angles import (
+    angles_finding,
+    angles_of,
+    measured_angles,
+)
 from precdoctor.diagnosis.survey.frames import PARAMETER, at, firsts, groups, parameters
 from precdoctor.diagnosis.survey.measures import lists
 from precdoctor.diagnosis.survey.parameters import HALF
@@ -37,7 +41,9 @@ was computed in half precision, or converted and widened again, is as coarse.
 Or, in a deep scan, sines and cosines of angles that are in half precision, or were before they were widened, and so
 large that half an ulp of them is `angle` radians: above 256 in BF16, above 2048 in FP16. Time steps of a diffusion
 model that are cast along with the latents are an example. In FP32 the limit is `wide_angle`, which only angles above 2
-million exceed: Unix times.
+million exceed: Unix times. Where a scan follows data from before it was cast to half precision, the error of the angles
+that are made of it is measured, and the limit is `measured_angle`: coordinates times the frequencies of Fourier
+features.
 """,
     matters="""
 Positions far from the start get the wrong angle, or the same angle as their neighbours. The model trains all the same,
@@ -68,6 +74,10 @@ _EXACT = 2.0**52
 _OWN = 4
 
 
+#: Least share of the angles that is off by an eighth of a radian or more.
+_MANY = 0.02
+
+
 @dataclass(frozen=True)
 class _Table:
     row: TensorRow
@@ -78,20 +88,27 @@ class _Table:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the table that is off most, or else the angles that are."""
+    """One finding for the table that is off most; else one for each module whose angles are known to be off."""
     tables = _check_tables(view, options)
     return tables if tables.findings else _check_angles(view, options, tables)
 
 
 def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
-    angles = angles_of(view)
+    limit = options["measured_angle"]
+    measured = [a for a in measured_angles(view) if a.error >= limit and a.wrong >= _MANY]
+    known = {(a.root, a.module) for a in measured}
+    angles = [a for a in angles_of(view) if (a.root, a.module) not in known]
+    findings = [angles_finding(RULE, view, a, limit) for a in measured]
+    words = f"sines of angles made of half precision, off by {measured[0].error:.2g} radians" if measured else ""
     if not angles:
-        return tables
+        return Checked(findings, words) if findings else tables
     limits = {a: options["wide_angle"] if a.dtype == FP32.dtype else options["angle"] for a in angles}
     worst = max(angles, key=lambda a: a.error / limits[a])
-    words = f"sines of angles up to {worst.amax:.4g} in {worst.dtype}, off by {worst.error:.2g} radians"
+    words = words or f"sines of angles up to {worst.amax:.4g} in {worst.dtype}, off by {worst.error:.2g} radians"
     if worst.error >= limits[worst]:
-        return Checked([angles_finding(RULE, view, worst, limits[worst])], words)
+        findings.append(angles_finding(RULE, view, worst, limits[worst]))
+    if findings:
+        return Checked(findings, words)
     reason = words if tables.status is Status.NOT_APPLICABLE else f"{tables.reason}; {words}"
     return Checked((), f"{reason} (limit {limits[worst]:g})")
 
@@ -253,6 +270,8 @@ RULE = Rule(
                    "Two: from there positions coincide.", 1.0),
         RuleOption("angle", 1.0, "radians", "Half an ulp of the largest angle whose sine or cosine is taken.",
                    "At one, neighbouring integers are one angle. Networks of sines in half precision bear a tenth."),
+        RuleOption("measured_angle", 0.25, "radians", "Largest error of an angle whose numbers were rounded before.",
+                   "Chosen empirically: a quarter of what the bound allows; a tenth is borne."),
         RuleOption("wide_angle", 0.1, "radians", "The same for an angle in FP32.",
                    "A tenth of that of half precision: nothing that is computed in FP32 is meant to be so coarse."),
     ),

@@ -13,11 +13,12 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.rule import Rule
+from precdoctor.diagnosis.claims.words import percent
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import integer, known_format, text
-from precdoctor.diagnosis.survey.scans import scan_events, short_name
+from precdoctor.diagnosis.survey.scans import Fact, facts, scan_events, short_name
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32, Format
 
@@ -40,6 +41,10 @@ class Angles:
     amax: float
     #: The sine is taken in a wider format, of numbers that had been rounded to ``fmt``.
     widened: bool
+    #: By how many radians the worst is off, where that was measured against the numbers before the rounding; and the
+    #: share that is off by an eighth of a radian or more.
+    measured: float | None = None
+    wrong: float = 1.0
 
     @property
     def spacing(self) -> float:
@@ -48,8 +53,8 @@ class Angles:
 
     @property
     def error(self) -> float:
-        """Largest error of rounding it to nearest: half the spacing (IEEE 754-2019, section 4.3), in radians."""
-        return self.spacing / 2.0
+        """As measured; else that of rounding to nearest, half the spacing (IEEE 754-2019, section 4.3). In radians."""
+        return self.spacing / 2.0 if self.measured is None else self.measured
 
 
 def angles_of(view: RunView) -> list[Angles]:
@@ -72,6 +77,28 @@ def angles_of(view: RunView) -> list[Angles]:
             if known is None or (seen.spacing, amax) > (known.spacing, known.amax):
                 found[place] = seen
     return sorted(found.values(), key=lambda a: -a.spacing)
+
+
+def measured_angles(view: RunView) -> list[Angles]:
+    """Angles held against the numbers that they were rounded from, of modules where two scans found some; the worst
+    first.
+    """
+    found: dict[tuple[str, str], list[Fact]] = {}
+    for fact in facts(view, "angle"):
+        if known_format(text(fact.data.get("rounded_to"))) is not None:
+            found.setdefault((fact.root, fact.module), []).append(fact)
+    several = [group for group in found.values() if len({f.step for f in group}) > 1]
+    return sorted((_measured(max(g, key=lambda f: f.number("error"))) for g in several), key=lambda a: -a.error)
+
+
+def _measured(fact: Fact) -> Angles:
+    dtype = text(fact.data.get("rounded_to"))
+    fmt, amax = known_format(dtype), fact.number("largest")
+    assert fmt is not None
+    return Angles(
+        fact.root, fact.module, fact.step, fact.process, fact.op, fact.source, dtype, fmt, amax, True,
+        fact.number("error"), fact.share("wrong", "of"),
+    )  # fmt: skip
 
 
 def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
@@ -114,8 +141,10 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
     """The finding about angles above ``limit`` radians."""
     where = f"`{angles.module or angles.root}`" if angles.root else "the training loop"
     line = at_line(angles.source)
+    what, known = short_name(angles.op), angles.measured is not None
     effect = f"angles up to {angles.amax:.4g} are {angles.spacing:g} radians apart"
-    what = short_name(angles.op)
+    if known:
+        effect = f"angles are up to {angles.error:.2g} radians off"
     how = (
         f"The {what} is taken in a wider format, but of numbers that had been rounded to {angles.dtype}"
         if angles.widened
@@ -123,14 +152,9 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
     )
     wide = angles.fmt.mantissa_bits >= FP32.mantissa_bits
     return rule.finding(
-        confidence=0.75 if angles.widened else 0.85,
+        confidence=0.9 if known else 0.75 if angles.widened else 0.85,
         title=f"{what} of {angles.dtype} positions in {where}: {effect}{line}",
-        message=(
-            f"{how}{line} in {where}. It has {angles.fmt.mantissa_bits + 1} significant bits: near {angles.amax:.4g}, "
-            f"the largest at step {angles.step}, numbers are {angles.spacing:g} apart, so that the angle is off by up "
-            f"to {angles.error:.2g} radians (limit {limit:g}). Positions and time steps there are mistaken for their "
-            "neighbours, and widening them afterwards brings nothing back."
-        ),
+        message=_message(angles, f"{how}{line} in {where}.", limit),
         location=Location(
             root=angles.root or None,
             module=angles.module if angles.root else None,
@@ -149,10 +173,26 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
             "spacing": angles.spacing,
             "dtype": angles.dtype,
             "widened": angles.widened,
-            "confidence_reason": "dtype and largest angle are recorded"
+            "confidence_reason": "the angles were held against the numbers before the rounding"
+            if known
+            else "dtype and largest angle are recorded"
             + ("; their size alone identifies them as the ones that were widened" if angles.widened else ""),
         },
         prescriptions=((_reduced if wide else _in_fp32)(angles, line),),
+    )
+
+
+def _message(angles: Angles, how: str, limit: float) -> str:
+    if angles.measured is not None:
+        return (
+            f"{how} Beside the numbers before that rounding, the angle is off by up to {angles.error:.2g} radians "
+            f"(limit {limit:g}), {percent(angles.wrong)} of them by an eighth or more."
+        )
+    return (
+        f"{how} It has {angles.fmt.mantissa_bits + 1} significant bits: near {angles.amax:.4g}, the largest at step "
+        f"{angles.step}, numbers are {angles.spacing:g} apart, so that the angle is off by up to {angles.error:.2g} "
+        f"radians (limit {limit:g}). Positions and time steps there are mistaken for their neighbours, and widening "
+        "them afterwards brings nothing back."
     )
 
 

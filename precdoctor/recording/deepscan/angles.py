@@ -1,0 +1,40 @@
+"""Sines and cosines of angles made of data that was rounded to half precision before: how many radians off they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from precdoctor.recording.deepscan.scan_facts import Findings
+from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.ops.tensor_facts import dtype_name
+
+#: Ops that take angles.
+TURNS = names("sin cos")
+#: Radians: errors below it are no fact; from the second on an element counts as wrong.
+_NOTED, _WRONG = 2.0**-4, 2.0**-3
+
+
+def note_angles(findings: Findings, call: Call, exact: Tensor, dtype: torch.dtype) -> None:
+    """Note an op whose angles are off.
+
+    Args:
+        exact: its operand from before the rounding, of the same shape.
+        dtype: the format that it was rounded to.
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        return
+    seen = call.before(call.args[0]).detach().double()
+    off = (seen - exact.detach().double()).abs()
+    known = torch.isfinite(off)
+    error = float(torch.where(known, off, 0.0).max()) if off.numel() else 0.0
+    if error >= _NOTED:
+        wrong, largest = int((known & (off >= _WRONG)).sum()), float(torch.where(known, seen.abs(), 0.0).max())
+        told = {
+            "error": error,
+            "wrong": wrong,
+            "of": int(known.sum()),
+            "largest": largest,
+            "rounded_to": dtype_name(dtype),
+        }
+        findings.add("angle", call, error, **told)
