@@ -464,3 +464,28 @@ def test_weights_that_get_their_gradient_by_hand_have_updates(tmp_path):
 
     assert rows[rows["kind"] == "update"].groupby("step").size().tolist() == [2] * 3
     assert rows[rows["kind"] == "weight"].groupby("step").size().tolist() == [2] * 3
+
+
+@pytest.mark.parametrize(
+    ("ending", "steps"), [("", 4), ("raise ValueError", 5), ("net(torch.full((4, 8), float('nan')))", 5)]
+)
+def test_a_model_called_in_training_mode_after_the_last_step_has_begun_no_step(tmp_path, ending, steps):
+    """Unless something kept the backward pass from beginning."""
+    script(
+        tmp_path,
+        "evaluates.py",
+        f"""
+        import torch
+
+        net = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+        net(torch.ones(4, 8))
+        {ending}
+        """,
+    )
+    done = record(tmp_path, "--", *warm("evaluates.py"))
+    assert len(precdoctor.open_run(done.run).steps()) == steps
