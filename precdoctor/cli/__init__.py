@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             _discard_output()
             return _say(f"the output cannot be written: {error.strerror}", PrecdoctorError.exit_code)
+        if isinstance(error, ImportError) and (error.name or "").partition(".")[0] != "precdoctor":
+            return _say(f"a package that precdoctor needs cannot be imported: {error}", PrecdoctorError.exit_code)
         import traceback
 
         traceback.print_exc()

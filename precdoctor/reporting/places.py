@@ -94,7 +94,7 @@ def repository_file(file: str, home: str, line: int | None = None, code: str | N
     Returns:
         None where no file can be told without a guess.
     """
-    if not file:
+    if not file or file.startswith("<"):  # code without a file, such as <stdin>
         return None
     here = Path.cwd()
     root = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), None)

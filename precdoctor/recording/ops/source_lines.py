@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from precdoctor.recording.process.attach import shown
+from precdoctor.recording.process.attach import is_main_code, shown
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of frames, once per op
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the same
@@ -18,7 +18,7 @@ _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the
 _FOREIGN = (_OWN, _TORCH, "<")
 
 #: Kinds of files by name, as far as they have been met; a process may make files up at run time, so not for ever.
-_USERS, _SKIPPED, _OURS = 0, 1, 2
+_USERS, _SKIPPED, _OURS, _UNNAMED = 0, 1, 2, 3
 _kinds: dict[str, int] = {}
 _MAX_KINDS = 1 << 12
 #: Wrappers of ours around functions the user calls (``Tensor.to``): they start nothing.
@@ -51,7 +51,8 @@ def _kind_of(file: str) -> int:
     if len(_kinds) >= _MAX_KINDS:
         _kinds.clear()
     ours = file.startswith(_OWN) and not file.startswith(_WRAPPERS)
-    found = _kinds[file] = _OURS if ours else _SKIPPED if is_foreign(file) else _USERS
+    unnamed = _UNNAMED if file.startswith("<") else _USERS
+    found = _kinds[file] = _OURS if ours else _SKIPPED if file.startswith((_OWN, _TORCH)) else unnamed
     return found
 
 
@@ -78,7 +79,7 @@ def innermost_user_line(*, past_own: bool = False) -> Line | None:
             left_own = True
             if code.co_name == "_engine_run_backward":
                 return None
-            if kind == _USERS:
+            if kind == _USERS or (kind == _UNNAMED and is_main_code(frame)):
                 return tuple.__new__(Line, (file, frame.f_lineno or code.co_firstlineno))
         frame = frame.f_back
     return None

@@ -147,7 +147,7 @@ def caller_outside(*packages: str) -> tuple[str, int] | None:
         file = frame.f_code.co_filename
         if (kind := kinds.get(file)) is None:
             kind = kinds[file] = _kind_of_caller(file, packages)
-        if kind == "user":
+        if kind == "user" or (kind == "unnamed" and is_main_code(frame)):
             return shown(file), frame.f_lineno
         if kind == "installed":
             fallback = fallback or (shown(file), frame.f_lineno)
@@ -161,7 +161,14 @@ def _kinds_of_callers(_packages: tuple[str, ...], _loaded: int) -> dict[str, str
     return {}
 
 
+def is_main_code(frame: FrameType) -> bool:
+    """Whether code without a file is the user's: what ``python -``, ``-c`` or a notebook's ``%%time`` runs."""
+    return frame.f_globals.get("__name__") == "__main__"
+
+
 def _kind_of_caller(file: str, packages: tuple[str, ...]) -> str:
+    if file.startswith("<"):
+        return "unnamed"
     if file.startswith(_directories_of(packages, len(sys.modules))):
         return "left out"
     installed = f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file

@@ -139,7 +139,7 @@ class Recorder:
                     self.end_open_step()
                     self.claim.at_end(stopped=reason == "stopped")
                     self._call_step_ends()
-                    if self._step_has_begun():
+                    if self.claim.step_has_begun(stopped=reason == "stopped"):
                         self._hand_over(complete=False)
                     if self.facts is not None:
                         self.facts.write_if_changed()
@@ -351,14 +351,6 @@ class Recorder:
             raise drain.defect
         if drain.failed:  # it has printed why
             self.state = "off"
-
-    def _step_has_begun(self) -> bool:
-        """Whether the run ends inside a step: evaluation after the last step does not begin another one."""
-        trained = self.current.losses or self.micro_step or self.current.root
-        first = self.step == self.options.first_step  # a run that never trains is also recorded
-        rows = (e for e in self.slots.touched.values() if first or e.site.phase == "train")
-        # Weights are also exported to float8 after training: a cast alone begins no step.
-        return bool(trained) or any(e.counts_as_training(self.names) for e in rows if e.operand is None)
 
     @contextlib.contextmanager
     def off_the_clock(self) -> Iterator[None]:

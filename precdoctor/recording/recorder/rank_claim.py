@@ -167,6 +167,26 @@ class Claim:
         if stopped or self._backward or (self._forward_trained() and (_died() or self._is_sick())):
             self.make(ending=True)
 
+    def step_has_begun(self, *, stopped: bool) -> bool:
+        """Whether the run ends inside a step: evaluation after the last step does not begin another one.
+
+        Some evaluate in training mode, with gradients. Such forward passes are of a step only if an exception or a NaN
+        may have kept their backward pass from beginning.
+
+        Args:
+            stopped: by the recorder, which was asked to.
+        """
+        recorder = self._recorder
+        facts, first = recorder.current, recorder.step == recorder.options.first_step
+        trained = facts.losses or recorder.micro_step
+        if not (trained or first or stopped or self.forwards_are_steps or _died() or self._is_sick()):
+            return False
+        rows = (e for e in recorder.slots.touched.values() if first or e.site.phase == "train")  # first: never trains
+        # Weights are also exported to float8 after training: a cast alone begins no step.
+        return bool(trained or facts.root) or any(
+            e.counts_as_training(recorder.names) for e in rows if e.operand is None
+        )
+
     def _forward_trained(self) -> bool:
         """Whether a forward pass ran as training runs it: in training mode, with gradients."""
         return any(e.site.phase == "train" and not e.site.evaluating for e in self._recorder.slots.touched.values())

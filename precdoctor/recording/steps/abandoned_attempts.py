@@ -136,6 +136,8 @@ class AbandonedAttempts:
         self._end_thrown()
         if self._left_out:
             self._end_if_fresh()
+        if len(self.thrown_losses) == 1:  # the open step has no attempt to say whose count holds
+            (self._context.current.thrown_losses,) = self.thrown_losses.values()
 
     def _end_thrown(self) -> None:
         thrown, self._thrown = self._thrown, None

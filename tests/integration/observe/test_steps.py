@@ -492,6 +492,31 @@ def test_what_a_resumed_optimizer_has_done_is_known(tmp_path):
             trained(make, 3, state)
         """,
     )
-    run = precdoctor.open_run(record(tmp_path, *warm(path)).run)
+    run = precdoctor.open_run(record(tmp_path, "--", *warm(path)).run)
     before = {o["name"]: o["steps_before"] for o in run.ranks[0].facts["optimizers"]}
     assert before == {"AdamW#0": None, "AdamW#1": 5, "SGD#0": None, "SGD#1": None, "Adam#0": None, "Adam#1": 5}
+
+
+@pytest.mark.parametrize(
+    ("ending", "steps"), [("", 4), ("raise ValueError", 5), ("net(torch.full((4, 8), float('nan')))", 5)]
+)
+def test_a_model_called_in_training_mode_after_the_last_step_has_begun_no_step(tmp_path, ending, steps):
+    """Unless something kept the backward pass from beginning."""
+    script(
+        tmp_path,
+        "evaluates.py",
+        f"""
+        import torch
+
+        net = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            net(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+        net(torch.ones(4, 8))
+        {ending}
+        """,
+    )
+    done = record(tmp_path, "--", *warm("evaluates.py"))
+    assert len(precdoctor.open_run(done.run).steps()) == steps

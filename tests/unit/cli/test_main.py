@@ -201,6 +201,27 @@ def test_a_defect_of_ours_shows_a_traceback_and_asks_for_a_report(monkeypatch, c
     assert "ZeroDivisionError" in err and "please report it" in err
 
 
+@pytest.mark.parametrize(
+    ("import_error", "is_ours"),
+    [
+        (ImportError("pyarrow requires NumPy 2.0 or newer, found 1.26.4"), False),
+        (ImportError("cannot import name 'find' from 'precdoctor.x'", name="precdoctor.x"), True),
+    ],
+)
+def test_a_package_that_cannot_be_imported_is_one_sentence(monkeypatch, capsys, import_error, is_ours):
+    from precdoctor.diagnosis import registry
+
+    def fail(*_):
+        raise import_error
+
+    monkeypatch.setattr(registry, "find", fail)
+    assert main(["explain", "PD101"]) == 2
+    err = capsys.readouterr().err
+    sentence = f"precdoctor: a package that precdoctor needs cannot be imported: {import_error}\n"
+    assert ("Traceback" in err) == is_ours
+    assert (err == sentence) != is_ours
+
+
 def test_the_gate_says_expected_found_and_limit(bad_run, good_run, capsys):
     assert main(["gate", str(good_run), "--ignore", "PD1,PD2,PD3,PD4,PD5"]) in (0, 2)
     capsys.readouterr()

@@ -2,10 +2,12 @@
 
 import os
 
+import pytest
 import torch
 
 import precdoctor.recording
 from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.process.attach import caller_outside
 
 OWN = os.path.dirname(precdoctor.recording.__file__)  # noqa: PTH120 - as frames spell it
 TRACER, REPLAY = (os.path.join(OWN, "microscope", f"{name}.py") for name in ("tracer", "replay"))  # noqa: PTH118
@@ -13,11 +15,10 @@ CASTS = os.path.join(OWN, "fp8", "casts.py")  # noqa: PTH118
 TORCH = torch.functional.__file__
 
 
-def through(*files):
+def through(*files, call=innermost_user_line, module="made"):
     """The line that is found when frames of these files lie between the user and the question, innermost last."""
-    call = innermost_user_line
     for file in reversed(files):
-        scope = {"inner": call}
+        scope = {"inner": call, "__name__": module}
         exec(compile("def call(): return inner()", file, "exec"), scope)
         call = scope["call"]
     return call()
@@ -33,3 +34,11 @@ def test_a_wrapper_around_a_function_of_torch_hides_no_line():
 
 def test_whoever_starts_a_replay_is_no_line_of_an_op():
     assert through(REPLAY, TORCH, TRACER) is None
+
+
+@pytest.mark.parametrize("file", ["<stdin>", "<string>", "<timed exec>", "<ipython-input-3-0a1b2c>"])
+def test_code_without_a_file_is_the_user_s_where_it_is_the_main_module(file):
+    assert through(file, TORCH, TRACER, module="__main__") == (file, 1)
+    assert through(file, TORCH, TRACER).file == __file__
+    assert through(file, call=caller_outside, module="__main__") == (file, 1)
+    assert through(file, call=caller_outside)[0] == __file__

@@ -93,6 +93,18 @@ def test_the_module_may_throw_them_away_once_the_optimizer_is_known(loop):
         assert loop.ended == ended
 
 
+def test_an_open_step_has_the_loss_of_the_gradients_that_are_there_as_the_run_ends(loop):
+    """Fisher information after the last step: one backward pass per batch, none of them for a step."""
+    for _ in range(3):
+        loop.zero_grad()
+        loop.forward()
+        loop.recorder.current.losses.append(1.5)
+        loop.backward(1.0)
+    loop.thrown.run_ends()
+    assert not loop.ended
+    assert loop.recorder.current.thrown_losses == 2
+
+
 def test_gradients_that_a_step_has_used_are_thrown_away_all_the_time(loop):
     for gradient in (1.0, INF):
         loop.forward()

@@ -90,6 +90,7 @@ def test_outside_a_repository_paths_are_relative_to_the_current_directory(
     monkeypatch.chdir(tmp_path)
     assert repository_file("train.py", str(tmp_path)) == "train.py"
     assert repository_file("/workspace/train.py", str(tmp_path)) is None
+    assert repository_file("<stdin>", str(tmp_path)) is None
 
 
 def recorded(home: str, source: Source, *command: str) -> Diagnosis:
