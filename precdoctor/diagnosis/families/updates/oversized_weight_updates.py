@@ -53,7 +53,7 @@ the median of the newer half of the recorded steps. About 1e-3 is usual, 1e-2 is
 not count: by then zero-initialised weights, whose first updates are infinitely large, have found their size. Biases and
 gains are not judged.
 
-The first `early_steps` steps at half of the largest learning rate or more (behind a warm-up, if there is one) count
+The first `early_steps` steps, of the run or at half of the largest learning rate or more (behind a warm-up), count
 alone if they threw the run off: the median of their updates is `early_ratio` or more of the weight's initial RMS, and
 the loss went wrong afterwards. Either it more than doubled, or it did not fall. It did not fall if the older or the
 newer half of the run, without its first eighth, is less than `learnt` below the first losses; or if the next three
@@ -161,7 +161,10 @@ def check(view: RunView, options: Options) -> Checked:
     if (decayed := _decayed(view, options)) is not None:
         return Checked([decayed], f"{seen}: weights decay to nothing")
     guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
-    early, harm = ({}, "") if guilty else _thrown_off(view, options)
+    early, harm = ({}, "") if guilty else _thrown_off(view, options, 0)
+    warmed_up = 0 if guilty or early else _warmed_up(view)
+    if warmed_up > view.steps["step"].min():
+        early, harm = _thrown_off(view, options, warmed_up)
     if not guilty and not early:
         few = steps < options["min_steps"]
         worst = max(w.ratio for w in weights.values())
@@ -189,9 +192,9 @@ def _decayed(view: RunView, options: Options) -> Finding | None:
     return None if penalty is None else penalty_finding(RULE, view, penalty, shrunk, least, options["outweighs"])
 
 
-def _thrown_off(view: RunView, options: Options) -> tuple[Mapping[Parameter, _Weight], str]:
-    """Weights replaced in the first steps of a run whose loss went wrong after that, and how it did."""
-    count, since = int(options["early_steps"]), _warmed_up(view)
+def _thrown_off(view: RunView, options: Options, since: int) -> tuple[Mapping[Parameter, _Weight], str]:
+    """Weights replaced in the first steps from one on of a run whose loss went wrong then, and how it did."""
+    count = int(options["early_steps"])
     worse = stayed = False
     for (process, _), steps in by_optimizer(view).items():
         begun = [s for s in steps if s.step >= since][: 3 * count + 1]
@@ -275,7 +278,8 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Weight], total: int, opt
     rates = rates_of(view, *weight.middle)
     diverging = _stable(view, process)
     steps = plural(weight.ratios.size, "step")
-    which = f"the first {steps}{_behind(view)}" if early else f"{steps} in the newer half"
+    behind = " at the full rate" if harm and step >= _warmed_up(view) > view.steps["step"].min() else ""
+    which = f"the first {steps}{behind}" if early else f"{steps} in the newer half"
     message = (
         f"In the median of {which}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
         + ("initial RMS" if early else "own RMS")
@@ -300,7 +304,7 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Weight], total: int, opt
         evidence |= diverging.evidence
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
-        title=f"the first steps{_behind(view)} change `{parameter}` by {weight.ratio:.2g} times its initial size each"
+        title=f"the first steps{behind} change `{parameter}` by {weight.ratio:.2g} times its initial size each"
         if early
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,
@@ -325,10 +329,6 @@ def _prescribe(
     if harm.startswith(_SOON) or (stayed and (_nothing_learnt(view, options) or _never_came_back(view, process))):
         return lower, gentler
     return (gentler, lower) if rates is not None and rates.warm_up else (gentler,)
-
-
-def _behind(view: RunView) -> str:
-    return " at the full rate" if _warmed_up(view) > view.steps["step"].min() else ""
 
 
 def _stable(view: RunView, process: Process) -> StableRate | None:
