@@ -26,6 +26,8 @@ _STATES = _HALF | {torch.float32}
 _UPDATES = names("add sub mul div lerp addcmul addcdiv copy")
 #: A cast neither adds nor takes away: it goes along with the value it casts.
 _CHAINS = (_UPDATES - {"copy"}) | {"_to_copy", "clone", "rsub"}
+#: What may be added to be rounded at random; a mask of dropout is not.
+_NOISE = DRAWS - {"native_dropout"}
 #: Elements of a tensor that are compared.
 _SAMPLE = 4096
 #: Movements below this share of a value are rounding of the FP64 arithmetic itself.
@@ -86,7 +88,7 @@ class Audit:
         for x in tensors_in(result):
             if (key := storage_key(x)) is not None:
                 self._born.add(key)
-                (self._random.add if name in DRAWS else self._random.discard)(key)
+                (self._random.add if name in _NOISE else self._random.discard)(key)
 
     def lived(self, x: Tensor) -> bool:
         """Whether its memory is older than the window."""
@@ -101,7 +103,7 @@ class Audit:
         for x in items:
             if not known or x.dtype not in _STATES:  # perhaps its bits: rounded stochastically
                 self._chains.pop(storage_key(x) or 0, None)
-            if name in DRAWS:
+            if name in _NOISE:
                 self._random.add(storage_key(x) or 0)
         if not known:
             return []

@@ -163,7 +163,7 @@ def _kinds_of_callers(_packages: tuple[str, ...], _loaded: int) -> dict[str, str
 
 def is_main_code(frame: FrameType) -> bool:
     """Whether code without a file is the user's: what ``python -``, ``-c`` or a notebook's ``%%time`` runs."""
-    return frame.f_globals.get("__name__") == "__main__"
+    return dict.get(frame.f_globals, "__name__") == "__main__"
 
 
 def _kind_of_caller(file: str, packages: tuple[str, ...]) -> str:
