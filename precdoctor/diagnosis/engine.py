@@ -84,7 +84,7 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
     for number, rule in enumerate(rules, 1):
         checked[rule.code] = _check(view, rule, settings[rule.code])
         view.run.progress("rules", number, len(rules))
-    found = [_with_coordinates(view, _with_model(view, f)) for result in checked.values() for f in result.findings]
+    found = [_with_process(view, _with_model(view, f)) for result in checked.values() for f in result.findings]
     findings = [_with_own_steps(view, worthwhile_first(f)) for f in fold(found, RELATIONS)]
     outcomes = [_outcome(view, rule, checked[rule.code], findings) for rule in rules]
     return Diagnosis(
@@ -251,7 +251,7 @@ def _with_model(view: RunView, finding: Finding) -> Finding:
     return replace(finding, title=f"{finding.title} (in {root})")
 
 
-def _with_coordinates(view: RunView, finding: Finding) -> Finding:
+def _with_process(view: RunView, finding: Finding) -> Finding:
     """The finding, its location holding the coordinates of its rank, and its attempt only if the rank had several."""
     rank, attempt = finding.location.rank, finding.location.attempt
     if rank is None:

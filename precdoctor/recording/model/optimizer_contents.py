@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -49,7 +50,7 @@ def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, A
 def steps_made(optimizer: torch.optim.Optimizer) -> Tensor | float | None:
     """How many steps it has made by its own count, as the first state or group with a ``step`` has it; null without."""
     states = (state_of(optimizer, p) for p in parameters_of(optimizer))
-    counts = (held.get("step") for held in (*states, *groups_of(optimizer)))
+    counts = (dict.get(held, "step") for held in itertools.chain(states, groups_of(optimizer)))
     return next((n if type(n) is Tensor else static.number(n) for n in counts if n is not None), None)
 
 

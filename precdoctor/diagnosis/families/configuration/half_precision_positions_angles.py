@@ -18,7 +18,7 @@ from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.parameters import HALF
 from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import integer, known_format, text
-from precdoctor.diagnosis.survey.scans import Fact, facts, scan_events, short_name
+from precdoctor.diagnosis.survey.scans import facts, scan_events, short_name
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32, Format
 
@@ -80,25 +80,19 @@ def angles_of(view: RunView) -> list[Angles]:
 
 
 def measured_angles(view: RunView) -> list[Angles]:
-    """Angles held against the numbers that they were rounded from, of modules where two scans found some; the worst
-    first.
-    """
-    found: dict[tuple[str, str], list[Fact]] = {}
+    """Angles held against the numbers before the rounding: the worst of each module in which two scans found some."""
+    found: dict[tuple[str, str], list[Angles]] = {}
     for fact in facts(view, "angle"):
-        if known_format(text(fact.data.get("rounded_to"))) is not None:
-            found.setdefault((fact.root, fact.module), []).append(fact)
-    several = [group for group in found.values() if len({f.step for f in group}) > 1]
-    return sorted((_measured(max(g, key=lambda f: f.number("error"))) for g in several), key=lambda a: -a.error)
-
-
-def _measured(fact: Fact) -> Angles:
-    dtype = text(fact.data.get("rounded_to"))
-    fmt, amax = known_format(dtype), fact.number("largest")
-    assert fmt is not None
-    return Angles(
-        fact.root, fact.module, fact.step, fact.process, fact.op, fact.source, dtype, fmt, amax, True,
-        fact.number("error"), fact.share("wrong", "of"),
-    )  # fmt: skip
+        dtype = text(fact.data.get("rounded_to"))
+        if (fmt := known_format(dtype)) is not None:
+            measured = fact.number("error"), fact.share("wrong", "of")
+            angles = Angles(
+                fact.root, fact.module, fact.step, fact.process, fact.op, fact.source, dtype, fmt,
+                fact.number("largest"), fact.dtype not in HALF, *measured,
+            )  # fmt: skip
+            found.setdefault((fact.root, fact.module), []).append(angles)
+    several = [group for group in found.values() if len({a.step for a in group}) > 1]
+    return sorted((max(group, key=lambda a: a.error) for group in several), key=lambda a: -a.error)
 
 
 def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
@@ -145,16 +139,19 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
     effect = f"angles up to {angles.amax:.4g} are {angles.spacing:g} radians apart"
     if known:
         effect = f"angles are up to {angles.error:.2g} radians off"
+    taken = f"The {what}{line} in {where} is taken"
     how = (
-        f"The {what} is taken in a wider format, but of numbers that had been rounded to {angles.dtype}"
+        f"{taken} in a wider format, but of numbers that had been rounded to {angles.dtype}."
         if angles.widened
-        else f"The {what} is taken of angles in {angles.dtype}"
+        else f"{taken} of angles in {angles.dtype}."
     )
+    if known:
+        how = f"{taken} of angles that were made of numbers rounded to {angles.dtype}."
     wide = angles.fmt.mantissa_bits >= FP32.mantissa_bits
     return rule.finding(
         confidence=0.9 if known else 0.75 if angles.widened else 0.85,
         title=f"{what} of {angles.dtype} positions in {where}: {effect}{line}",
-        message=_message(angles, f"{how}{line} in {where}.", limit),
+        message=_message(angles, how, limit),
         location=Location(
             root=angles.root or None,
             module=angles.module if angles.root else None,
@@ -185,8 +182,8 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
 def _message(angles: Angles, how: str, limit: float) -> str:
     if angles.measured is not None:
         return (
-            f"{how} Beside the numbers before that rounding, the angle is off by up to {angles.error:.2g} radians "
-            f"(limit {limit:g}), {percent(angles.wrong)} of them by an eighth or more."
+            f"{how} Held against the same numbers before they were rounded, the angles are off by up to "
+            f"{angles.error:.2g} radians (limit {limit:g}), {percent(angles.wrong)} of them by an eighth or more."
         )
     return (
         f"{how} It has {angles.fmt.mantissa_bits + 1} significant bits: near {angles.amax:.4g}, the largest at step "

@@ -83,7 +83,7 @@ def _with_course(
         and s not in bad_steps
         and (not (f := view.step_facts(incident.process, s)) or is_well(view, incident.process, f))
     ]
-    showing = (s for s in episode[1:] if bad_steps[s] - {"buffer"})
+    showing = (s for s in episode[1:] if bad_steps[s] & {"loss", *GRADIENTS})
     return replace(
         incident,
         shown=next(showing, None) if incident.poison is not None else None,

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
@@ -26,7 +25,9 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     Rates,
     gentler_start,
     lower_rate,
+    never_came_back,
     rates_of,
+    stable_rate_of,
 )
 from precdoctor.diagnosis.survey.frames import (
     AT,
@@ -100,7 +101,6 @@ average over 1 / (learning rate x weight decay) steps, which should be thousands
         "You et al., Large Batch Training of Convolutional Networks (LARS), arXiv:1708.03888",
     ),
 )
-_SOON = "In the next"
 _COLUMNS = ("module_class", "nan", "pos_inf", "neg_inf")
 
 
@@ -151,6 +151,21 @@ class _Weight:
         return self.first * math.sqrt(self.fan_in)
 
 
+class _Start(NamedTuple):
+    """Weights that the first steps replaced, and what came of it.
+
+    Attributes:
+        harm: a sentence.
+        behind: which first steps, where they are not those of the run.
+        rate_itself: a gentler start would end at a rate that is too large.
+    """
+
+    weights: Mapping[Parameter, _Weight]
+    harm: str
+    behind: str
+    rate_itself: bool = False
+
+
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight that is replaced fastest."""
     weights = _survey(view)
@@ -160,18 +175,17 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
     if (decayed := _decayed(view, options)) is not None:
         return Checked([decayed], f"{seen}: weights decay to nothing")
+    guilty: Mapping[Parameter, _Weight]
     guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
-    early, harm = ({}, "") if guilty else _thrown_off(view, options, 0)
-    warmed_up = 0 if guilty or early else _warmed_up(view)
-    if warmed_up > view.steps["step"].min():
-        early, harm = _thrown_off(view, options, warmed_up)
-    if not guilty and not early:
+    start = None if guilty else _thrown_off(view, options)
+    if not guilty and start is None:
         few = steps < options["min_steps"]
         worst = max(w.ratio for w in weights.values())
         return Checked((), f"{seen}, too few for a median" if few else f"{seen}: at most {worst:.2g} of the weight")
-    finding = _finding(view, guilty or early, len(weights), options, harm)
-    limit = options["early_ratio" if early else "ratio"]
-    return Checked([finding], f"{plural(len(guilty or early), 'weight')} of {seen} above {limit:g}")
+    guilty = start.weights if start is not None else guilty
+    finding = _finding(view, guilty, len(weights), options, start)
+    limit = options["ratio" if start is None else "early_ratio"]
+    return Checked([finding], f"{plural(len(guilty), 'weight')} of {seen} above {limit:g}")
 
 
 def _decayed(view: RunView, options: Options) -> Finding | None:
@@ -192,9 +206,14 @@ def _decayed(view: RunView, options: Options) -> Finding | None:
     return None if penalty is None else penalty_finding(RULE, view, penalty, shrunk, least, options["outweighs"])
 
 
-def _thrown_off(view: RunView, options: Options, since: int) -> tuple[Mapping[Parameter, _Weight], str]:
-    """Weights replaced in the first steps from one on of a run whose loss went wrong then, and how it did."""
-    count = int(options["early_steps"])
+def _thrown_off(view: RunView, options: Options) -> _Start | None:
+    """What the first steps did to a run whose loss went wrong then: those of the run, else those behind a warm-up."""
+    begun, full = int(view.steps["step"].min()), _warmed_up(view)
+    return _started(view, options, begun) or (_started(view, options, full) if full > begun else None)
+
+
+def _started(view: RunView, options: Options, since: int) -> _Start | None:
+    count, behind = int(options["early_steps"]), " at the full rate" if since > view.steps["step"].min() else ""
     worse = stayed = False
     for (process, _), steps in by_optimizer(view).items():
         begun = [s for s in steps if s.step >= since][: 3 * count + 1]
@@ -206,18 +225,20 @@ def _thrown_off(view: RunView, options: Options, since: int) -> tuple[Mapping[Pa
     sized = {p: w for p, w in _survey(view, first=count, since=since).items() if w.unit_gain >= options["sized"]}
     large = {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
     if worse:
-        return large, "The loss more than doubled after these steps."
+        return _Start(large, "The loss more than doubled after these steps.", behind) if large else None
     outgrown = {p: w for p, w in large.items() if w.final >= options["outgrown"] * w.first}
     if not outgrown:
-        return {}, ""
+        return None
     grown = max(w.final / w.first for w in outgrown.values())
     left = f"nothing is left of {plural(len(outgrown), 'weight matrix')}: one ends at {grown:.2g} times its initial RMS"
     if _nothing_learnt(view, options):
-        return outgrown, f"For half of the run the loss did not fall, and {left}."
+        return _Start(outgrown, f"For half of the run the loss did not fall, and {left}.", behind)
     if stayed and len(outgrown) >= options["most"] * len(sized):
         fell = f"the loss fell by less than {percent(options['stays'])}"
-        return outgrown, f"{_SOON} {plural(3 * count, 'step')} {fell}, and {left}."
-    return {}, ""
+        return _Start(
+            outgrown, f"In the next {plural(3 * count, 'step')} {fell}, and {left}.", behind, rate_itself=True
+        )
+    return None
 
 
 def _nothing_learnt(view: RunView, options: Options) -> bool:
@@ -267,26 +288,26 @@ def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[
     return found
 
 
-def _finding(view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, harm: str) -> Finding:
-    """``harm``: what came of the first steps; empty where it is about all of them."""
-    early = bool(harm)
+def _finding(
+    view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, start: _Start | None
+) -> Finding:
+    """``start``: null where it is not about the first steps."""
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = weight.last
     row = next((r for r in view.rows(process, step) if r.kind == "update" and r.owner == place), None)
     parameter = parameter_label(place)
-    limit = options["early_ratio" if early else "ratio"]
+    limit = options["ratio" if start is None else "early_ratio"]
     rates = rates_of(view, *weight.middle)
-    diverging = _stable(view, process)
+    diverging = stable_rate_of(view, process)
     steps = plural(weight.ratios.size, "step")
-    behind = " at the full rate" if harm and step >= _warmed_up(view) > view.steps["step"].min() else ""
-    which = f"the first {steps}{behind}" if early else f"{steps} in the newer half"
+    which = f"the first {steps}{start.behind}" if start is not None else f"{steps} in the newer half"
     message = (
         f"In the median of {which}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
-        + ("initial RMS" if early else "own RMS")
+        + ("own RMS" if start is None else "initial RMS")
         + f" (limit {limit:g}; about 1e-3 is usual)"
         + (f"{rates.words}. " if rates is not None else ". ")
         + f"{plural(len(guilty), 'weight matrix')} of {total:,} above the limit."
-        + (f" {harm}" if early else "")
+        + (f" {start.harm}" if start is not None else "")
         + (f" {diverging.words}" if diverging is not None else "")
     )
     evidence: dict[str, Any] = {
@@ -304,49 +325,31 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _Weight], total: int, opt
         evidence |= diverging.evidence
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
-        title=f"the first steps{behind} change `{parameter}` by {weight.ratio:.2g} times its initial size each"
-        if early
+        title=f"the first steps{start.behind} change `{parameter}` by {weight.ratio:.2g} times its initial size each"
+        if start is not None
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,
         location=tensor_location(place, weight.module_class, "update", Phase.OPTIMIZER, process, step),
         evidence=evidence | tensor_evidence(row),
         prescriptions=(diverging.prescription,)
         if diverging is not None
-        else _prescribe(view, process, weight, rates, options, harm),
+        else _prescribe(view, process, weight, rates, options, start),
     )
 
 
 def _prescribe(
-    view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, harm: str
+    view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, start: _Start | None
 ) -> tuple[Prescription, ...]:
     """A smaller rate first where the rate itself is too large; a warm-up where only the first steps were."""
-    what = "first updates / initial weight" if harm else "update / weight"
+    what = "update / weight" if start is None else "first updates / initial weight"
     lower = lower_rate(view, rates, weight.ratio, options["target"], what)
-    if not harm:
+    if start is None:
         return (lower,)
     gentler = gentler_start(rates, weight.ratio, options["target"])
     stayed = rates is not None and rates.last >= 0.5 * rates.measured
-    if harm.startswith(_SOON) or (stayed and (_nothing_learnt(view, options) or _never_came_back(view, process))):
+    if start.rate_itself or (stayed and (_nothing_learnt(view, options) or never_came_back(view, process))):
         return lower, gentler
     return (gentler, lower) if rates is not None and rates.warm_up else (gentler,)
-
-
-def _stable(view: RunView, process: Process) -> StableRate | None:
-    """The largest stable rate, of the first optimizer whose steps show one."""
-    for (own, _), steps in by_optimizer(view).items():
-        well = [s for s in steps if is_well(view, process, s) and not s.skipped]
-        if own == process and (found := stable_rate(view, well)) is not None:
-            return found
-    return None
-
-
-def _never_came_back(view: RunView, process: Process) -> bool:
-    """Whether the run ended non-finite, or at twice its first loss."""
-    steps = [s for s in view.timeline.get(process, ()) if s.complete]
-    if not steps or not is_well(view, process, steps[-1]):
-        return bool(steps)
-    losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
-    return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
 
 
 RULE = Rule(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
-from precdoctor.diagnosis.advice.stable_rate import rounded_down
+from precdoctor.diagnosis.advice.stable_rate import StableRate, rounded_down, stable_rate
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.survey.healthy_steps import is_well
+from precdoctor.diagnosis.survey.histories import by_optimizer
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Least number of steps of a proposed warm-up, as in torch's examples and most recipes.
@@ -111,3 +114,21 @@ def gentler_start(rates: Rates | None, ratio: float, target: float) -> Prescript
 
 def _predicted(before: float, after: float) -> dict[str, Any]:
     return {"update_to_weight": {"from": before, "to": after}}
+
+
+def stable_rate_of(view: RunView, process: Process) -> StableRate | None:
+    """The largest stable rate, of the first optimizer whose steps show one."""
+    for (own, _), steps in by_optimizer(view).items():
+        well = [s for s in steps if is_well(view, process, s) and not s.skipped]
+        if own == process and (found := stable_rate(view, well)) is not None:
+            return found
+    return None
+
+
+def never_came_back(view: RunView, process: Process) -> bool:
+    """Whether the run ended non-finite, or at twice its first loss."""
+    steps = [s for s in view.timeline.get(process, ()) if s.complete]
+    if not steps or not is_well(view, process, steps[-1]):
+        return bool(steps)
+    losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+    return bool(losses) and median(losses[-8:]) > 2.0 * losses[0] > 0.0
