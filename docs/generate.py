@@ -18,7 +18,7 @@ from precdoctor.comparison.leading import INDICATORS
 from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.claims.finding import Diagnosis
-from precdoctor.diagnosis.registry import RULES
+from precdoctor.diagnosis.registry import FAMILIES, RULES
 from precdoctor.reporting.console import THEME, make_console
 from precdoctor.reporting.terminal import print_full
 from precdoctor.runlog import open_run
@@ -105,18 +105,18 @@ SCREENS = (
 
 def rule_pages() -> dict[str, str]:
     """The pages of the rules, the index first: content by path below docs/."""
-    rows = [f"| [{r.code}]({r.code}.md) | {r.name} | {r.severity.value} |" for r in RULES]
     index = [
         "# Rules",
         "",
-        "In the order in which they are checked. `precdoctor explain CODE` prints the same pages.",
+        "`precdoctor explain CODE` prints the same pages. A code is never used again: PD405 and PD411 are causes of",
+        "PD404 (`invalid-amax`, `held-down`); for PD409 see `precdoctor whatif RUN --kind fp8_operand --format mxfp8`.",
+    ]
+    for title, rules in FAMILIES:
+        rows = [f"| [{r.code}]({r.code}.md) | {r.name} | {r.severity.value} |" for r in rules]
+        index += ["", f"## {title}", "", "| code | name | severity |", "|---|---|---|", *rows]
+    index += [
         "",
-        "| code | name | severity |",
-        "|---|---|---|",
-        *rows,
-        "",
-        "A code is never used again. PD405 and PD411 are causes of PD404 (`invalid-amax`, `held-down`); for PD409 see",
-        "`precdoctor whatif RUN --kind fp8_operand --format mxfp8`.",
+        "## Against another run",
         "",
         "With a baseline, `precdoctor gate` also checks what got worse since then:",
         "",

@@ -33,7 +33,7 @@ def explain(
 
     console = make_console()
     if code is None:
-        print_rules(registry.RULES, console)
+        print_rules(registry.FAMILIES, console)
         return 0
     known: list[Rule | Regression | Indicator] = [*registry.RULES, *REGRESSIONS, *INDICATORS]
     found = registry.find(code, known)

@@ -9,10 +9,22 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families import configuration, fp8, growth, loss_scaling, nonfinite, underflow, updates
 from precdoctor.errors import UsageError, did_you_mean
 
-_FAMILIES = (nonfinite, underflow, loss_scaling, fp8, updates, growth, configuration)
+#: By what goes wrong: the title of a family, and its rules by code.
+FAMILIES: tuple[tuple[str, tuple[Rule, ...]], ...] = tuple(
+    (title, tuple(sorted(family.RULES, key=lambda rule: rule.code)))
+    for title, family in (
+        ("NaN and Inf", nonfinite),
+        ("Values that become zero", underflow),
+        ("The loss scale", loss_scaling),
+        ("FP8", fp8),
+        ("Updates, and state between steps", updates),
+        ("Growth", growth),
+        ("Ops, casts, replicas", configuration),
+    )
+)
 #: In triage order (data, learning rate, loss scale, forward, loss, backward, optimizer), then by code.
 RULES: tuple[Rule, ...] = tuple(
-    sorted((rule for family in _FAMILIES for rule in family.RULES), key=lambda rule: (rule.triage, rule.code))
+    sorted((rule for _, rules in FAMILIES for rule in rules), key=lambda rule: (rule.triage, rule.code))
 )
 #: Per code the codes that its findings may explain, and how; see :mod:`.claims.relations`.
 RELATIONS = {rule.code: rule.explains for rule in RULES}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -16,23 +16,23 @@ from precdoctor.reporting.tables import grid, left
 from precdoctor.reporting.text import clean, clean_block
 
 
-def print_rules(rules: Sequence[Rule], console: Console) -> None:
-    """Code, name and severity of every rule, and where to read on."""
-    table = grid(*left("", style="pd.strong"), *left("", ""))
-    for rule in rules:
-        severity = rule.severity.value
-        table.add_row(clean(rule.code), clean(rule.name), Text(severity, f"pd.{severity}"))
-    console.print(table)
-    for words, listed in (
-        ("With a baseline, gate also checks:", REGRESSIONS),
-        ("With record --reference, a running training is also held against a healthy one:", INDICATORS),
-    ):
-        console.print(f"\n{words}")
-        against = grid(*left("", style="pd.strong"), *left(""))
-        for entry in listed:
-            against.add_row(clean(entry.code), clean(entry.name))
-        console.print(against)
-    console.print(Text("\nThe page of one: precdoctor explain PD101", "pd.quiet"))
+def print_rules(families: Iterable[tuple[str, Sequence[Rule]]], console: Console) -> None:
+    """Code, name and severity of every rule, by family, and where to read on."""
+    checked: list[tuple[str, Sequence[Rule | Regression | Indicator]]] = [
+        *families,
+        ("With a baseline, gate also checks", REGRESSIONS),
+        ("With record --reference, a running training is also held against a healthy one", INDICATORS),
+    ]
+    wide = max(len(entry.name) for _, entries in checked for entry in entries)
+    for title, entries in checked:
+        console.print(Text(title, "pd.strong"))
+        table = grid(*left("  ", "", style="pd.strong"), *left("", ""))
+        for entry in entries:
+            severity = entry.severity.value
+            table.add_row("", clean(entry.code), f"{clean(entry.name):{wide}}", Text(severity, f"pd.{severity}"))
+        console.print(table)
+        console.print()
+    console.print(Text("The page of one: precdoctor explain PD101", "pd.quiet"))
 
 
 def print_page(rule: Rule, console: Console) -> None:
