@@ -24,7 +24,9 @@ from precdoctor.recording.kernels.cuda import stay_out_of_captures as stay_out_o
 from precdoctor.recording.kernels.cuda import stream_of as stream_of
 from precdoctor.recording.kernels.outside_user_modes import apart_from_every_mode as apart_from_every_mode
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes as apart_from_user_modes
+from precdoctor.recording.kernels.outside_user_modes import detached as detached
 from precdoctor.recording.kernels.outside_user_modes import is_unwatched as is_unwatched
+from precdoctor.recording.kernels.outside_user_modes import only_estimates as only_estimates
 from precdoctor.recording.kernels.slot_memory import Bank as Bank
 from precdoctor.recording.kernels.slot_memory import Snapshot as Snapshot
 

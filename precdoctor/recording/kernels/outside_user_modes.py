@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import torch
+
+#: Has the user's ``__torch_function__``, of modes and of subclasses, called again inside :data:`without_functions`: for
+#: code of the user's that is run again.
+with_functions: Any = getattr(torch._C, "_EnableTorchFunction", contextlib.nullcontext)
+#: Has none of them called, whatever is asked of a tensor.
+without_functions: Any = (
+    contextlib.nullcontext if with_functions is contextlib.nullcontext else torch._C.DisableTorchFunction
+)
 
 
 def _does_more_than_look(depth: int) -> bool:
@@ -18,6 +27,11 @@ def is_unwatched() -> bool:
     if torch._C._len_torch_function_stack() or torch.is_inference_mode_enabled():
         return False
     return not (depth and _does_more_than_look(depth))
+
+
+def only_estimates() -> bool:
+    """Whether tensors have no values: what runs under a ``FakeTensorMode`` is no training. Asked only beside a mode."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 class apart_from_user_modes:  # noqa: N801 - used like a function
@@ -42,14 +56,14 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
                 from torch.utils._python_dispatch import _disable_current_modes
 
                 self._rare.enter_context(_disable_current_modes())
+        self._no_functions = torch._C.DisableTorchFunction()
+        self._no_functions.__enter__()  # first: a mode for functions sees grad mode change
         self._had_grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
-        self._no_functions = torch._C.DisableTorchFunction()
-        self._no_functions.__enter__()
 
     def __exit__(self, *_error: object) -> None:
-        self._no_functions.__exit__(None, None, None)
         torch._C._set_grad_enabled(self._had_grad)
+        self._no_functions.__exit__(None, None, None)
         if self._rare is not None:
             self._rare.close()
 
@@ -62,3 +76,11 @@ class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - the same
 
     __slots__ = ()
     every = True
+
+
+def detached(x: torch.Tensor) -> torch.Tensor:
+    """``x.detach()``, which no mode of the user's sees."""
+    if is_unwatched():
+        return x.detach()
+    with apart_from_user_modes():
+        return x.detach()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.numerics.nonfinite import can_make
+from precdoctor.recording.kernels.outside_user_modes import with_functions
 from precdoctor.recording.microscope.constants import added_to, base_of, has_no_gradient
 from precdoctor.recording.microscope.derivatives import for_gradients
 from precdoctor.recording.microscope.replay import Replay
@@ -68,7 +69,7 @@ def replay_loss(
     made: dict[int, Any] = {id(leaf): x for leaf, x in leaves}
     saved = _saved_by_consumers(nodes)
     rough: set[int] = set()
-    with Autocast.off(), torch.enable_grad(), tracer:
+    with with_functions(), Autocast.off(), torch.enable_grad(), tracer:
         for node in nodes:
             tracer.line = node.line
             made[id(node)], as_saved = _run(node, made, saved)

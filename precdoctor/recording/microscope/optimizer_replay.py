@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import kernels
+from precdoctor.recording.kernels.outside_user_modes import with_functions
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.replay import Replay
 from precdoctor.recording.microscope.tracer import External, Tracer
@@ -123,7 +124,7 @@ def _replayed(
         tracer.allowed = frozenset(known)
         tracer.fallback = line
         step: Any = type(optimizer).step
-        with tracer, torch.no_grad(), contextlib.suppress(_ReachedError):
+        with with_functions(), tracer, torch.no_grad(), contextlib.suppress(_ReachedError):
             getattr(step, "__wrapped__", step)(again, *([_reached] if closure else []))
     except Exception as error:  # noqa: BLE001 - an optimizer of the user's own may do anything; the facts of the step stand
         attach.let_through(error)

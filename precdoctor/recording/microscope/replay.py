@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording.kernels.outside_user_modes import with_functions
 from precdoctor.recording.microscope.slicing import Slice, slice_back
 from precdoctor.recording.microscope.tracer import External, Source, Tracer
 from precdoctor.recording.model import static, tensor_leaves
@@ -151,11 +152,12 @@ def as_first_called(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Inside, compiled modules run as they are written; a process that compiles nothing need not load the compiler."""
-    if "torch._dynamo.eval_frame" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
+    """Inside, compiled modules run as they are written, and the user's modes for functions are on.
+
+    A process that compiles nothing need not load the compiler.
+    """
+    compiles = "torch._dynamo.eval_frame" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext(), with_functions():
         yield
 
 

@@ -19,6 +19,7 @@ EXACT = (Tensor, torch.nn.Parameter)
 _EXACT: Final = frozenset(EXACT)
 _BASE: Any = torch._C.TensorBase
 _FLOATS, _NUMEL, _STORAGE = _BASE.is_floating_point, _BASE.numel, _BASE.untyped_storage
+_NEGATED: Any = _BASE.is_neg
 _NESTED, _META, _LAYOUT = _BASE.is_nested.__get__, _BASE.is_meta.__get__, _BASE.layout.__get__
 #: Inside of it no ``__torch_function__`` of a subclass is asked what the tensor is.
 _without_its_code: Final = torch._C.DisableTorchFunctionSubclass
@@ -177,6 +178,7 @@ def all_plain(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         _EXACT.issuperset(map(type, tensors))
         and all(map(_FLOATS, tensors))
         and not any(map(_NESTED, tensors))
+        and not any(map(_NEGATED, tensors))
         and not any(map(_META, tensors))
         and {torch.strided}.issuperset(map(_LAYOUT, tensors))
         and all(map(_NUMEL, tensors))
@@ -206,6 +208,8 @@ def plain(x: Tensor) -> Tensor | None:
         return None
     if x.dtype.is_complex:
         x = torch.view_as_real(x.detach().resolve_conj())
+    elif x.is_neg():  # the imaginary part of a conjugate: its memory holds the opposite
+        x = x.detach().resolve_neg()
     return x if x.dtype.is_floating_point else None
 
 

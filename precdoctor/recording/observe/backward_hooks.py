@@ -85,6 +85,7 @@ class BackwardHooks:
         def backward(*args: Any, **kwargs: Any) -> None:
             # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
             inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
+            inside = inside or (torch._C._len_torch_dispatch_stack() > 0 and kernels.only_estimates())
             threads = recorder.threads
             elsewhere = get_ident() != threads.own and threads.elsewhere()
             if inside or elsewhere or not (recorder.state == "armed" or self._arms()):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.window import StepWindow
 from precdoctor.recording.fp8.cast_scope import node_number
 from precdoctor.recording.fp8.fp8_casts import Casts
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from precdoctor.recording.observe.compiled_modules import Probes
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
+_MODES: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 class ForwardHooks:
@@ -90,6 +92,8 @@ class ForwardHooks:
                 if self._autocast_is_new():
                     self._guarded_note_autocast(stack[-1].mode, stack[0])
                 return  # between samples only top-level calls count
+            if _MODES() and kernels.only_estimates():
+                return
             threads = recorder.threads
             if get_ident() != threads.own:
                 if _is_replica(module):

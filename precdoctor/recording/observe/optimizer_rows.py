@@ -229,7 +229,7 @@ class OptimizerRows:
                 site = recorder.site(held.place, "update", held.name, parameter)
                 launch = Update(before, intended)
                 own = parameter if held.part is None else held.of(parameter)
-                recorder.measure(site, own, after.detach(), launch=launch, together=together)
+                recorder.measure(site, own, kernels.detached(after), launch=launch, together=together)
 
     def states(self, attempt: Attempt) -> None:
         """The optimizer's state as the step has left it, on some of the sampled steps."""

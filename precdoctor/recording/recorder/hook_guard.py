@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from precdoctor.recording.kernels.outside_user_modes import without_functions
 from precdoctor.recording.ops.dispatched_ops import sweep
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import waits
@@ -17,6 +18,8 @@ R = TypeVar("R")
 
 def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder.
+
+    No ``__torch_function__`` of the user's is called in it.
 
     What it waits for a device is charged apart: the device works for the user meanwhile.
     In a thread that is not recorded it does nothing.
@@ -31,7 +34,8 @@ def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | 
                 return None
             if context.on_the_clock:  # inside another one, which is charged for both
                 try:
-                    return body(*args, **kwargs)
+                    with without_functions():
+                        return body(*args, **kwargs)
                 except Exception as error:  # noqa: BLE001 - see below
                     context.internal_error(error)
                     return None
@@ -40,7 +44,8 @@ def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | 
             try:
                 if threads.others and threads.is_other():  # since it was asked: now that this is on, nobody takes over
                     return None
-                return body(*args, **kwargs)
+                with without_functions():
+                    return body(*args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
                 context.internal_error(error)
                 return None

@@ -7,6 +7,7 @@ the tensors they saved are kept by reference, within ``--scene-memory``, for one
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -96,6 +97,8 @@ class LossCode:
             return note
 
         stored_traces.format_stack = format_stack
+        for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
+            _precede(kind, self.close)
         self.open()
         x = (torch.ones((), requires_grad=True) * 2.0).grad_fn
         works = x is not None and _note_on(x) is not None
@@ -209,7 +212,7 @@ class LossCode:
         self._room -= walk.count
         if type(top) is not RawNode:
             return None
-        graph = LossGraph(self._context.micro_step, top, root.detach(), given[0] if given else None, walk.cut)
+        graph = LossGraph(self._context.micro_step, top, kernels.detached(root), given[0] if given else None, walk.cut)
         if walk.weights and walk.is_bare:
             graph.weights = walk.weights
         return graph
@@ -225,7 +228,7 @@ class LossCode:
         self._room_between -= walk.count
         if type(top) is not RawNode:
             return None
-        return LossGraph(self._context.micro_step, top, x.detach(), None, walk.cut)
+        return LossGraph(self._context.micro_step, top, kernels.detached(x), None, walk.cut)
 
 
 def is_bad(loss: Tensor) -> bool:
@@ -261,7 +264,7 @@ class _Walk:
         for call in scene.calls:
             for name, key in call.makers.items():
                 self._outputs[key] = call, name
-        #: No mode would be given a bare number in place of a tensor that stands for one.
+        #: No mode is there: one would see us read, and be given a bare number in place of a tensor that stands for one.
         self._alone = not torch._C._len_torch_dispatch_stack() and kernels.is_unwatched()
 
     @property
@@ -327,12 +330,18 @@ class _Walk:
     def _saved(self, node: Any) -> dict[str, Any]:
         """By reference: nothing is copied, and what does not fit into ``--scene-memory`` is left out."""
         kind = type(node)
-        saved: dict[str, Any] = {}
         if (names := self._kinds.get(kind)) is None:
             if isinstance(node, BackwardCFunction):
                 return {"own": self._own(node)}
             found = (n for n in dir(node) if n.startswith(_SAVED))
             names = self._kinds[kind] = tuple((n, n.removeprefix(_SAVED)) for n in found)
+        if self._alone:
+            return self._read(node, names)
+        with kernels.apart_from_every_mode():
+            return self._read(node, names)
+
+    def _read(self, node: Any, names: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+        saved: dict[str, Any] = {}
         for name, argument in names:
             try:
                 value = getattr(node, name)
@@ -342,11 +351,7 @@ class _Walk:
             if isinstance(value, Tensor):
                 if torch._C._functorch.is_functorch_wrapped_tensor(value) or not self._scene.affords(value):
                     continue
-                if self._alone and type(value) in tensor_leaves.EXACT:
-                    value = value.detach()
-                else:
-                    with kernels.apart_from_every_mode():  # it may stand for a number
-                        value = value.detach()
+                value = value.detach()
             saved[argument] = value
         return saved
 
@@ -367,6 +372,18 @@ class _Walk:
         if any(tensor_leaves.is_transformed(x) or not self._scene.affords(x) for x in held):
             return None
         return OwnFunction(node._forward_cls.backward, saved, attributes, tuple(node.needs_input_grad))
+
+
+def _precede(kind: Any, close: Callable[[], None]) -> None:
+    """Have a context of the user's find anomaly mode as the user left it: it puts that back as it ends."""
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+        close()
+        original(self, *args, **kwargs)
+
+    kind.__init__ = begin
 
 
 def _note_on(node: Any) -> str | None:

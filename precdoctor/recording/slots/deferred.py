@@ -9,7 +9,8 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from precdoctor.recording.model import static
+from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes, is_unwatched
+from precdoctor.recording.model import static, tensor_leaves
 
 #: A number that is known now, or once the device has got there.
 Deferred = float | Callable[[], float] | None
@@ -49,9 +50,20 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
     """
     if not issubclass(type(value), torch.Tensor):
         return value if type(value) is float else static.number(value)
+    if type(value) not in tensor_leaves.EXACT or not is_unwatched():
+        if tensor_leaves.is_wrapped(value) or value.is_meta or tensor_leaves.is_transformed(value):
+            return None
+        with apart_from_user_modes():
+            return _deferred(value, by_drain=by_drain)
+    return _deferred(value, by_drain=by_drain)
+
+
+def _deferred(value: torch.Tensor, *, by_drain: bool) -> Deferred:
+    if value.is_meta:
+        return None
     if value.is_cpu:
         return float(value.detach())
-    host = torch.empty((), dtype=value.dtype, pin_memory=value.is_cuda)
+    host = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)
     host.copy_(value.detach().reshape(()), non_blocking=True)
     if not value.is_cuda:
         return lambda: float(host)
@@ -85,7 +97,7 @@ def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[flo
     if x.is_cpu:
         values: list[float] = x.tolist()
         return lambda: values
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda)
+    host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=x.is_cuda)
     host.copy_(x, non_blocking=True)
     if not x.is_cuda:
         return host.tolist

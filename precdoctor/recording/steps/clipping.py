@@ -42,6 +42,8 @@ def _noting(
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(parameters, *args, **kwargs)
         limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value"))
         if limit is not None:
             parameters = list(parameters) if issubclass(type(parameters), _ITERATORS) else parameters

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
+from precdoctor.recording.kernels import detached
 from precdoctor.recording.model import quantised_tensors, static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.model.optimizer_contents import groups_of, parameters_of, state_of
@@ -70,7 +71,7 @@ class StateRows:
                         continue
                     # LBFGS keeps vectors over all parameters at the first one
                     owner, called = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
-                    own_part = part(x.detach()) if x.shape == parameter.shape else x.detach()
+                    own_part = part(detached(x)) if x.shape == parameter.shape else detached(x)
                     recorder.measure(recorder.site(owner, "opt_state", called, x), own_part, together=together)
 
         for optimizer in optimizers:
