@@ -24,9 +24,7 @@ from precdoctor.recording.kernels.cuda import stay_out_of_captures as stay_out_o
 from precdoctor.recording.kernels.cuda import stream_of as stream_of
 from precdoctor.recording.kernels.outside_user_modes import apart_from_every_mode as apart_from_every_mode
 from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes as apart_from_user_modes
-from precdoctor.recording.kernels.outside_user_modes import detached as detached
-from precdoctor.recording.kernels.outside_user_modes import is_unwatched as is_unwatched
-from precdoctor.recording.kernels.outside_user_modes import only_estimates as only_estimates
+from precdoctor.recording.kernels.outside_user_modes import is_unwatched, modes_open
 from precdoctor.recording.kernels.slot_memory import Bank as Bank
 from precdoctor.recording.kernels.slot_memory import Snapshot as Snapshot
 
@@ -155,7 +153,9 @@ def stat(x: Tensor, slot: int) -> None:
 
 def reads_memory(x: Tensor) -> bool:
     """Whether :func:`stat` of a tensor without behaviour of its own runs no op of torch's that anybody could notice."""
-    return is_unwatched() and native_cpu.supports(x)  # first: a mode would see the others
+    # First, as a mode would see the others; and in functions of C, where there is none: this is asked for every row.
+    alone = not (modes_open() or torch._C._len_torch_function_stack() or torch.is_inference_mode_enabled())
+    return (alone or is_unwatched()) and native_cpu.supports(x)
 
 
 def read(x: Tensor, slot: int, *, restart: bool = False) -> None:

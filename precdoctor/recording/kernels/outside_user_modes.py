@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 
+#: How many dispatch modes are open, the user's and ours.
+modes_open: Final[Callable[[], int]] = torch._C._len_torch_dispatch_stack
 #: Has the user's ``__torch_function__``, of modes and of subclasses, called again inside :data:`without_functions`: for
 #: code of the user's that is run again.
 with_functions: Any = getattr(torch._C, "_EnableTorchFunction", contextlib.nullcontext)
@@ -23,14 +26,14 @@ def _does_more_than_look(depth: int) -> bool:
 
 def is_unwatched() -> bool:
     """Whether there is no such mode."""
-    depth = torch._C._len_torch_dispatch_stack()
+    depth = modes_open()
     if torch._C._len_torch_function_stack() or torch.is_inference_mode_enabled():
         return False
     return not (depth and _does_more_than_look(depth))
 
 
 def only_estimates() -> bool:
-    """Whether tensors have no values: what runs under a ``FakeTensorMode`` is no training. Asked only beside a mode."""
+    """Whether tensors have no values, under a ``FakeTensorMode``: that is no training. Asked where a mode is open."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
@@ -44,7 +47,7 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
 
     def __enter__(self) -> None:
         self._rare: contextlib.ExitStack | None = None
-        depth = torch._C._len_torch_dispatch_stack()
+        depth = modes_open()
         watched = depth and (self.every or _does_more_than_look(depth))
         if watched or torch.is_inference_mode_enabled():
             self._rare = contextlib.ExitStack()
@@ -79,8 +82,6 @@ class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - the same
 
 
 def detached(x: torch.Tensor) -> torch.Tensor:
-    """``x.detach()``, which no mode of the user's sees."""
-    if is_unwatched():
-        return x.detach()
+    """``x.detach()``, which no mode of the user's sees; called where one is open."""
     with apart_from_user_modes():
         return x.detach()

@@ -21,6 +21,8 @@ from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.cuda import current_stream, stream_object
 
 _SLOTS_PER_BLOCK = 128
+#: Slots in use up to which a snapshot copies them and does not take the block, which would be nearly empty.
+_FEW = 32
 #: Blocks kept for the next snapshots, as a multiple of those in use; pinned copies of a bank.
 _SPARE_SETS = 2
 #: 64-bit words of a slot on a GPU, its integers, then its floats; both begin at multiples of 16 bytes.
@@ -145,6 +147,10 @@ class Bank:
         ints, floats, count = [], [], math.ceil(slots / _SLOTS_PER_BLOCK)
         self.recent = {}  # first: it has the addresses of blocks that go
         for number, block in enumerate(self._blocks[:count]):  # the block goes, and a spare one takes its place
+            if (used := slots - number * _SLOTS_PER_BLOCK) <= _FEW:
+                ints.append(_taken(block.ints[:used], self._fresh_ints))
+                floats.append(_taken(block.floats[:used], self._fresh_floats))
+                continue
             self._blocks[number] = _Block(*self._fresh_block())
             ints.append(block.ints)
             floats.append(block.floats)
@@ -199,6 +205,8 @@ class Bank:
                 self._spare_copies.append(copy)
             return
         for pair in zip(ints, floats, strict=True):
+            if len(pair[0]) < _SLOTS_PER_BLOCK:
+                continue
             if len(self._spare) >= _SPARE_SETS * len(self._blocks):
                 return
             _fill(pair[0], self._fresh_ints)
@@ -223,6 +231,8 @@ class Snapshot:
         self._home = home
         #: Pinned memory that the rows are parts of.
         self._copy = copy
+        #: Rows of the host's memory that it holds.
+        self.rows = len(copy) if copy is not None else sum(map(len, ints))
 
     def release(self) -> None:
         """Give the memory back to the bank; nothing can be read afterwards."""
@@ -274,6 +284,13 @@ def _gather(blocks: Sequence[Tensor], slots: npt.NDArray[np.int64], first: int, 
 def _rows_of(fresh: Tensor) -> Tensor:
     """A block of fresh rows on the CPU."""
     return torch.from_numpy(np.tile(fresh.numpy(), (_SLOTS_PER_BLOCK, 1)))
+
+
+def _taken(rows: Tensor, fresh: Tensor) -> Tensor:
+    """A copy of some rows, which start afresh."""
+    copy = torch.from_numpy(rows.numpy().copy())
+    _fill(rows, fresh)
+    return copy
 
 
 def _fill(rows: Tensor, fresh: Tensor) -> None:

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.window import StepWindow
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place, Root
@@ -85,7 +86,7 @@ class BackwardHooks:
         def backward(*args: Any, **kwargs: Any) -> None:
             # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
             inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
-            inside = inside or (torch._C._len_torch_dispatch_stack() > 0 and kernels.only_estimates())
+            inside = inside or (modes_open() > 0 and only_estimates())
             threads = recorder.threads
             elsewhere = get_ident() != threads.own and threads.elsewhere()
             if inside or elsewhere or not (recorder.state == "armed" or self._arms()):

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.window import StepWindow
 from precdoctor.recording.fp8.cast_scope import node_number
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.observe.call_frame import STAGES, CallMode, Frame, asks_for_shapes, inside_function
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from precdoctor.recording.observe.compiled_modules import Probes
 
 _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside a backward pass
-_MODES: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 
 class ForwardHooks:
@@ -92,7 +91,7 @@ class ForwardHooks:
                 if self._autocast_is_new():
                     self._guarded_note_autocast(stack[-1].mode, stack[0])
                 return  # between samples only top-level calls count
-            if _MODES() and kernels.only_estimates():
+            if modes_open() and only_estimates():
                 return
             threads = recorder.threads
             if get_ident() != threads.own:

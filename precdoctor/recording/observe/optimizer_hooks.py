@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from precdoctor.recording import kernels
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
 from precdoctor.recording.microscope.guard import Guard
 from precdoctor.recording.model import static
 from precdoctor.recording.model.optimizer_contents import (
@@ -105,7 +105,7 @@ class OptimizerHooks:
     def _armed(self) -> bool:
         """A script may step before it ever calls a module; recording also begins there."""
         recorder, threads = self._recorder, self._recorder.threads
-        if torch._C._len_torch_dispatch_stack() and kernels.only_estimates():
+        if modes_open() and only_estimates():
             return False
         if torch.compiler.is_compiling() or (get_ident() != threads.own and threads.elsewhere()):
             return False

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.fp8_casts import Casts
+from precdoctor.recording.kernels.outside_user_modes import detached, modes_open
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.model.optimizer_contents import groups_of, parameters_in, parameters_of
@@ -229,7 +230,8 @@ class OptimizerRows:
                 site = recorder.site(held.place, "update", held.name, parameter)
                 launch = Update(before, intended)
                 own = parameter if held.part is None else held.of(parameter)
-                recorder.measure(site, own, kernels.detached(after), launch=launch, together=together)
+                after = detached(after) if modes_open() else after.detach()
+                recorder.measure(site, own, after, launch=launch, together=together)
 
     def states(self, attempt: Attempt) -> None:
         """The optimizer's state as the step has left it, on some of the sampled steps."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import operator
 import queue
 import threading
 import time
@@ -28,9 +29,10 @@ from precdoctor.runlog.halting import halt_requested
 from precdoctor.runlog.layout import create_rank_directory
 from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 
-#: Tensors rows in flight (each holds about 13 kB of host memory), and the steps that may be whatever their size.
+#: Rows of memory in flight (each takes about 13 kB of the host's), and the steps that may be whatever their size.
 _MAX_ROWS = 10_000
 _MAX_STEPS = 8
+_ROWS = operator.attrgetter("rows")
 #: Anything in flight: steps rows and events are small, but a file system may hang for days.
 _MAX_ITEMS = 20_000
 #: Lists of ops in flight: each may hold 65 MB.
@@ -123,12 +125,13 @@ class Drain:
             if len(self._queue) >= _MAX_ITEMS:
                 self._lost_items += _rows_of(self._take())
             if isinstance(item, StepBatch) and item.entries:
-                while len(self._heavy) >= _MAX_STEPS and self._rows_waiting + len(item.entries) > _MAX_ROWS:
-                    self._rows_waiting -= len(self._heavy[0].entries)
+                item.rows_held = sum(map(_ROWS, item.snapshots.values()))
+                while len(self._heavy) >= _MAX_STEPS and self._rows_waiting + item.rows_held > _MAX_ROWS:
+                    self._rows_waiting -= self._heavy[0].rows_held
                     self._heavy.popleft().give_up_tensors()
             self._queue.append(item)  # first: one that is not counted does no harm when a signal handler raises here
             if isinstance(item, StepBatch) and item.entries:
-                self._rows_waiting += len(item.entries)
+                self._rows_waiting += item.rows_held
                 self._heavy.append(item)
             if not isinstance(item, StepBatch) or item.entries:  # the steps between samples can wait for its next turn
                 self._wake.put(None)
@@ -147,7 +150,7 @@ class Drain:
         """The oldest item of the queue."""
         item = self._queue.popleft()
         if self._heavy and self._heavy[0] is item:
-            self._rows_waiting -= len(self._heavy.popleft().entries)
+            self._rows_waiting -= self._heavy.popleft().rows_held
         return item
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:

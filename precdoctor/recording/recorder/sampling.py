@@ -24,6 +24,8 @@ WARM_UP: Final = 64
 #: makes one for each trial, a meta-learner one for each episode. Behind so many attempts in all new ones have none.
 _IN_FULL: Final = 4
 _MOST_ATTEMPTS: Final = 64 * WARM_UP
+#: Optimizers that may step in turns, one per parameter; where each steps once and is gone, no more seem to go on.
+_MOST_ACTIVE: Final = 512
 #: N goes no further: what one step in 1024 costs is nothing.
 MAX_PERIOD: Final = 1024
 #: Block histograms are taken on sampled steps that this divides, and on powers of two.
@@ -140,8 +142,9 @@ class Sampler:
 
     def _change_over(self, optimizer: str) -> None:
         """Another optimizer than the last one has made an attempt."""
-        while self._active and next(iter(self._active.values())) < self._last_but_one:
-            self._active.popitem(last=False)
+        active = self._active
+        while active and (next(iter(active.values())) < self._last_but_one or len(active) > _MOST_ACTIVE):
+            active.popitem(last=False)
         if optimizer in self._active:
             self._active.move_to_end(optimizer)
         if optimizer not in self._warm_ups:

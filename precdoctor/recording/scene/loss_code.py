@@ -19,6 +19,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.fx import traceback as stored_traces
 
 from precdoctor.recording import kernels
+from precdoctor.recording.kernels.outside_user_modes import detached, modes_open
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.process import attach
@@ -72,7 +73,7 @@ class LossCode:
         self.supported = self.bare = scene.enabled and self._install()
 
     def _install(self) -> bool:
-        """Have autograd's notes of tracebacks be made by us while the loss code runs; false where torch differs."""
+        """Make autograd's notes of tracebacks while the loss code runs; false where torch differs."""
         original: Callable[[], list[str]] | None = getattr(stored_traces, "format_stack", None)
         if original is None or not hasattr(torch, "set_anomaly_enabled"):
             return False
@@ -212,7 +213,8 @@ class LossCode:
         self._room -= walk.count
         if type(top) is not RawNode:
             return None
-        graph = LossGraph(self._context.micro_step, top, kernels.detached(root), given[0] if given else None, walk.cut)
+        value, gradient = detached(root) if modes_open() else root.detach(), given[0] if given else None
+        graph = LossGraph(self._context.micro_step, top, value, gradient, walk.cut)
         if walk.weights and walk.is_bare:
             graph.weights = walk.weights
         return graph
@@ -228,7 +230,8 @@ class LossCode:
         self._room_between -= walk.count
         if type(top) is not RawNode:
             return None
-        return LossGraph(self._context.micro_step, top, kernels.detached(x), None, walk.cut)
+        value = detached(x) if modes_open() else x.detach()
+        return LossGraph(self._context.micro_step, top, value, None, walk.cut)
 
 
 def is_bad(loss: Tensor) -> bool:
@@ -264,8 +267,6 @@ class _Walk:
         for call in scene.calls:
             for name, key in call.makers.items():
                 self._outputs[key] = call, name
-        #: No mode is there: one would see us read, and be given a bare number in place of a tensor that stands for one.
-        self._alone = not torch._C._len_torch_dispatch_stack() and kernels.is_unwatched()
 
     @property
     def is_bare(self) -> bool:
@@ -274,6 +275,12 @@ class _Walk:
 
     def node(self, top: Any) -> RawNode | Leaf | None:
         """The node and all behind it, without recursion: loss code may loop."""
+        if not modes_open():
+            return self._copied(top)
+        with kernels.apart_from_every_mode():  # it would see us read, and be given a bare number in place of a tensor
+            return self._copied(top)
+
+    def _copied(self, top: Any) -> RawNode | Leaf | None:
         found = self._one(top, 0)
         known, waiting = self._known, [(top, found)]
         while waiting:
@@ -335,12 +342,6 @@ class _Walk:
                 return {"own": self._own(node)}
             found = (n for n in dir(node) if n.startswith(_SAVED))
             names = self._kinds[kind] = tuple((n, n.removeprefix(_SAVED)) for n in found)
-        if self._alone:
-            return self._read(node, names)
-        with kernels.apart_from_every_mode():
-            return self._read(node, names)
-
-    def _read(self, node: Any, names: tuple[tuple[str, str], ...]) -> dict[str, Any]:
         saved: dict[str, Any] = {}
         for name, argument in names:
             try:

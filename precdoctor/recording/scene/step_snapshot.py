@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import detached
+from precdoctor.recording.kernels.outside_user_modes import detached, modes_open
 from precdoctor.recording.model import object_copies, static, tensor_leaves
 from precdoctor.recording.model.module_names import unwrap
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
@@ -250,7 +250,7 @@ class Scene:
         alone = type(result) is Tensor and result.dtype.is_floating_point
         for name, x in (("", result),) if alone and _functorch_level() is None else tensor_leaves.floating(result):
             if self.affords(x):
-                call.outputs.append((name, detached(x), tensor_leaves.version(x)))
+                call.outputs.append((name, detached(x) if modes_open() else x.detach(), tensor_leaves.version(x)))
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
@@ -275,11 +275,11 @@ class Scene:
             return  # of a graph kept from an earlier step
         if self.taking is not None:
             if self.affords(grad):
-                call.taken.setdefault(self.taking, {})[name] = detached(grad)
+                call.taken.setdefault(self.taking, {})[name] = detached(grad) if modes_open() else grad.detach()
         elif not self._context.in_backward:
             return
         elif self.affords(grad):
-            call.gradients[name] = detached(grad)
+            call.gradients[name] = detached(grad) if modes_open() else grad.detach()
         else:
             call.lost.add(name)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes, is_unwatched
+from precdoctor.recording.kernels.outside_user_modes import apart_from_user_modes, modes_open
 from precdoctor.recording.model import static, tensor_leaves
 
 #: A number that is known now, or once the device has got there.
@@ -50,17 +50,15 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
     """
     if not issubclass(type(value), torch.Tensor):
         return value if type(value) is float else static.number(value)
-    if type(value) not in tensor_leaves.EXACT or not is_unwatched():
-        if tensor_leaves.is_wrapped(value) or value.is_meta or tensor_leaves.is_transformed(value):
-            return None
-        with apart_from_user_modes():
-            return _deferred(value, by_drain=by_drain)
-    return _deferred(value, by_drain=by_drain)
+    if type(value) in tensor_leaves.EXACT and value.is_cpu and not modes_open():
+        return float(value.detach())
+    if tensor_leaves.is_wrapped(value) or value.is_meta or tensor_leaves.is_transformed(value):
+        return None
+    with apart_from_user_modes():
+        return _deferred(value, by_drain=by_drain)
 
 
 def _deferred(value: torch.Tensor, *, by_drain: bool) -> Deferred:
-    if value.is_meta:
-        return None
     if value.is_cpu:
         return float(value.detach())
     host = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)

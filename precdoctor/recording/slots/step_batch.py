@@ -91,6 +91,8 @@ class StepBatch:
     snapshots: dict[torch.device, Snapshot]
     #: Tensors rows given up while the step waited in the queue.
     dropped: int = 0
+    #: In the queue: rows of memory on the host that it holds, of slots that only other steps use among them.
+    rows_held: int = 0
 
     def give_up_tensors(self) -> None:
         """Let go of what the tensors rows would have been made from; the steps row stays."""

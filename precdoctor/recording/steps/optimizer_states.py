@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording import kernels
-from precdoctor.recording.kernels import detached
+from precdoctor.recording.kernels.outside_user_modes import detached, modes_open
 from precdoctor.recording.model import quantised_tensors, static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.model.optimizer_contents import groups_of, parameters_of, state_of
@@ -71,7 +71,8 @@ class StateRows:
                         continue
                     # LBFGS keeps vectors over all parameters at the first one
                     owner, called = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
-                    own_part = part(detached(x)) if x.shape == parameter.shape else detached(x)
+                    plain = detached(x) if modes_open() else x.detach()
+                    own_part = part(plain) if x.shape == parameter.shape else plain
                     recorder.measure(recorder.site(owner, "opt_state", called, x), own_part, together=together)
 
         for optimizer in optimizers:

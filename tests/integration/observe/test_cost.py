@@ -164,10 +164,15 @@ class Around(nn.Module):
         return self.inner(self.first(x))
 
 
-def graphs(net, loss):
+def clip(parameters):
+    return torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+
+
+def graphs(net, loss, clip=list):
     optimizer, seen = torch.optim.AdamW(net.parameters()), []
     for _ in range(10):
         loss(net(torch.randn(4, 8))).backward()
+        clip(list(net.parameters()))
         optimizer.step()
         optimizer.zero_grad()
         seen.append(counters["stats"]["unique_graphs"])
@@ -182,13 +187,15 @@ if sys.argv[1] == "model":
     found = graphs(torch.compile(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), backend="aot_eager"), squares)
 elif sys.argv[1] == "part":
     found = graphs(Around(), squares)
+elif sys.argv[1] == "clip":
+    found = graphs(nn.Linear(8, 8), squares, torch.compile(clip, backend="aot_eager", fullgraph=True))
 else:
     found = graphs(nn.Linear(8, 8), torch.compile(squares, backend="aot_eager"))
 print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("what", ["model", "part", "loss"])
+@pytest.mark.parametrize("what", ["model", "part", "loss", "clip"])
 def test_recording_compiles_nothing_again(what, tmp_path, monkeypatch):
     """Neither where sampled steps and others take turns, nor at first."""
     monkeypatch.setenv("QUICK_TORCH", "")  # the compiler, and its counters, from the beginning

@@ -157,6 +157,30 @@ def test_steps_of_a_small_model_may_wait_in_greater_number(run, slow):
     assert drops(events) == {}
 
 
+def test_memory_in_flight_is_that_of_the_rows_in_use_and_never_more_than_the_limit(run, slow):
+    """A few rows are copied; a block that most rows of are used goes along whole, and counts whole."""
+    few, many = SlotTable(), SlotTable()
+    drain = Drain(run, 0, RecordOptions())
+
+    def step(slots, tensors):
+        for name in range(tensors):
+            entry = slots.entry(Site(PLACE, "output", str(name), 0, "train", "float32"), CPU)
+            kernels.stat(torch.full((3,), 1.5), entry.slot)
+        return StepBatch(StepFacts(0, sampled=True), slots.take(), {CPU: kernels.bank(CPU).snapshot(len(slots))})
+
+    sizes = [step(few, 3), step(many, 100), step(many, 130)]
+    assert [batch.snapshots[CPU].rows for batch in sizes] == [3, 128, 128 + 2]
+    drain.put(EventBatch([{"event": "warning"}]))
+    assert slow.reached.wait(60)
+    for _ in range(200):
+        drain.put(step(many, 100))
+    waiting = [item for item in drain._queue if isinstance(item, StepBatch) and item.entries]
+    assert 8 <= len(waiting) <= module._MAX_ROWS / 128
+    assert drain.behind
+    slow.go.set()
+    drain.close({"reason": "exit"})
+
+
 def test_what_waits_is_bounded_however_long_the_file_system_hangs(run, slow, monkeypatch):
     monkeypatch.setattr(module, "_MAX_ITEMS", 50)
     drain = Drain(run, 0, RecordOptions())

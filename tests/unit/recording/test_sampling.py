@@ -73,7 +73,7 @@ def test_the_budget_holds_in_a_search_that_makes_an_optimizer_for_each_trial(tri
     sampled, _ = train(Sampler(RecordOptions(budget=0.01)), order, sampled_ns=100 * MS)
     of = [sum(sampled[n * trial : (n + 1) * trial]) for n in range(trials)]
     assert min(of[:4]) >= min(trial, WARM_UP)
-    first = 64 * WARM_UP if trial == 1 else 9 * WARM_UP  # of single steps nobody knows whether they come again
+    first = 9 * WARM_UP  # of single steps nobody knows at first whether they come again
     assert sum(sampled) <= first + len(order) / 64  # N is 128 in the end
     late = [n for n in range(64 * WARM_UP, 16_000) if sampled[n]]
     assert max(b - a for a, b in itertools.pairwise(late)) <= 2 * 128
