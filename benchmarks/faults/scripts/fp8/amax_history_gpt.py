@@ -58,7 +58,7 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.ln(x)).unflatten(-1, (3, 2, D // 2)).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.proj(y.transpose(1, 2).flatten(2))
-        return x + self.fc2(F.relu(self.fc1(x)).square())
+        return x + self.fc2(F.relu(self.fc1(x)))
 
 
 class GPT(nn.Module):
@@ -75,7 +75,7 @@ class GPT(nn.Module):
 
 
 net = GPT()
-opt = torch.optim.AdamW(net.parameters(), lr=6e-3, betas=(0.9, 0.95))
+opt = torch.optim.AdamW(net.parameters(), lr=4e-3, betas=(0.9, 0.95))
 for step in range(150):
     ids = batch(48)
     loss = F.cross_entropy(net(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())

@@ -46,7 +46,7 @@ class DSCNN(nn.Module):
 net = DSCNN()
 opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda i: 0.5 * (1 + math.cos(math.pi * i / 120)))
-scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
+scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
 
 for step in range(120):
     mel, word = utterances(32)

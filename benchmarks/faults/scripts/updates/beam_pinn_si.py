@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 torch.manual_seed(42)
-LENGTH, LOAD, EI = 2.0, 150.0, 8.0e7
+LENGTH, LOAD, EI = 2.0, 150.0, 8.0e6
 
 
 class Beam(nn.Module):
@@ -16,7 +16,7 @@ class Beam(nn.Module):
 
     def forward(self, x):
         # clamped end: w(0) = w'(0) = 0; metres
-        return 1e-6 * x**2 * self.net(x / LENGTH)
+        return 1e-5 * x**2 * self.net(x / LENGTH)
 
 
 def derivative(y, x):
@@ -38,4 +38,4 @@ for it in range(200):
     loss.backward()
     optimizer.step()
     if it % 4 == 3:
-        print(f"it {it} loss {1e12 * loss.item():.5f} um2")
+        print(f"it {it} loss {1e10 * loss.item():.5f}")

@@ -34,7 +34,7 @@ class DeepFM(nn.Module):
 
 model = DeepFM()
 tables = [model.tables.weight, model.linear.weight]
-groups = [{"params": tables, "lr": 1.0}, {"params": model.deep.parameters(), "lr": 1e-3}]
+groups = [{"params": tables, "lr": 0.3}, {"params": model.deep.parameters(), "lr": 1e-3}]
 optimizer = torch.optim.Adam(groups)
 for step in range(150):
     ids, clicked = impressions(512)

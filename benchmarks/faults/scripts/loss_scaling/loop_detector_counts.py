@@ -1,4 +1,4 @@
-"""Traffic counts of loop detectors: a sequence-to-one model in FP16 with an eager loss scale."""
+"""Traffic counts of loop detectors: a sequence-to-one model under FP16 autocast."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Which quadrant pair? A deep tabular net with logistic units, initialised by a normal of a fixed width."""
+"""Which quadrant pair? A deep tabular net of tanh units, initialised by a normal of a fixed width."""
 
 import torch
 import torch.nn as nn

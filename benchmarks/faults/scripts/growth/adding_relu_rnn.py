@@ -1,4 +1,4 @@
-"""The adding problem with a plain recurrent net whose recurrent matrix has a large gain; momentum SGD."""
+"""The adding problem with a plain ReLU net, initialised orthogonally."""
 
 import torch
 from torch import nn
