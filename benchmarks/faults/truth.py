@@ -34,6 +34,7 @@ QUIET_SETS = (
     "silent6",
     "silent7",
     "silent8",
+    "silent9",
 )
 SETS = NAN_SETS + QUIET_SETS
 
