@@ -27,6 +27,25 @@ def half_of_the_steps() -> Training:
     return starved(6)
 
 
+def one_of_two_optimizers() -> Training:
+    """Two optimizers step in turns, each with weights and gradients of its own; the first is given zeros."""
+    run = Training(steps=24)
+    for step, row in run.step_rows.items():
+        row["optimizer"] = f"AdamW#{step % 2}"
+        run.change(lambda r: r.update(fingerprint=7), kind="weight", step=step)
+        for kind in ("weight_grad_step", "update") if step % 2 == 0 else ():
+            run.change(lambda r: r.update(ZEROS, zero=r["numel"]), kind=kind, step=step)
+    return run
+
+
+def one_that_often_has_nothing_to_do() -> Training:
+    """The same, but for some steps of the first."""
+    run = one_of_two_optimizers()
+    for step in (0, 8, 16):
+        run.tensors[step] = [dict(row) for row in Training(steps=24).tensors[step]]
+    return run
+
+
 def weights_that_move() -> Training:
     """Something else takes the gradients: a fused step in the backward pass, or code of the script's."""
     return starved(12, moves=True)
@@ -95,6 +114,9 @@ FIRING = {
     "masters_of_zero_gradients": Sample(
         lambda: masters(12), 0, module=None, kind=None, bare=True, says=("12 of 12", "were zero"),
     ),
+    "one_of_two_optimizers": Sample(
+        one_of_two_optimizers, 0, module=None, kind=None, bare=True, says=("`AdamW#0` trains nothing", "12 of 12"),
+    ),
     "fed_once": Sample(every_step_but_one, 0, module=None, kind=None, bare=True, says=("11 of 12",)),
 }  # fmt: skip
 HEALTHY = {
@@ -102,6 +124,7 @@ HEALTHY = {
     for f in (
         dropped_once,
         half_of_the_steps,
+        one_that_often_has_nothing_to_do,
         weights_that_move,
         masters_with_gradients,
         masters_without_some,

@@ -24,7 +24,7 @@ from precdoctor.diagnosis.survey.frames import (
 )
 from precdoctor.diagnosis.survey.rows import integer, location
 from precdoctor.diagnosis.survey.scans import Group, check_facts, elsewhere_words, evidence_of, facts, stands
-from precdoctor.diagnosis.survey.view import RunView
+from precdoctor.diagnosis.survey.view import Process, RunView
 
 PAGE = RulePage(
     finds="""
@@ -32,7 +32,8 @@ Training steps whose backward pass leaves non-zero weight gradients while the op
 weights keep their bits: on `share` of the sampled steps, and on at least `min_steps` of them. Left out are steps that a
 loss scaler skips, steps at learning rate 0, runs in which `--include` or `--exclude` hides modules, and optimizers with
 fewer parameters than there are gradients (one that optimizes an image in front of a fixed network). An optimizer whose
-gradients are all zero is given none, whatever it holds: copies of the weights, say.
+gradients are all zero is given none, whatever it holds: copies of the weights, say. Of several optimizers each counts
+by itself, where all that it is given is zero and the backward pass had left it something.
 
 Also micro-steps that do not accumulate: on deep-scanned steps with several backward passes the gradients of the first
 pass are gone, or zero, when the second one begins, and no op has read them (a sum of one's own, a projection, an attack
@@ -61,20 +62,24 @@ _KINDS = ("weight", "weight_grad", "weight_grad_step", "update")
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the first process that trains nothing."""
+    """One finding: the first process that trains nothing, or whose optimizer is given zeros for all it holds."""
     if view.partial_modules:
         return Checked.not_applicable("modules were left out of the recording")
     rows = _rows(view)
     steps = _steps(rows)
-    given_none = (~steps["fed"] & (steps["zeros"] | (steps["weights"] <= steps["held"]))).to_numpy()
-    for own in rows_of(groups(steps, ("rank", "attempt")), steps["step"]):
-        starved = steps.iloc[own[given_none[own]]]
-        if len(starved) < max(options["min_steps"], options["share"] * own.size):
-            continue
-        if not starved["zeros"].all() and not _same(rows, starved):
-            continue
-        finding = _finding(starved, own.size, options)
-        return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
+    emptied = steps["zeros"] | steps["emptied"]
+    given_none = (~steps["fed"] & (emptied | (steps["weights"] <= steps["held"]))).to_numpy()
+    for alike in (("rank", "attempt"), ("rank", "attempt", "optimizer")):
+        for own in rows_of(groups(steps, alike), steps["step"]):
+            starved = steps.iloc[own[given_none[own]]]
+            if len(starved) < max(options["min_steps"], options["share"] * own.size):
+                continue
+            if "optimizer" in alike and not emptied.loc[starved.index].all():
+                continue
+            if not starved["zeros"].all() and not _same(rows, starved):
+                continue
+            finding = _finding(starved, own.size, _only(view, starved), options)
+            return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
     if dropped := facts(view, "dropped"):
         checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped(view, g), seen="",
                               keep=lambda g: stands(view, g))  # fmt: skip
@@ -86,31 +91,52 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _rows(view: RunView) -> pd.DataFrame:
-    """The rows of sampled steps; ``held``: parameters of their optimizer; ``zeros``: its gradients are all zero."""
+    """The rows of sampled steps; ``optimizer``: a number for it; ``held``: its parameters.
+
+    ``zeros``: its gradients are all zero.
+    """
     sizes = {
         str(o.get("name")): sum(integer(g.get("parameters")) or 0 for g in o.get("groups") or ())
         for o in view.optimizers
     }
+    numbers: dict[str, int] = {}
     usable = {
-        (p, s.step): (sizes.get(s.optimizer, 0), float(s.grad_norm == 0.0))
+        (p, s.step): (
+            numbers.setdefault(s.optimizer, len(numbers)),
+            sizes.get(s.optimizer, 0),
+            float(s.grad_norm == 0.0),
+        )
         for p, steps in view.timeline.items()
         for s in steps
         if s.complete and s.sampled and not s.skipped and s.optimizer and s.lr
     }
     rows = view.measured((), _KINDS, columns=_COLUMNS)
-    held, zeros = (step_values(rows, {at_step: value[i] for at_step, value in usable.items()}) for i in (0, 1))
-    rows = rows.assign(held=held, zeros=zeros == 1.0, alive=rows["zero"] < rows["numel"])
+    number, held, zeros = (step_values(rows, {key: value[i] for key, value in usable.items()}) for i in range(3))
+    rows = rows.assign(optimizer=number, held=held, zeros=zeros == 1.0, alive=rows["zero"] < rows["numel"])
     known: pd.DataFrame = rows[rows["held"].notna()]
     return known
 
 
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Steps with weight gradients: how many are not zero, ``held``, and whether the optimizer was ``fed`` any."""
+    """Steps with weight gradients: how many are not zero, ``held``, and whether the optimizer was ``fed`` any.
+
+    ``emptied``: all that it was given is zero, by the rows of that.
+    """
     made = _made(rows)
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
     ids, fed = groups(made, AT), on_steps(made, set(at(given.iloc[firsts(groups(given, AT))])))
-    steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed).iloc[firsts(ids)]
+    emptied = on_steps(made, _emptied(rows, made))
+    steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed, emptied=emptied).iloc[firsts(ids)]
     return steps
+
+
+def _emptied(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
+    """Steps on which all that the optimizer was given is zero, for one weight at least that had made a gradient."""
+    given = rows[rows["kind"] == "weight_grad_step"]
+    fed = set(at(given[given["alive"]].iloc[firsts(groups(given[given["alive"]], AT))]))
+    key = [*AT, *PARAMETER]
+    emptied = given[~given["alive"]][key].merge(made[key], on=key)
+    return set(at(emptied)) - fed
 
 
 def _made(rows: pd.DataFrame) -> pd.DataFrame:
@@ -129,9 +155,16 @@ def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
     return bool(both) and all(before[k] == after[k] for k in both)
 
 
-def _finding(starved: pd.DataFrame, of: int, options: Options) -> Finding:
-    steps, weights = starved["step"].tolist(), int(starved["weights"].max())
-    share = len(starved) / of
+def _only(view: RunView, starved: pd.DataFrame) -> str:
+    """The optimizer of these steps, where the process has others."""
+    process = at(starved)[0][0]
+    steps = {s.step: s.optimizer for s in view.timeline[process] if s.optimizer}
+    return steps[int(starved["step"].iloc[0])] if len(set(steps.values())) > 1 else ""
+
+
+def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Finding:
+    steps, weights = starved["step"].tolist(), int(starved[["weights", "held"]].min(axis=1).max())
+    share, whose = len(starved) / of, f" of `{only}`" if only else ""
     if starved["zeros"].all():
         gone, reason = "all gradients of the optimizer were zero", "both gradients were recorded"
     else:
@@ -139,9 +172,10 @@ def _finding(starved: pd.DataFrame, of: int, options: Options) -> Finding:
         reason = "both gradients were recorded, and weights were compared bit for bit"
     return RULE.finding(
         confidence=0.95,
-        title="nothing is trained: the optimizer is given no gradient, although the backward pass makes them",
+        title=f"{f'`{only}` trains nothing' if only else 'nothing is trained'}: the optimizer is given no gradient, "
+        "although the backward pass makes them",
         message=(
-            f"On {len(starved):,} of {plural(of, 'sampled step')} ({percent(share)}, limit "
+            f"On {len(starved):,} of {plural(of, 'sampled step')}{whose} ({percent(share)}, limit "
             f"{percent(options['share'])}) the backward pass left non-zero gradients in {plural(weights, 'weight')}. "
             f"At `step` {gone}. Most likely `zero_grad()` runs between `backward()` and `step()`, or `step()` before "
             "`backward()`."
