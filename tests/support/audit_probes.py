@@ -359,6 +359,10 @@ def ids_in_features(batch, table):
     return F.embedding(batch[:, 0].long(), table)
 
 
+def ids_from_the_first(batch, table, first):
+    return F.embedding((batch[:, 0] - first).long(), table)
+
+
 def hashed_ids(batch, table):
     return F.embedding(batch[:, 0].long() % len(table), table)
 
@@ -901,6 +905,13 @@ PROBES = {
         bounded_ids,
         lambda: (torch.randint(0, 5000, (256,)).to(FP16), normal(5000, 4)),
         lambda: (torch.randint(0, 2000, (256,)).to(FP16), normal(5000, 4)),
+    ),
+    "ids_from_the_first": Probe(
+        ("PD706",),
+        "long()",
+        ids_from_the_first,
+        lambda: (torch.randint(3000, 3400, (64, 3)).to(FP16), normal(408, 4), 3000),
+        lambda: (torch.randint(1000, 1400, (64, 3)).to(FP16), normal(408, 4), 1000),
     ),
     "distances_in_half": Probe(
         ("PD705",),

@@ -45,6 +45,8 @@ _LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _emb
 #: Ops whose results tell apart no more than their integers do: offsets, hashes, multiples of a number of buckets.
 _SHIFTS = names("add sub rsub mul bitwise_xor clamp clamp_min clamp_max minimum maximum clone where masked_fill "
                 "remainder fmod")  # fmt: skip
+#: Ops that move integers among the floats to where they are exact, before they are read: `x - first`.
+_MOVES = names("add sub rsub")
 #: Share of a channel's energy from which on its error takes it: what is left of it is below the noise.
 _GONE = 0.5
 #: Share of a tensor's elements that an FP8 cast has to flush for what they feed to be followed, little as they weigh.
@@ -60,6 +62,8 @@ class Casts:
         self._findings, self._effects = findings, effects
         #: Integers that were floats of too few bits before, by their memory.
         self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
+        #: Floats that were integers of too many bits before something was added to them, by their memory: those.
+        self._moved: dict[int, tuple[StorageWeakRef, Tensor]] = {}
         #: Integers that wrapped round, by their memory, until they are read as floats.
         self._wrapped: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
         #: The last result of a clamp to the range of an FP8 format, and what it was.
@@ -112,6 +116,8 @@ class Casts:
         """Numbers that are read from a tensor of floats as integers, then used as indices: which exist at all?"""
         if call.name == "_to_copy":
             self._from_half(call)
+        elif call.name in _MOVES and call.results:
+            self._move(call)
         elif self._indices and call.name in _SHIFTS:
             self._shifted(call)
         elif self._indices and call.plain_name in _LOOKUPS:
@@ -134,6 +140,14 @@ class Casts:
             if key is not None and known is not None and not known[0].expired() and len(self._indices) < _MAX_INDICES:
                 self._indices[key] = StorageWeakRef(call.whole[0].untyped_storage()), known[1], known[2]
 
+    def _move(self, call: Call) -> None:
+        source, result = call.args[0], call.results[0]
+        if not isinstance(source, Tensor) or source.dtype not in _BITS or result.numel() > source.numel():
+            return
+        key = storage_key(result) if len(self._moved) < _MAX_INDICES else None
+        if key is not None and _holds_integers(source, _BITS[source.dtype]):
+            self._moved[key] = StorageWeakRef(result.untyped_storage()), source.detach().long()
+
     def _from_half(self, call: Call) -> None:
         source, result = call.args[0], call.whole[0] if call.whole else None
         if not isinstance(source, Tensor) or source.dtype not in _INDEX_BITS or result is None:
@@ -142,11 +156,13 @@ class Casts:
             return
         if len(self._indices) >= _MAX_INDICES:
             return
-        least, largest = int(result.min()), int(result.max())
+        moved = self._moved.get(storage_key(source) or 0)
+        integers = moved[1] if moved is not None and not moved[0].expired() else result
+        least, largest = int(integers.min()), int(integers.max())
         if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype] or (key := storage_key(result)) is None:
             return
         if largest - least >= _MAX_INTEGERS:  # as many of them, around the median
-            least = max(least, min(int(result.median()), largest + 1 - _MAX_INTEGERS))
+            least = max(least, min(int(integers.median()), largest + 1 - _MAX_INTEGERS))
             largest = min(largest, least + _MAX_INTEGERS - 1)
         whole = torch.arange(least, largest + 1, device=result.device)
         exist = int(torch.unique(whole.to(source.dtype).double()).numel())

@@ -514,6 +514,9 @@ def test_indices_that_a_half_precision_table_cannot_hold_are_noted_where_they_ar
     found = facts(lambda x: torch.embedding(table, x.long()), packed)["cast"]
     assert (found["from"], found["to"], found["read_by"]["op"]) == (str(dtype)[6:], "int64", "aten.embedding.default")
     assert found["distinct_after"] * 4 < found["distinct_before"]
+    moved = facts(lambda x: torch.embedding(table, (x - 10000).long()), packed)["cast"]
+    assert (moved["distinct_before"], moved["distinct_after"]) == (found["distinct_before"], found["distinct_after"])
+    assert "cast" not in facts(lambda x: torch.embedding(table, (x - 90).long()), packed / 100)
     assert "cast" not in facts(lambda x: torch.embedding(table, x.long()), packed / 100)
     assert "cast" not in facts(lambda x: x.long().float().mean(), packed)  # no indices
 

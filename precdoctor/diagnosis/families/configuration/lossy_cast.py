@@ -36,8 +36,9 @@ probabilities, or a mask of the most negative number that becomes -Inf.
 
 Integers: positions, indices or counts that are cast to BF16 (exact up to 256) or FP16 (up to 2048), or made in it by
 `arange`, so that distinct integers become the same number. So do indices that are read from a tensor of floats
-(`batch[:, 0].long()`, then an embedding or a lookup, perhaps modulo its size); FP32 is exact up to 16,777,216. There
-the finding counts which integers of their range the format holds; of a range beyond 2^20, of so many around the median.
+(`batch[:, 0].long()`, perhaps behind `- first`, then an embedding or a lookup, perhaps modulo its size); FP32 is exact
+up to 16,777,216. There the finding counts which integers of their range the format holds; of a range beyond 2^20, of so
+many around the median.
 
 Bytes and 16-bit integers that wrap round (`a - b` of two images), and floats that are cast to integers beyond their
 range, count if `wrapped` of the elements are other numbers and an op reads them as floats.
