@@ -26,8 +26,8 @@ _GUARDS, _PASSES = names("add clamp clamp_min maximum"), names("sqrt _to_copy cl
 _READS = names("rsqrt reciprocal div log pow")
 #: Ops that normalise, and what they return the reciprocal standard deviation as.
 _NORMS = {"native_layer_norm": 2, "native_batch_norm": 2, "native_group_norm": 2, "_fused_rms_norm": 1}
-#: The largest constant that is taken for a guard.
-_LARGEST = 0.1
+#: The largest constant that is taken for a guard; and in code that makes data, where 0.1 is a width or an offset.
+_LARGEST, _LARGEST_IN_DATA = 0.1, 0.01
 #: Share of the numbers that are not zero from which on they are followed; off by more than this, a result is wrong.
 _NOTED, _WRONG = 0.25, 0.5
 #: Numbers followed at a time, and elements of one tensor.
@@ -94,6 +94,8 @@ class Floors:
         constant = _constant(call.plain_name, call.args, call.kwargs)
         floats = constant is not None and {call.args[0].dtype, result.dtype} <= _FLOATS
         if constant is None or not floats or result.numel() > _MAX_ELEMENTS:
+            return
+        if call.phase == "script" and constant > _LARGEST_IN_DATA:
             return
         if call.name != call.plain_name and id(call.args[0]) not in call.swapped:
             return

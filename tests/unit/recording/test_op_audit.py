@@ -138,6 +138,16 @@ def test_an_epsilon_is_followed_into_what_is_made_of_many_guarded_numbers(square
     assert "floor" not in facts(lambda x: (x / square(x).sqrt()).sum(), large)
 
 
+@pytest.mark.parametrize("constant", [0.1, 1e-3])
+def test_a_width_in_code_that_makes_data_is_no_epsilon(constant):
+    def bumps(x):
+        return (torch.linspace(0.1, 1.0, 64) / (x + constant)).square().sum()
+
+    drawn = torch.linspace(0.0, 1.5 * constant, 64)
+    assert ("floor" in facts(bumps, drawn)) == (constant < 0.01)
+    assert "floor" in facts(bumps, drawn, stage="loss")
+
+
 def clipped_by_unit(gradient):
     """The factor of a unit whose gradient is next to nothing is 1 in any case."""
     norm = gradient.square().sum(-1, keepdim=True).sqrt()
