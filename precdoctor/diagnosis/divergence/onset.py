@@ -32,6 +32,8 @@ _LEVEL, _FEWEST = 8, 4
 _HISTORY = 32
 #: Times its amax before the root from which a tensor at the incident is large because of the root: three binades.
 _GROWN = 8.0
+#: Times the batch, or 1, from which an output of the first forward pass is out of all proportion: twenty binades.
+_OUTSIZED = 2.0**20
 #: Times the first loss, and the absolute value, below zero from which a falling loss has no bound: as in PD603.
 _UNBOUNDED, _FAR = 300.0, 100.0
 #: Fewest steps in a row without ``zero_grad()``: the ``kept_steps`` of PD603.
@@ -64,7 +66,8 @@ class Divergence:
 
     Attributes:
         root: the step with the update after which training diverged.
-        kind: learning-rate | rewritten | unzeroed | unbounded | multiplied | batch | gradient | updates | growth.
+        kind: learning-rate | rewritten | unzeroed | unbounded | multiplied | initial | batch | gradient | updates |
+            growth.
         steps: the steps of that optimizer before the incident.
         at: index of ``root`` in ``steps``.
         links: the chain, root first.
@@ -144,8 +147,9 @@ def _of_optimizer(
         return None  # no healthy step to compare with: small networks at brisk rates begin like this
     known = {"rewritten": written, "unzeroed": kept, "learning-rate": jump, "unbounded": falls}
     kind = next((name for name, i in known.items() if i is not None), "")
-    kind = kind or _kind(view, process, steps, at, updates)
-    links = _links(view, process, steps, at, kind, updates, incident)
+    large = _large_from_the_start(view, process, root) if begins else None
+    kind = kind or ("initial" if large is not None else _kind(view, process, steps, at, updates))
+    links = (*([large] if large is not None else []), *_links(view, process, steps, at, kind, updates, incident))
     usual = _before([updates.ratio(s.step) for s in steps[:at]])
     return Divergence(root, kind, process, steps, at, links, ratio, usual, parameter)
 
@@ -232,6 +236,16 @@ def _rewritten(steps: Sequence[StepFacts], at: int | None, incident: int, update
         return None
     index = next((i for i, s in enumerate(steps) if s.step == found[0]), None)
     return index if index is not None and (at is None or index <= at) else None
+
+
+def _large_from_the_start(view: RunView, process: Process, step: int) -> Link | None:
+    """The largest output of the first forward pass, if no update can have made it that large."""
+    rows = [r for r in view.rows(process, step) if r.phase == "train" and r.amax is not None]
+    batch = max((r.amax for r in rows if r.kind == "batch" and r.amax is not None), default=1.0)
+    made = max((r for r in rows if r.kind == "output"), key=lambda r: r.amax or 0.0, default=None)
+    if made is None or made.amax is None or made.amax < _OUTSIZED * max(batch, 1.0):
+        return None
+    return Link(step, f"largest output of `{made.module or made.root}`", made.amax, batch)
 
 
 # -- whether the incident follows from that step ----------------------------------------------------------------------

@@ -41,6 +41,9 @@ def root_words(view: RunView, divergence: Divergence) -> str:
         return f"the loss falls without bound from step {root} on"
     if divergence.kind == "multiplied" and first is not None:
         return f"each step multiplies every weight matrix by {first.value:.3g}, from step {root} on"
+    if divergence.kind == "initial" and first is not None:
+        place = first.what.split("`")[1]
+        return f"before any update, `{place}` makes {first.value:.3g} of a batch of {first.usual:.3g}"
     if divergence.kind == "batch" and first is not None:
         times = first.value / (first.usual or math.inf)
         return f"the batch of step {root} is {times:.3g} times larger than any before"
@@ -102,6 +105,8 @@ def root_cure(view: RunView, divergence: Divergence) -> Prescription:
         return _bound_objective(divergence)
     if divergence.kind == "multiplied":
         return _find_growth(divergence)
+    if divergence.kind == "initial":
+        return _begin_smaller(divergence)
     if not _proportional(view, divergence) or _clipped(divergence):
         return _lower(view, divergence)
     slower = stable_rate(view, divergence.steps) if divergence.at == 0 else None
@@ -194,6 +199,22 @@ def _find_growth(divergence: Divergence) -> Prescription:
         snippet=(
             "import torch\n\n"
             "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)  # takes it away\n"
+        ),
+    )
+
+
+def _begin_smaller(divergence: Divergence) -> Prescription:
+    first = divergence.links[0]
+    return Prescription(
+        title="initialise with a gain that keeps sizes (1, and sqrt(2) before a ReLU; orthogonal for recurrent "
+        f"weights), or normalise between layers: largest output {first.value:.3g} -> about {first.usual:.3g}",
+        change={"initialise": True},
+        predicted={"largest_output": {"from": first.value, "to": first.usual}},
+        snippet=(
+            "import torch\n\n"
+            "for layer in model.modules():\n"
+            "    if isinstance(layer, torch.nn.Linear):\n"
+            "        torch.nn.init.kaiming_normal_(layer.weight)  # recurrent: orthogonal_(layer.weight)\n"
         ),
     )
 

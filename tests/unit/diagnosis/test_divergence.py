@@ -95,6 +95,19 @@ def test_without_a_healthy_norm_the_convention_is_advised(tmp_path: Path) -> Non
     assert "no healthy norm" in found.prescriptions[0].title
 
 
+@pytest.mark.parametrize("size", [1e15, 1e4])
+def test_a_network_that_is_too_large_before_its_first_update_is_started_smaller(tmp_path: Path, size: float) -> None:
+    """No rate and no clipping mends what no update has made."""
+    run = sgd(course(norm=lambda s: 4000.0, loss=after(1, 1.5, 30.0), ratio=lambda s: 20.0))
+    find(run.tensors[0], "output", LAYER).update(normal(size))
+    found, _ = first(run, tmp_path)
+    assert found.resume_step is None
+    assert (found.evidence["root"]["kind"] == "initial") == (size > 1e6)
+    if size > 1e6:
+        assert found.title.startswith(f"before any update, `{LAYER}` makes ")
+        assert found.prescriptions[0].change == {"initialise": True}
+
+
 def test_an_objective_without_a_bound_is_named(tmp_path: Path) -> None:
     found, _ = first(course(loss=lambda s: -0.5 * 10.0**s, norm=after(1, 10.0, 1.0)), tmp_path)
     assert found.evidence["root"]["kind"] == "unbounded"

@@ -28,6 +28,7 @@ from precdoctor.diagnosis.families.updates.oversized_weight_updates_rates import
     never_came_back,
     rates_of,
     stable_rate_of,
+    warmed_up,
 )
 from precdoctor.diagnosis.survey.frames import (
     AT,
@@ -208,7 +209,7 @@ def _decayed(view: RunView, options: Options) -> Finding | None:
 
 def _thrown_off(view: RunView, options: Options) -> _Start | None:
     """What the first steps did to a run whose loss went wrong then: those of the run, else those behind a warm-up."""
-    begun, full = int(view.steps["step"].min()), _warmed_up(view)
+    begun, full = int(view.steps["step"].min()), warmed_up(view)
     return _started(view, options, begun) or (_started(view, options, full) if full > begun else None)
 
 
@@ -255,13 +256,6 @@ def _nothing_learnt(view: RunView, options: Options) -> bool:
     return False
 
 
-def _warmed_up(view: RunView) -> int:
-    """The first step with half of the largest learning rate, or more."""
-    rates = [(s.step, s.lr) for steps in view.timeline.values() for s in steps if s.lr and math.isfinite(s.lr)]
-    peak = max((rate for _, rate in rates), default=0.0)
-    return min((step for step, rate in rates if rate >= 0.5 * peak), default=0)
-
-
 def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[Parameter, _Weight]:
     """Ratios on the newer half of the recorded steps; or on the ``first`` since one, against the initial weight."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
@@ -299,10 +293,11 @@ def _finding(
     limit = options["ratio" if start is None else "early_ratio"]
     rates = rates_of(view, *weight.middle)
     diverging = stable_rate_of(view, process)
-    steps = plural(weight.ratios.size, "step")
+    steps, one = plural(weight.ratios.size, "step"), weight.ratios.size == 1
     which = f"the first {steps}{start.behind}" if start is not None else f"{steps} in the newer half"
     message = (
-        f"In the median of {which}, each step changed `{parameter}` by {weight.ratio:.2g} of its "
+        (f"The first step{start.behind}" if one and start is not None else f"In the median of {which}, each step")
+        + f" changed `{parameter}` by {weight.ratio:.2g} of its "
         + ("own RMS" if start is None else "initial RMS")
         + f" (limit {limit:g}; about 1e-3 is usual)"
         + (f"{rates.words}. " if rates is not None else ". ")
@@ -325,7 +320,8 @@ def _finding(
         evidence |= diverging.evidence
     return RULE.finding(
         confidence=0.85 if weight.ratios.size >= 8 else 0.7,
-        title=f"the first steps{start.behind} change `{parameter}` by {weight.ratio:.2g} times its initial size each"
+        title=f"the first {'step' if one else 'steps'}{start.behind} {'changes' if one else 'change'} `{parameter}` by "
+        f"{weight.ratio:.2g} times its initial size{'' if one else ' each'}"
         if start is not None
         else f"each step replaces `{parameter}` by {weight.ratio:.2g} of itself",
         message=message,

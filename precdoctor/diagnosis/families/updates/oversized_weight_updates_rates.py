@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -14,6 +15,7 @@ from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.healthy_steps import is_well
 from precdoctor.diagnosis.survey.histories import by_optimizer
+from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Least number of steps of a proposed warm-up, as in torch's examples and most recipes.
@@ -25,7 +27,7 @@ _BELOW, _AT_PEAK = 0.5, 0.999
 
 @dataclass(frozen=True)
 class Rates:
-    """Learning rates of a process.
+    """Learning rates of one optimizer of a process.
 
     Attributes:
         measured: on the examined step.
@@ -51,8 +53,9 @@ class Rates:
 
 
 def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
-    """The rates of a process, measured on ``step``; None if none is on record."""
-    known = [(s.step, s.lr) for s in view.timeline.get(process, ()) if s.lr is not None and math.isfinite(s.lr)]
+    """The rates of the optimizer that makes ``step``, measured there; None if none is on record."""
+    name = next((s.optimizer for s in view.timeline.get(process, ()) if s.step == step), None)
+    known = _known(s for s in view.timeline.get(process, ()) if s.optimizer == name)
     peak = max((rate for _, rate in known), default=0.0)
     if not peak:
         return None
@@ -61,6 +64,22 @@ def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
     warm_up = known[at][0] - known[0][0] if rising and known[0][1] < _BELOW * peak else 0
     measured = next((rate for s, rate in known if s == step and rate), peak)
     return Rates(measured, known[0][1], peak, known[-1][1], warm_up)
+
+
+def warmed_up(view: RunView) -> int:
+    """The first step at which each optimizer that begins below half of its largest learning rate has reached that."""
+    reached = 0
+    for steps in by_optimizer(view).values():
+        known = _known(steps)
+        full = 0.5 * max((rate for _, rate in known), default=0.0)
+        if known and known[0][1] < full:
+            reached = max(reached, next(step for step, rate in known if rate >= full))
+    return reached
+
+
+def _known(steps: Iterable[StepFacts]) -> list[tuple[int, float]]:
+    """The learning rate by step, where it is on record."""
+    return [(s.step, s.lr) for s in steps if s.lr is not None and math.isfinite(s.lr)]
 
 
 def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, what: str) -> Prescription:
