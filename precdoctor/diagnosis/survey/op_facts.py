@@ -24,6 +24,8 @@ from precdoctor.runlog.files import AUTOPSY_DIR
 
 #: Bits of ``bad_in`` and ``bad_out``.
 NAN, POS_INF, NEG_INF = 1, 2, 4
+#: Kinds of tensors from before a replay that the data may have brought.
+_OF_DATA = ("batch", "data")
 _OPERAND_COUNTS = ("numel", "nan", "pos_inf", "neg_inf", "zero", "negative")
 _OPERAND_NUMBERS = ("min", "max", "amax", "amin_nonzero", "value")
 
@@ -162,6 +164,8 @@ class Replay:
     skips: int = 1
     #: Traced in the training itself, not in a second pass.
     live: bool = False
+    #: The training was traced from before the step's first call of a model on, and no op of torch made the value.
+    made_outside: bool = False
     #: The origin is user code between the backward pass and the optimizer.
     by_hand: bool = False
     #: Non-finite hyper-parameters of the parameter groups that an optimizer step made non-finite.
@@ -170,6 +174,14 @@ class Replay:
     bad_data: tuple[BadTensor, ...] = ()
     #: Whether everything that data loaders delivered lately was finite; None if unknown.
     data_is_finite: bool | None = None
+
+
+def reader_of(replay: Replay, op: Op) -> str:
+    """The top-level module that reads what code outside of modules made; empty if none does, or the log lacks it."""
+    if not replay.live or op.root or op.phase != "forward":
+        return ""
+    later = (replay.ops[i] for i in replay.path if i > op.index)
+    return next((o.root for o in later if o.root and o.phase == "forward"), "")
 
 
 def replay_at(view: RunView, process: Process, step: int) -> Replay | None:
@@ -200,6 +212,9 @@ def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
         for at, r in _own_replays(again).items():
             if r.outcome == "origin":
                 own = found.get(at, r)
+                if not r.origins and any(kind in _OF_DATA for kind, _, _ in own.externals):
+                    found[at] = replace(own, made_outside=r.made_outside)  # it has counts of what both only saw read
+                    continue
                 found[at] = replace(
                     r, bad_settings=own.bad_settings, bad_data=own.bad_data, data_is_finite=own.data_is_finite
                 )
@@ -236,6 +251,8 @@ def _own_replays(view: RunView) -> dict[tuple[int, int], Replay]:
 
 def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Replay:
     data = event["data"]
+    live = data.get("live") is True
+    whole = data.get("before_model", bool(integer(event.get("step"))))  # before there was the key
     ops = {op.index: op for op in map(_op, rows) if op is not None}
     before = data.get("finite_before")
     return Replay(
@@ -256,7 +273,8 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         target=text(data.get("target")),
         weight=_weight(text(data.get("weight"))),
         skips=integer(data.get("skips_in_a_row")) or 1,
-        live=data.get("live") is True,
+        live=live,
+        made_outside=live and whole is True and not _integers(data.get("origins")),
         by_hand=data.get("by_hand") is True,
         poisoned=tuple(map(_poisoned, _tables(data.get("poisoned")))),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,

@@ -106,8 +106,14 @@ def _replay(rank: int, outcome: str, step: int = 5) -> list[dict[str, Any]]:
     ops = [
         {"index": 1, "phase": "forward", "op": "aten.sqrt.default", "bad_out": 0},
         {
-            **{"index": 2, "phase": "backward", "op": "aten.div.Tensor", "node": "SqrtBackward0", "forward": 1},
-            **{"bad_out": 2, "bad_in": [0, 0], "sources": [[0], [1]]},
+            "index": 2,
+            "phase": "backward",
+            "op": "aten.div.Tensor",
+            "node": "SqrtBackward0",
+            "forward": 1,
+            "bad_out": 2,
+            "bad_in": [0, 0],
+            "sources": [[0], [1]],
         },
     ]
     for op in ops:

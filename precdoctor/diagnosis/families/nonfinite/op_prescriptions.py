@@ -15,7 +15,7 @@ from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as doma
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import mask_filling, too_large_constant
 from precdoctor.diagnosis.families.nonfinite.culprit import gradient_scale
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
-from precdoctor.diagnosis.survey.bad_data import drop_samples
+from precdoctor.diagnosis.survey.bad_data import mend_data
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -193,7 +193,9 @@ def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
 
 def _drop_data(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     data = culprit.data
-    return domains.stop_and_inspect(view, incident, culprit) if data is None else drop_samples(data, incident.step)
+    if data is None:
+        return domains.stop_and_inspect(view, incident, culprit)
+    return mend_data(data, incident.step, prepared=not culprit.replay.made_outside)
 
 
 def _cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
