@@ -543,6 +543,21 @@ def test_a_variance_that_rounding_makes_negative_is_computed_wide(lowest, square
     assert advice in prescribe(None, None, culprit).title
 
 
+@pytest.mark.parametrize(("dtype", "lowest"), [("float16", -0.5), ("float32", -6e-5)])
+def test_a_variance_is_sent_out_of_autocast_only_from_half_precision(dtype, lowest):
+    means = [replace(tensor(name, dtype=dtype), min=887.0, max=910.0, amax=910.0) for name in ("self", "other")]
+    left = replace(tensor(dtype=dtype), min=lowest)
+    square = op(8, "aten.square.default", means[0], makers=((5,),))
+    difference = replace(op(9, "aten.sub.Tensor", *means, makers=((7,), (8,))), results=(left,))
+    root = op(11, "aten.sqrt.default", left, makers=((9,),), bad_out=NAN)
+    seen = replay("forward", square, difference, root)
+    culprit = Culprit(seen, culprit_op(seen), Phase.FORWARD, op_cause(seen, culprit_op(seen), None))
+    prescription = prescribe(None, None, culprit)
+    assert "mean of squared differences" in prescription.title
+    narrow = dtype == "float16"
+    assert ("FP32" in prescription.title, "autocast" in prescription.snippet) == (narrow, narrow)
+
+
 @pytest.mark.parametrize(
     ("counts", "why", "title"),
     [

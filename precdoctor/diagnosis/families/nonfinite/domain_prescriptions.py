@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from precdoctor.diagnosis.advice.narrow_formats import is_narrow, widened
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
@@ -54,6 +55,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
 def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a logarithm at the smallest normal FP32 number."""
     operand, smallest = culprit.operand, FP32.min_normal
+    dtype = operand.dtype if operand is not None else ""
     at_most_zero = operand.zero + operand.negative if operand is not None else None
     return Prescription(
         title=f"clamp the operand of log at {smallest:.3g}{culprit.at_line}, or work with log-probabilities throughout",
@@ -66,7 +68,7 @@ def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescrip
             "import torch\n\n"
             "# of a softmax: log_softmax of the logits; of a sigmoid: logsigmoid\n"
             "# of 1 - tanh(u)^2: 2 * (log(2) - u - softplus(-2 * u))\n"
-            "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))\n"
+            f"y = torch.log({widened('x', dtype)}.clamp_min(torch.finfo(torch.float32).tiny))\n"
         ),
     )
 
@@ -305,12 +307,14 @@ def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
     operand = culprit.operand
     lowest = operand.min if operand is not None else None
     if SQUARES in culprit.cause.why:
+        narrow = operand is not None and is_narrow(operand.dtype)
         return Prescription(
-            title=f"take the mean of squared differences, in FP32, as the variance{culprit.at_line}",
+            title=f"take the mean of squared differences{', in FP32,' if narrow else ''} as the variance"
+            + culprit.at_line,
             change={"variance": {"from": "E[x^2] - E[x]^2", "to": "E[(x - E[x])^2]"}},
             predicted={"smallest_operand": {"from": lowest, "to": 0.0}, "nan": {"from": culprit.bad_elements, "to": 0}},
-            snippet="x = x.float()  # outside autocast; a difference of squares cancels\n"
-            "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
+            snippet=("x = x.float()  # outside autocast; a difference of squares cancels\n" if narrow else "")
+            + "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
         )
     return Prescription(
         title=f"clamp the operand of {culprit.op.short} to where it is defined{culprit.at_line}",
