@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Source
+from precdoctor.diagnosis.claims.finding import Source, is_of_library
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_delivered
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import dotted, integer, known_format, text
@@ -58,6 +58,9 @@ class Op:
     parameter: str = ""
     #: Optimizer steps that made state but not the weight non-finite: name of the state tensor.
     state: str = ""
+    #: Whether the line is one of an installed package, and the last line of the user's that led there if that is known.
+    in_library: bool = False
+    caller: Source | None = None
 
     @property
     def short(self) -> str:
@@ -162,6 +165,8 @@ class Replay:
     weight: tuple[str, str, str] | None = None
     #: Steps in a row that the loss scaler had skipped by then, this one included.
     skips: int = 1
+    #: Whether code of an installed package called the top-level module.
+    called_by_library: bool = False
     #: Traced in the training itself, not in a second pass.
     live: bool = False
     #: The training was traced from before the step's first call of a model on, and no op of torch made the value.
@@ -266,6 +271,7 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         externals=tuple(map(_external, _tables(data.get("externals")))),
         ops=ops,
         call=source_of(event),
+        called_by_library=is_of_library(text(event.get("file"))),
         root=text(event.get("root")),
         batch=tuple(map(_operand, _tables(data.get("batch")))),
         changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
@@ -327,6 +333,8 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         reference=_operand(data["reference"]) if isinstance(data.get("reference"), Mapping) else None,
         parameter=text(data.get("parameter")),
         state=text(data.get("state")),
+        in_library=is_of_library(text(event.get("file"))),
+        caller=source_of(data["caller"]) if isinstance(data.get("caller"), Mapping) else None,
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
 

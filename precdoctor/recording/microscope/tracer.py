@@ -193,6 +193,7 @@ class Tracer(Retiring):
             self._suspects += fresh
             swapped = {id(x): b for x, b in zip(operands, before, strict=True) if b is not x}
             record.facts = closer_look(func, args, kwargs, swapped, results, values=self._values, spot=self._spot)
+            record.facts |= self._caller(record.line)
 
     def _begin_anew(self) -> None:
         """What was made so far is from before the trace."""
@@ -200,6 +201,11 @@ class Tracer(Retiring):
         self._writers.clear()
         self._made_by_sequence.clear()
         self._suspects = 0
+
+    def _caller(self, line: Line | None) -> dict[str, Any]:
+        """The user's line that led to a line of a library, as a fact of an op; empty where there is none."""
+        found = line is not None and line.in_library and innermost_user_line(past_own=self.live, past_libraries=True)
+        return {"caller": {"file": found.shown, "line": found.number}} if found else {}
 
     # --- who made what -----------------------------------------------------------------------------------------------
 

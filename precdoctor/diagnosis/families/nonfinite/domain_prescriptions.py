@@ -11,7 +11,7 @@ from precdoctor.diagnosis.advice.narrow_formats import is_narrow, widened
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, TWO_SIDED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING, SQUARES, TWO_SIDED, is_norm
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.operand import Operand
@@ -37,7 +37,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
     """Stop at the module, or at the line of code outside modules, on the first bad value."""
     inside, bad = culprit.module or culprit.replay.root, culprit.bad_elements
     predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
-    if not inside and culprit.source is not None:
+    if not inside and culprit.source is not None and not culprit.op.in_library:
         return Prescription(
             title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
             change={"line": f"{culprit.source.file}:{culprit.source.line}"},
@@ -280,16 +280,23 @@ def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
     )
 
 
+def _counts_nothing(culprit: Culprit, divisor: Operand) -> bool:
+    """Whether a divisor of floating-point numbers counts: all that is known of it are whole numbers."""
+    known = (x for x in (divisor.amin_nonzero, divisor.max) if x is not None)
+    return NOTHING in culprit.cause.why and not divisor.negative and all(x == int(x) for x in known)
+
+
 def _guard_divisor(culprit: Culprit) -> Prescription:
     op = culprit.op
     operand = culprit.operand if op.short == "rsqrt" else op.divisor
-    if operand is not None and operand in op.integers:
+    if operand is not None and (operand in op.integers or _counts_nothing(culprit, operand)):
         return _count_above_zero(culprit, operand)
     fmt = known_format(operand.dtype) if operand is not None else None
     eps = _NARROW_EPS if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
     zeros = operand.zero if operand is not None else None
     root = culprit.op.short == "rsqrt"  # its divisor cannot be reached, its operand can
-    divided = "torch.rsqrt(x" if root else "x / (norm"
+    divisor = "norm" if operand is not None and is_norm(culprit.replay, op, operand) else "divisor"
+    divided = "torch.rsqrt(x" if root else f"x / ({divisor}"
     return Prescription(
         title=f"add eps {eps:g} to {'the operand of rsqrt' if root else 'the divisor'}{culprit.at_line}"
         + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {fmt.dtype}" if eps == _NARROW_EPS and fmt else ""),

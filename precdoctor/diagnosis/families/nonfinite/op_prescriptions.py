@@ -15,6 +15,7 @@ from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as doma
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import mask_filling, too_large_constant
 from precdoctor.diagnosis.families.nonfinite.culprit import gradient_scale
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
+from precdoctor.diagnosis.families.nonfinite.library_prescriptions import change_the_call
 from precdoctor.diagnosis.survey.bad_data import mend_data
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.survey.rows import known_format
@@ -34,6 +35,8 @@ def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescripti
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
     if remedy is domains.stop_and_inspect and incident.poison is not None:
         return finite_buffer(incident, incident.poison.poisoned[0])
+    if culprit.op.in_library and culprit.external is None and culprit.cause.name in _EDITS:
+        return change_the_call(view, incident, culprit)
     return remedy(view, incident, culprit)
 
 
@@ -257,6 +260,14 @@ def _in_float32(view: RunView, narrow: Format, reason: str, predicted: dict[str,
     )
 
 
+#: Causes that are mended at the op's line.
+_EDITS = frozenset(
+    (
+        *("log-of-nonpositive", "division-by-zero", "exp-overflow", "sqrt-of-negative", "domain-error"),
+        *("softmax-fully-masked", "sqrt-gradient-at-zero", "norm-gradient-at-zero", "domain-edge-gradient"),
+        "where-gradient-trap",
+    )
+)
 _BY_CAUSE: dict[str, Callable[[RunView, Incident, Culprit], Prescription]] = {
     "log-of-nonpositive": domains.clamp_log,
     "division-by-zero": domains.guard_quotient,

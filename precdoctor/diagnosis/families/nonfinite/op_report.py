@@ -7,6 +7,7 @@ from typing import Any
 from precdoctor.diagnosis.claims.finding import Location
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDED, UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
+from precdoctor.diagnosis.families.nonfinite.library_prescriptions import library_words
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, prescribe
 from precdoctor.diagnosis.families.nonfinite.tensor_causes import made_words, provenance
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay, reader_of
@@ -49,6 +50,7 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
         message = f"{message.rstrip('. ')}; limit 0.{data.more or made_words(provenance(culprit.replay, data))}"
     else:
         message = (message + operand_words(op)).rstrip() + culprit.cause.sentence
+    message += library_words(view, incident, culprit)
     if culprit.cause.name is None and external is not None and not external[1]:
         message += (
             " It is older than the step, or was made where a trace does not reach: in another thread, in compiled code."
