@@ -593,6 +593,20 @@ def test_nobody_is_told_to_edit_a_library(numerator):
     assert library_words(None, incident, quotient(0.5, 0.0, low=1.0, high=2.0)) == ""
 
 
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize("cause", ["optimizer-division-by-zero", "cast-overflow"])
+def test_no_constant_of_a_library_is_to_be_changed(cause, library):
+    culprit = quotient(0.5, 0.0, low=0.1, high=2.0, source=Source("lib/ops.py", 47), in_library=library)
+    overflown = replace(tensor("out", dtype="float16"), pos_inf=1)
+    exact = replace(tensor("out", dtype="float64"), amax=1e5)
+    made = replace(culprit.op, settings={"value": -1e9}, results=(overflown,), reference=exact)
+    operands = made.operands if cause != "cast-overflow" else (tensor(dtype="float16"),)
+    made = replace(made, operands=operands)
+    culprit = replace(culprit, at=CulpritOp(made), cause=Cause(cause, 0.9, "why"))
+    incident = SimpleNamespace(poison=None, last_finite=3, step=4)
+    assert ("lib/ops.py" in prescribe(None, incident, culprit).title) is not library
+
+
 @pytest.mark.parametrize(("dtype", "lowest"), [("float16", -0.5), ("float32", -6e-5)])
 def test_a_variance_is_sent_out_of_autocast_only_from_half_precision(dtype, lowest):
     means = [replace(tensor(name, dtype=dtype), min=887.0, max=910.0, amax=910.0) for name in ("self", "other")]

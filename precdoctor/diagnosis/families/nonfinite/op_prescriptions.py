@@ -90,9 +90,9 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
         "largest_finite": {"from": narrow.max, "to": wide.max},
     }
     if loss:
-        name = culprit.op.short
+        name, line = culprit.op.short, "" if culprit.op.in_library else culprit.at_line
         return Prescription(
-            title=f"compute {name} in FP32{culprit.at_line}: the exact result reaches {reach:.4g}, "
+            title=f"compute {name} in FP32{line}: the exact result reaches {reach:.4g}, "
             f"{narrow.name} ends at {narrow.max:g}",
             change={"op": culprit.op.name, "dtype": {"from": narrow.dtype, "to": FP32.dtype}},
             predicted=predicted,
@@ -204,7 +204,9 @@ def _drop_data(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
 def _cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     constant = too_large_constant(culprit.op)
     constant = mask_filling(culprit.op) if constant is None else constant
-    return domains.constant_that_fits(constant, culprit) if constant is not None else _wider(view, incident, culprit)
+    if constant is None or culprit.op.in_library:
+        return _wider(view, incident, culprit)
+    return domains.constant_that_fits(constant, culprit)
 
 
 def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -224,6 +226,8 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
             predicted={"resume_from_step": incident.last_finite},
             snippet="optimizer = type(optimizer)(model.parameters(), eps=1e-8)\n",
         )
+    if culprit.op.in_library:
+        return change_the_call(view, incident, culprit)
     return Prescription(
         title=f"add a small constant to what the optimizer divides by{culprit.at_line}",
         change={"eps": {"to": 1e-12}},
