@@ -28,7 +28,7 @@ Examples:
   precdoctor autopsy runs/a
   precdoctor autopsy runs/a && precdoctor diagnose runs/a"""
 
-#: No step that went wrong was seen again, or the second run was another one.
+#: No step that went wrong was seen again, the second run was another one, or no op of it made the value.
 _NO_ANSWER = 3
 
 
@@ -76,7 +76,7 @@ def _ask(run: Run, shown: str) -> None:
 
 
 def second_run(run: Run, *, died: bool = True) -> int:
-    """Make the second run of ``run``, say what came of it; 0, or 3 when there is nothing to be learned from it.
+    """Make the second run of ``run``, say what came of it; 0, or 3 when no op was found.
 
     Args:
         run: the first run.
@@ -121,7 +121,14 @@ def _told(run: Run, again: RunView, agrees: Any, chosen: Plan) -> int:
             f"precdoctor: the second run is not the first one again ({at}); seeds, data order and threads must be fixed"
         )
         return _NO_ANSWER
-    say(f"precdoctor: the same run again ({agrees.steps} losses and {agrees.tensors} tensors equal); next, type:")
+    same = f"the same run again ({agrees.steps} losses and {agrees.tensors} tensors equal)"
+    if not any(e["data"].get("origins") for e in traced):
+        say(
+            f"precdoctor: {same}, but no traced op made the value: it came with the data, from code before the "
+            "traced step, or from outside of torch (NumPy, another thread)"
+        )
+        return _NO_ANSWER
+    say(f"precdoctor: {same}; next, type:")
     say_command(f"precdoctor diagnose {quoted_path(shown)}")
     return 0
 

@@ -47,7 +47,10 @@ def install() -> Recorder:
     """
     if _installed is None:
         options = RecordOptions.from_json(os.environ.get(OPTIONS_VARIABLE, "{}"))
-        return _installed_for(Path(os.environ[RUN_VARIABLE]), options)
+        recorder = _installed_for(Path(os.environ[RUN_VARIABLE]), options)
+        if recorder.trace is not None:
+            recorder.trace.begin_early()
+        return recorder
     return _installed
 
 

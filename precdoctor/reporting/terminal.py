@@ -72,7 +72,7 @@ def print_full(diagnosis: Diagnosis, console: Console, *, verbose: bool = False)
 def _lacks_its_op(finding: Finding) -> bool:
     """The code that made a non-finite value is known, its operation is not: a module, loss code, what prepares data."""
     by_code = finding.code in ("PD101", "PD102", "PD103") and finding.cause is None
-    prepared = finding.code == "PD104" and finding.evidence.get("delivered_finite") is True
+    prepared = finding.code == "PD104" and finding.evidence.get("provenance") in ("after-loader", "unknown")
     return finding.location.op is None and (by_code or prepared) and not finding.evidence.get("traced")
 
 

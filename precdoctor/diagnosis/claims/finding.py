@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, Final
 
+#: How the path of a file of an installed package begins.
 _PACKAGES: Final = re.compile(r".*/(?:site|dist)-packages/")
 
 
@@ -57,6 +58,11 @@ class Source:
     def read(cls, file: str, line: int, code: str) -> Source:
         """As a log holds it; a file of an installed package by the name it is imported under."""
         return cls(_PACKAGES.split(file)[-1] or file, line, code or None)
+
+
+def is_of_library(file: str) -> bool:
+    """Whether a file as a log names it is one of an installed package, which nobody edits."""
+    return _PACKAGES.match(file) is not None
 
 
 def at_line(source: Source | None) -> str:

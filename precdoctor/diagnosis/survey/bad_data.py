@@ -1,4 +1,8 @@
-"""Data that was non-finite before the model read it: which field, sample and column, and what to do."""
+"""Tensors that were non-finite before the model read them: which field, sample and column, and what to do.
+
+Only a data loader shows that they came with the data. Of all others it is known that they were non-finite as the model
+was called: data, or code before it, made them so.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import non_finite, plural
 from precdoctor.diagnosis.survey.operand import Operand
+from precdoctor.diagnosis.survey.rows import TensorRow
 
 #: Samples listed by number; a line holds no more.
 _LISTED = 8
@@ -25,6 +30,7 @@ class BadTensor:
         indices: indices of the first of them in the data set; empty if unknown.
         in_order: whether the indices are certain: no custom ``collate_fn`` may have changed the order.
         rows: the first dimension does not count samples (but the nodes of several graphs).
+        delivered: a data loader delivered it so.
     """
 
     name: str
@@ -35,6 +41,7 @@ class BadTensor:
     indices: tuple[int, ...] = ()
     in_order: bool = False
     rows: bool = False
+    delivered: bool = False
 
     @property
     def bad(self) -> int:
@@ -55,21 +62,24 @@ class BadTensor:
         if not self.first_bad:
             return self.name or "a single number"
         first, *rest = self.first_bad
+        name = self.name if self.delivered else ""  # else the sentence begins with it
         if self.indices and self.in_order:
             sample = f"sample {self.indices[0]} of the data set"
         else:
             sample = f"row {first}" if self.rows else f"sample {first} of the batch"
         element = f"column {rest[0]}" if len(rest) == 1 else f"element {rest}" if rest else ""
-        inside = " of ".join(filter(None, (element, self.name)))
+        inside = " of ".join(filter(None, (element, name)))
         inside = f"in {inside}" if inside and not element else inside
         return ", ".join(filter(None, (sample, inside)))
 
-    @property
-    def title(self) -> str:
-        """The first line of a finding."""
+    def title(self, reader: str) -> str:
+        """The first line of a finding; ``reader``: what reads the tensor, in a sentence."""
         several = f" in {plural(self.bad_samples, 'row' if self.rows else 'sample')}" if self.bad_samples > 1 else ""
         begins = "" if self.bad == 1 else "first in " if not several else "the first in "
-        return f"the input data holds {self.held}{several}: {begins}{self.where}"
+        where = f": {begins}{self.where}" if self.delivered or self.first_bad else ""
+        if self.delivered:
+            return f"the input data holds {self.held}{several}{where}"
+        return f"{self.name or 'the batch'} held {self.held} before {reader} read it{where}"
 
     @property
     def more(self) -> str:
@@ -89,6 +99,13 @@ def as_read(name: str, operand: Operand) -> BadTensor:
     return BadTensor(name, (operand.nan, operand.pos_inf, operand.neg_inf), operand.numel, operand.first_bad)
 
 
+def as_given(row: TensorRow) -> BadTensor:
+    """The argument of a model, as its row counts it."""
+    return BadTensor(
+        field_words(row.name or "0", "argument"), (row.nan, row.pos_inf, row.neg_inf), row.numel, first_bad=None
+    )
+
+
 def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
     """The tensor as a data loader delivered it.
 
@@ -106,6 +123,7 @@ def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
         indices=indices if len(indices) == len(samples) else (),
         in_order=facts.get("in_order") is True,
         rows=facts.get("rows") is True,
+        delivered=True,
     )
 
 
@@ -121,6 +139,32 @@ def delivered_tensor(fields: Sequence[BadTensor], read: BadTensor) -> BadTensor 
     same = [f for f in fields if f.counts == read.counts]
     here = [f for f in fields if f.first_bad and read.first_bad and f.first_bad[0] == read.first_bad[0]]
     return next((f for f in same if f.numel == read.numel), next(iter([*same, *here]), None))
+
+
+def mend_data(data: BadTensor, step: int, *, prepared: bool = True) -> Prescription:
+    """Drop or impute the bad samples of the data; where it may not be the data, find out first.
+
+    Args:
+        prepared: code of torch may have made what no data loader delivered.
+    """
+    return drop_samples(data, step) if data.delivered or not prepared else _find_maker(data, step)
+
+
+def _find_maker(data: BadTensor, step: int) -> Prescription:
+    """Check the data as it comes; what is finite then, code before the model makes non-finite."""
+    return Prescription(
+        title=f"check the data as it comes at step {step}: drop or impute what is non-finite there; if all of it is "
+        "finite, code between the data and the model is at fault: a traced second run names its line",
+        change={"check": "isfinite", "step": step},
+        predicted={"stops_at_step": step, "nonfinite_elements": data.bad},
+        snippet=(
+            "import torch\n\n"
+            "# before any code computes with the batch; behind it, look for divisions by 0 and logs of 0\n"
+            "bad = ~torch.isfinite(batch).flatten(1).all(dim=1)\n"
+            "if bad.any():\n"
+            "    raise ValueError(f'the data holds non-finite samples: {bad.nonzero().flatten().tolist()}')\n"
+        ),
+    )
 
 
 def drop_samples(data: BadTensor, step: int) -> Prescription:

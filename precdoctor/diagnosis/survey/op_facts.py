@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from precdoctor.diagnosis.claims.finding import Source
+from precdoctor.diagnosis.claims.finding import Source, is_of_library
 from precdoctor.diagnosis.survey.bad_data import BadTensor, as_delivered
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import dotted, integer, known_format, text
@@ -24,6 +24,8 @@ from precdoctor.runlog.files import AUTOPSY_DIR
 
 #: Bits of ``bad_in`` and ``bad_out``.
 NAN, POS_INF, NEG_INF = 1, 2, 4
+#: Kinds of tensors from before a replay that the data may have brought.
+_OF_DATA = ("batch", "data")
 _OPERAND_COUNTS = ("numel", "nan", "pos_inf", "neg_inf", "zero", "negative")
 _OPERAND_NUMBERS = ("min", "max", "amax", "amin_nonzero", "value")
 
@@ -56,6 +58,9 @@ class Op:
     parameter: str = ""
     #: Optimizer steps that made state but not the weight non-finite: name of the state tensor.
     state: str = ""
+    #: Whether the line is one of an installed package, and the last line of the user's that led there if that is known.
+    in_library: bool = False
+    caller: Source | None = None
 
     @property
     def short(self) -> str:
@@ -160,8 +165,12 @@ class Replay:
     weight: tuple[str, str, str] | None = None
     #: Steps in a row that the loss scaler had skipped by then, this one included.
     skips: int = 1
+    #: Whether code of an installed package called the top-level module.
+    called_by_library: bool = False
     #: Traced in the training itself, not in a second pass.
     live: bool = False
+    #: The training was traced from before the step's first call of a model on, and no op of torch made the value.
+    made_outside: bool = False
     #: The origin is user code between the backward pass and the optimizer.
     by_hand: bool = False
     #: Non-finite hyper-parameters of the parameter groups that an optimizer step made non-finite.
@@ -170,6 +179,14 @@ class Replay:
     bad_data: tuple[BadTensor, ...] = ()
     #: Whether everything that data loaders delivered lately was finite; None if unknown.
     data_is_finite: bool | None = None
+
+
+def reader_of(replay: Replay, op: Op) -> str:
+    """The top-level module that reads what code outside of modules made; empty if none does, or the log lacks it."""
+    if not replay.live or op.root or op.phase != "forward":
+        return ""
+    later = (replay.ops[i] for i in replay.path if i > op.index)
+    return next((o.root for o in later if o.root and o.phase == "forward"), "")
 
 
 def replay_at(view: RunView, process: Process, step: int) -> Replay | None:
@@ -200,6 +217,9 @@ def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
         for at, r in _own_replays(again).items():
             if r.outcome == "origin":
                 own = found.get(at, r)
+                if not r.origins and any(kind in _OF_DATA for kind, _, _ in own.externals):
+                    found[at] = replace(own, made_outside=r.made_outside)  # it has counts of what both only saw read
+                    continue
                 found[at] = replace(
                     r, bad_settings=own.bad_settings, bad_data=own.bad_data, data_is_finite=own.data_is_finite
                 )
@@ -236,6 +256,8 @@ def _own_replays(view: RunView) -> dict[tuple[int, int], Replay]:
 
 def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Replay:
     data = event["data"]
+    live = data.get("live") is True
+    whole = data.get("before_model", bool(integer(event.get("step"))))  # before there was the key
     ops = {op.index: op for op in map(_op, rows) if op is not None}
     before = data.get("finite_before")
     return Replay(
@@ -249,6 +271,7 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         externals=tuple(map(_external, _tables(data.get("externals")))),
         ops=ops,
         call=source_of(event),
+        called_by_library=is_of_library(text(event.get("file"))),
         root=text(event.get("root")),
         batch=tuple(map(_operand, _tables(data.get("batch")))),
         changed_arguments=tuple(map(text, _list(data.get("changed_arguments")))),
@@ -256,7 +279,8 @@ def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Repl
         target=text(data.get("target")),
         weight=_weight(text(data.get("weight"))),
         skips=integer(data.get("skips_in_a_row")) or 1,
-        live=data.get("live") is True,
+        live=live,
+        made_outside=live and whole is True and not _integers(data.get("origins")),
         by_hand=data.get("by_hand") is True,
         poisoned=tuple(map(_poisoned, _tables(data.get("poisoned")))),
         finite_before=all(v is True for v in before.values()) if isinstance(before, Mapping) else None,
@@ -309,6 +333,8 @@ def _op(event: Mapping[str, Any]) -> Op | None:
         reference=_operand(data["reference"]) if isinstance(data.get("reference"), Mapping) else None,
         parameter=text(data.get("parameter")),
         state=text(data.get("state")),
+        in_library=is_of_library(text(event.get("file"))),
+        caller=source_of(data["caller"]) if isinstance(data.get("caller"), Mapping) else None,
         settings=data["settings"] if isinstance(data.get("settings"), Mapping) else {},
     )
 

@@ -242,10 +242,9 @@ class TensorRow:
             return f"state `{state}` of `{owner or self.place}`"
         what = {"grad_output": "gradient of the output", "weight_grad": "gradient", "weight_grad_step": "gradient"}
         what["fp8_operand"] = "FP8 operand"
-        words = [f"`{self.place}`", what.get(self.kind, self.kind)]
-        if self.name:
-            words.append(f"`{self.name}`")
-        return " ".join(words)
+        place = [f"`{self.place}`"] if self.module or self.root else []
+        words = [*place, what.get(self.kind, self.kind), *([f"`{self.name}`"] if self.name else [])]
+        return " ".join(words if place else [*words, "outside of modules"])
 
     def count_words(self) -> str:
         """Its non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""

@@ -1,16 +1,19 @@
 """The tracer around training itself, for what no replay reaches: loss code, optimizers, code between modules.
 
 Armed for a few steps only (``autopsy``, ``--arm-next``). The mode stays open over the user's code from the end of one
-optimizer-step attempt to the end of the next; results are those of the run, which it does not change, only slows.
+optimizer-step attempt to the end of the next; before the first step it opens as soon as torch is there. Results are
+those of the run, which it does not change, only slows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from multiprocessing.process import current_process
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from precdoctor.recording.microscope.event_rows import incident_event, op_events
 from precdoctor.recording.microscope.examination import Examination
@@ -25,6 +28,10 @@ from precdoctor.recording.recorder.step_context import StepContext
 #: What a step can go wrong in, in the order it does.
 _LOSS, _GRADIENTS, _WEIGHTS = "loss", "gradients", "weights"
 _PHASES = {_LOSS: "forward", _GRADIENTS: "backward", _WEIGHTS: "optimizer"}
+
+
+#: Ops remembered while no model has been called: data may be prepared for hours.
+_WINDOW = 50_000
 
 
 class LiveTrace:
@@ -43,8 +50,29 @@ class LiveTrace:
         self._handles: list[Any] = []
         self._micro_step = 0
         self.over = False
+        #: The trace has seen the weights being made.
+        self._early = False
+        #: The code before the step's first model is in the trace.
+        self._before_model = False
+        context.when_forked.append(self._drop)
 
     # --- the step ----------------------------------------------------------------------------------------------------
+
+    def begin_early(self) -> None:
+        """No model has been called since torch is there: the data of the first step may be made before the first call.
+
+        Not in a process that unpickles its work: it loads data for another one.
+        """
+        if not self._context.options.inference and not getattr(current_process(), "_inheriting", False):
+            self.begin_if_due()
+        if self._tracer is not None:
+            self._early, self._tracer.window = True, _WINDOW
+
+    def _drop(self) -> None:
+        """In a forked child, what is open is the parent's."""
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            retire(tracer)
 
     def begin_if_due(self) -> None:
         """A step begins, or its first top-level module is called."""
@@ -56,6 +84,7 @@ class LiveTrace:
             self._tracer = Tracer({}, values=values)
             self._tracer.live = True
             self._bad = {}
+            self._before_model = True
             self._note_known(self._tracer)
             place = nn.modules.module
             self._handles = [
@@ -75,6 +104,7 @@ class LiveTrace:
         if tracer is None:
             return
         retire(tracer)
+        self._early = False
         for handle in self._handles:
             handle.remove()
         if (died or answered) and not self._bad:
@@ -83,6 +113,10 @@ class LiveTrace:
             self.over = self.over or self._context.step + 1 >= self._last
         elif not died:
             self._found()
+
+    def _is_bad(self, x: Tensor) -> bool:
+        with _disable_current_modes():
+            return bool(badness(x.detach()))
 
     def _note_known(self, tracer: Tracer) -> None:
         names = self._context.names
@@ -96,6 +130,8 @@ class LiveTrace:
             ):
                 for x in tensors:
                     if (found := names.parameter(x)) is not None:
+                        if self._early and not self._is_bad(x):
+                            tracer.forget(x)  # how a sound weight was made is of no interest
                         full = ".".join(filter(None, (found[0].module, found[1])))
                         tracer.note(x, External(kind, full))
 
@@ -105,10 +141,14 @@ class LiveTrace:
         self.begin_if_due()
         if self._tracer is not None:
             if late:  # torch has already chosen the hooks of this call
+                self._before_model = False
                 self._entered(module, ())
+            self._tracer.window = None
             self._note_known(self._tracer)
             self._tracer.root = root
             for name, x in tensor_leaves.tensors(arguments, objects=True):
+                if self._is_bad(x) and not self._tracer.made_bad(x):
+                    self._tracer.forget(x)  # in memory that another tensor had
                 self._tracer.note(x, External("batch", name))
 
     def _entered(self, module: nn.Module, _args: Any) -> None:
@@ -162,7 +202,8 @@ class LiveTrace:
         done = Examination(outcome, _PHASES[kind], found=traced, slice=found, live=True)
         number = f"live-{context.step}"
         weight = self._bad[_WEIGHTS][0][0] if kind == _WEIGHTS else None  # the first that the optimizer spoilt
-        row = incident_event(done, number, {"policy": "trace", "live": True, "weight": weight})
+        facts = {"policy": "trace", "live": True, "before_model": self._before_model, "weight": weight}
+        row = incident_event(done, number, facts)
         row["root"] = (done.origin.root or "") if done.origin is not None else ""
         context.event("incident", **row)
         for op in op_events(done, number):

@@ -106,6 +106,8 @@ class Tracer(Retiring):
         self.live = False
         #: Live: the top-level module that runs.
         self.root: str | None = None
+        #: Live: the trace begins anew after so many ops; None: it ends after :data:`MAX_OPS`.
+        self.window: int | None = None
         self._known = dict(known)
         self._wanted = wanted
         self._spot = wanted.spot if isinstance(wanted, Wanted) else None
@@ -120,6 +122,8 @@ class Tracer(Retiring):
             return left_to_others(func, types, args, kwargs)
         if self.over:
             return func(*args, **kwargs)
+        if self.window is not None and len(self.records) >= self.window:
+            self._begin_anew()
         if len(self.records) >= MAX_OPS:
             self.complete = False
             return func(*args, **kwargs)
@@ -189,6 +193,19 @@ class Tracer(Retiring):
             self._suspects += fresh
             swapped = {id(x): b for x, b in zip(operands, before, strict=True) if b is not x}
             record.facts = closer_look(func, args, kwargs, swapped, results, values=self._values, spot=self._spot)
+            record.facts |= self._caller(record.line)
+
+    def _begin_anew(self) -> None:
+        """What was made so far is from before the trace."""
+        self.records.clear()
+        self._writers.clear()
+        self._made_by_sequence.clear()
+        self._suspects = 0
+
+    def _caller(self, line: Line | None) -> dict[str, Any]:
+        """The user's line that led to a line of a library, as a fact of an op; empty where there is none."""
+        found = line is not None and line.in_library and innermost_user_line(past_own=self.live, past_libraries=True)
+        return {"caller": {"file": found.shown, "line": found.number}} if found else {}
 
     # --- who made what -----------------------------------------------------------------------------------------------
 
@@ -214,6 +231,12 @@ class Tracer(Retiring):
     def made(self, x: Tensor) -> bool:
         """Whether the memory was written by an op of the trace, or has come into being in it."""
         return storage_key(x) in self._writers
+
+    def made_bad(self, x: Tensor) -> bool:
+        """Whether an op of the trace that wrote to the memory left something non-finite there."""
+        key = storage_key(x)
+        writers = self._writers.get(key, ()) if key is not None else ()
+        return any(self.records[i].bad_out for i in writers)
 
     def note_op(
         self,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from precdoctor.recording.process.attach import is_main_code, shown
+from precdoctor.recording.process.attach import is_installed, is_main_code, shown
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of frames, once per op
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the same
@@ -41,6 +41,11 @@ class Line(NamedTuple):
         """Its text; None where the source is not at hand."""
         return linecache.getline(self.file, self.number).strip() or None
 
+    @property
+    def in_library(self) -> bool:
+        """Whether it is one of an installed package."""
+        return is_installed(self.file)
+
 
 def is_foreign(file: str) -> bool:
     """Whether code of that file is torch's, ours or made at run time: none of the user's."""
@@ -56,7 +61,7 @@ def _kind_of(file: str) -> int:
     return found
 
 
-def innermost_user_line(*, past_own: bool = False) -> Line | None:
+def innermost_user_line(*, past_own: bool = False, past_libraries: bool = False) -> Line | None:
     """The innermost frame that is neither torch's nor ours, from the caller outwards.
 
     Goes no further than to where autograd's engine or a replay of ours was started: the line that did that is not the
@@ -64,6 +69,7 @@ def innermost_user_line(*, past_own: bool = False) -> Line | None:
 
     Args:
         past_own: nothing was started by us; frames of ours are wrappers around torch's functions.
+        past_libraries: installed packages do not count.
     """
     frame: FrameType | None = sys._getframe(1)
     left_own = False
@@ -79,7 +85,8 @@ def innermost_user_line(*, past_own: bool = False) -> Line | None:
             left_own = True
             if code.co_name == "_engine_run_backward":
                 return None
-            if kind == _USERS or (kind == _UNNAMED and is_main_code(frame)):
+            own = kind == _USERS and not (past_libraries and is_installed(file))
+            if own or (kind == _UNNAMED and is_main_code(frame)):
                 return tuple.__new__(Line, (file, frame.f_lineno or code.co_firstlineno))
         frame = frame.f_back
     return None

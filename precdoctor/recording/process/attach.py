@@ -171,8 +171,12 @@ def _kind_of_caller(file: str, packages: tuple[str, ...]) -> str:
         return "unnamed"
     if file.startswith(_directories_of(packages, len(sys.modules))):
         return "left out"
-    installed = f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
-    return "installed" if installed else "user"
+    return "installed" if is_installed(file) else "user"
+
+
+def is_installed(file: str) -> bool:
+    """Whether a file is part of an installed package, and none that the user edits."""
+    return f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
 
 
 def begin_here() -> None:

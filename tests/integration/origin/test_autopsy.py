@@ -55,6 +55,63 @@ def test_loss_code_before_an_early_end_is_led_back_to_its_line(folder):
     assert record(folder, "--force", "--", PYTHON, "-c", "", run=folder / "early").status == 0, "an autopsy is ours"
 
 
+#: What the first step reads is prepared before any model is called.
+PREPARES = """
+import sys
+
+import numpy
+import torch
+
+torch.manual_seed(0)
+table = torch.rand(24, 4) + 0.1
+table[3] = 0
+rows = table.numpy() / table.numpy().sum(1, keepdims=True)  # NumPy, which no trace sees
+data = torch.utils.data.TensorDataset(torch.from_numpy(rows) if sys.argv[1] == "loader" else table)
+net = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(net.parameters(), 1e-2)
+batches = table.split(8) if sys.argv[1] in ("plain", "numpy") else (x for x, in torch.utils.data.DataLoader(data, 8))
+for step, x in enumerate(batches):
+    if sys.argv[1] == "numpy":
+        x = torch.from_numpy(rows[8 * step : 8 * step + 8])
+    elif sys.argv[1] != "loader":
+        x = x / x.sum(1, keepdim=True)  # here
+    loss = net(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "provenance", "certain"), [("torch", "after-loader", 0.97), ("plain", "unknown", 0.75)]
+)
+def test_code_before_the_first_call_of_a_model_is_traced(folder, case, provenance, certain):
+    script(folder, "prepares.py", PREPARES)
+    run = record(folder, "--strict", "--", *warm("prepares.py", case), run=folder / case)
+    (found,) = precdoctor.diagnose(precdoctor.open_run(run.run)).findings
+    assert (found.code, found.evidence["provenance"], found.confidence) == ("PD104", provenance, certain)
+    done = precdoctor_command(folder, "autopsy", str(run.run))
+    assert done.status == 0, done.err
+    (found,) = precdoctor.diagnose(precdoctor.open_run(run.run)).findings
+    assert (found.code, found.cause, found.location.op) == ("PD101", "division-by-zero", "aten.div.Tensor")
+    assert "the code before `Linear#0`" in found.title and found.location.source.code.endswith("# here")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "provenance"), [("numpy", "outside-step"), ("loader", "loader")])
+def test_a_value_that_no_traced_op_made_is_no_answer_and_the_diagnosis_no_poorer(folder, case, provenance):
+    script(folder, "prepares.py", PREPARES)
+    run = record(folder, "--strict", "--", *warm("prepares.py", case), run=folder / case)
+    before = precdoctor.diagnose(precdoctor.open_run(run.run)).findings[0]
+    done = precdoctor_command(folder, "autopsy", str(run.run))
+    assert done.status == 3, done.err
+    assert "no traced op made the value" in done.err and "next, type" not in done.err
+    (found,) = precdoctor.diagnose(precdoctor.open_run(run.run)).findings
+    assert (found.code, found.evidence["provenance"]) == ("PD104", provenance)
+    assert found.title == before.title and "4 NaN" in found.title
+
+
 @pytest.mark.slow
 def test_another_run_proves_nothing(folder):
     run = record(folder, "--", PYTHON, "gives_up.py", "unseeded", run=folder / "unseeded")

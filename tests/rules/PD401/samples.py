@@ -62,6 +62,14 @@ def clipped_casts() -> Training:
     return with_cast(100, amax=1792.0)
 
 
+def clipped_outside_of_modules() -> Training:
+    """A script that casts by hand, before it hands the tensor to a module."""
+    run = clipped_casts()
+    return run.change(
+        lambda r: r.update(root="", module="", module_class=None, name="cast.2", scale=None), kind="fp8_operand"
+    )
+
+
 def casts_that_fit() -> Training:
     return with_cast(0, amax=448.0)
 
@@ -139,6 +147,13 @@ FIRING = {
         kind="fp8_operand",
         severity="warning",
         says=("input of `blocks.0.mlp.up`", "float8_e4m3fn", "2.4 %"),
+    ),
+    "clipped_outside_of_modules": Sample(
+        clipped_outside_of_modules,
+        module="",
+        kind="fp8_operand",
+        severity="warning",
+        says=("the FP8 operand `cast.2` outside of modules is clipped", "at a scale that is not in the log"),
     ),
     "counted_at_the_cast": Sample(counted_at_the_cast, severity="warning", says=("clipped", "2 %", "limit 0.5 %")),
 }

@@ -141,7 +141,7 @@ FIRING = {
     "scale_of_another_tensor": Sample(
         scale_of_another_tensor, module=UP, severity="warning", says=("input of", "E4M3FN", "dB")
     ),
-    "scale_not_known": Sample(scale_not_known, module=UP, severity="warning", says=("at an unknown scale",)),
+    "scale_not_known": Sample(scale_not_known, module=UP, severity="warning", says=("a scale that is not in the log",)),
 }  # fmt: skip
 HEALTHY = {
     f.__name__: f

@@ -40,6 +40,15 @@ def with_input(cast, path: Path, steps: int = 24, fmt: Format = E4M3FN) -> Opera
     return only(add_operand(Training(steps), UP, "input", cast, fmt), path)[1]
 
 
+def test_a_cast_outside_of_modules_has_no_empty_name(tmp_path):
+    run = add_operand(Training(24), UP, "input", current(draws(6)), E4M3FN)
+    run.change(lambda r: r.update(root="", module="", name="cast.2"), kind="fp8_operand")
+    view, operand = only(run, tmp_path)
+    row = next(r for r in view.rows(view.processes[0], 3) if r.kind == "fp8_operand")
+    assert operand.label == row.label == "FP8 operand `cast.2` outside of modules"
+    assert all("``" not in cure.words and "''" not in cure.snippet for cure in cures(view, operand))
+
+
 def sqnr(x: np.ndarray, back: np.ndarray) -> float:
     return 10.0 * math.log10((x**2).sum() / ((x - back) ** 2).sum())
 

@@ -190,18 +190,20 @@ def test_no_second_run_is_offered_where_one_was_traced():
     assert "autopsy" not in printed(dataclasses.replace(BROKEN, run=run, findings=(found,)))
 
 
-@pytest.mark.parametrize("evidence", [{"delivered_finite": True}, {}])
-def test_a_second_run_is_offered_where_code_spoilt_a_batch_that_was_finite_as_delivered(evidence):
+@pytest.mark.parametrize(
+    ("made_by", "offered"), [("after-loader", True), ("unknown", True), ("loader", False), ("outside-step", False)]
+)
+def test_a_second_run_is_offered_where_code_may_have_spoilt_the_batch(made_by, offered):
     place = dataclasses.replace(OVERFLOW.location, op=None)
     found = dataclasses.replace(
         OVERFLOW,
         code="PD104",
         location=place,
         cause="nonfinite-input-batch",
-        evidence={**OVERFLOW.evidence, **evidence},
+        evidence={**OVERFLOW.evidence, "provenance": made_by},
     )
     text = printed(dataclasses.replace(BROKEN, run={**BROKEN.run, "path": "run", "cwd": "/work"}, findings=(found,)))
-    assert ("precdoctor autopsy run" in text) == bool(evidence)
+    assert ("precdoctor autopsy run" in text) == offered
 
 
 def test_a_clean_run_is_five_lines():

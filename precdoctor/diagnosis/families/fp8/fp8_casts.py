@@ -186,14 +186,16 @@ class Operand:
 
     @property
     def place(self) -> str:
-        """The module, or the root."""
+        """The module, or the root; empty for a cast outside of modules."""
         return self.key[1] or self.key[0]
 
     @property
     def label(self) -> str:
-        """Its name in messages: ``input of `blocks.3.mlp.up```."""
+        """Its name in messages: ``input of `blocks.3.mlp.up```, ``FP8 operand `cast.2` outside of modules``."""
         name = self.key[3]
         role, _, number = name.partition(".")
+        if not self.place:
+            return f"FP8 operand `{name}` outside of modules"
         if role not in _ROLES:
             return f"FP8 operand `{name}` of `{self.place}`"
         return f"{_ROLES[role]} `{self.place}`" + (f" (`{name}`)" if number else "")

@@ -95,8 +95,9 @@ def rescaled(operand: Operand) -> Cure:
     fmt, factor = operand.fmt, float(np.median(operand.fmt.max / operand.settled.peak))
     known = operand.settled.scale[~np.isnan(operand.settled.scale)]
     scale = float(known[-1]) if known.size else None
+    now = "its present scale" if scale is None else "the scale in force"
     return Cure(
-        f"scale by the tensor's own amax, some {factor:.3g} times the scale in force",
+        f"scale by the tensor's own amax, some {factor:.3g} times {now}",
         {"scaling": {"from": scale, "to": "current"}, "scale_multiplier": factor},
         operand.fitted,
         current_snippet(fmt),
@@ -150,10 +151,12 @@ def kept_wide(operand: Operand, module: str | None = None) -> Cure:
     """No cast in the operand's module, or in one around it."""
     name = operand.key[1] if module is None else module
     return Cure(
-        f"keep `{name or operand.place}` in {operand.dtype}",
+        f"keep {f'`{name or operand.place}`' if operand.place else f'the {operand.label}'} in {operand.dtype}",
         {"module": name, "cast_to": {"from": operand.fmt.dtype, "to": operand.dtype}},
         Damage(0.0, 0.0, 0.0, math.inf, 0.0),
-        f"# where the FP8 layers are made, leave this one out\nkeep_wide = [{name!r}]\n",
+        f"# where the FP8 layers are made, leave this one out\nkeep_wide = [{name!r}]\n"
+        if operand.place
+        else f"x = x.to(torch.{operand.dtype})  # and not torch.{operand.fmt.dtype}\n",
     )
 
 
@@ -254,7 +257,7 @@ def seen_words(found: Mapping[Key, Operand]) -> str:
 def scale_words(cast: Cast) -> str:
     """Amax before and after scaling, in words."""
     if cast.scale is None:
-        return f"the cast gets up to {cast.peak:.3g}, at an unknown scale"
+        return f"values up to {cast.peak:.3g} reach the cast, at a scale that is not in the log"
     return f"amax {cast.amax or 0.0:.3g} times the scale {cast.scale:.3g} is {cast.peak:.3g}"
 
 

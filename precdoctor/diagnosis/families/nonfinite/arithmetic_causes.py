@@ -17,6 +17,8 @@ from precdoctor.diagnosis.survey.rows import known_format
 
 #: In the words of a cause: FP64 would not have flushed these zeros, or made a difference negative.
 UNDERFLOWED, ROUNDED, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
+#: In the words of a cause: an average over nothing.
+NOTHING, NO_TARGET = "0 / 0", "no target counts"
 #: Negative numbers that rounding leaves of a difference, in units of the last place: two means are off by a few each.
 _ROUNDING = 8
 
@@ -51,6 +53,9 @@ SOFTMAXES = op_names("_softmax _log_softmax softmax log_softmax _safe_softmax lo
 _COUNTED = op_names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
 #: Ops in which an infinite scalar is a fault; in a mask, a bound or a fill it is intended.
 _WITH_SCALARS = op_names("add sub rsub mul div pow lerp addcmul")
+_NORMS = op_names("linalg_vector_norm norm frobenius_norm sqrt hypot")
+#: Ops behind which a norm is still one.
+_SAME = op_names("clone _to_copy expand unsqueeze squeeze view reshape add clamp clamp_min detach")
 _QUOTIENTS = op_names("div reciprocal true_divide addcdiv remainder floor_divide")
 
 
@@ -91,7 +96,7 @@ def _inner_quotient_cause(op: Op) -> Cause | None:
     counts = len(op.results) < 2 or bool(op.results[1].amax)  # the second result is the sum of the targets' weights
     if op.short in _COUNTED and op.bad_out & NAN and not counts:
         ignored = op.settings.get("ignore_index")
-        why = f"no target counts (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
+        why = f"{NO_TARGET} (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
         return Cause("division-by-zero", 0.95, why)
     direction = op.first_operand
     if op.short in _WEIGHT_NORMS and direction is not None and op.bad_out & NAN and direction.zero:
@@ -132,6 +137,16 @@ def _maker(replay: Replay, op: Op, at: int) -> Op | None:
     makers = op.makers[at] if at < len(op.makers) else ()
     index = makers[-1] if makers else None
     return replay.ops.get(index) if isinstance(index, int) else None
+
+
+def is_norm(replay: Replay, op: Op, operand: Operand) -> bool:
+    """Whether an operand is a norm, or the root of a sum."""
+    if operand not in op.operands:
+        return False
+    made = _maker(replay, op, op.operands.index(operand))
+    while made is not None and made.short in _SAME and made.makers:
+        made = _maker(replay, made, 0)
+    return made is not None and made.short in _NORMS
 
 
 def too_large_constant(op: Op) -> float | None:
@@ -188,15 +203,26 @@ def _quotient_cause(replay: Replay, op: Op) -> Cause:
     if constant == 0:
         return Cause("division-by-zero", 0.97, "the divisor is the constant 0")
     if divisor is not None and divisor.zero:
-        if divisor in op.integers:
-            return Cause("division-by-zero", 0.97, f"the divisor holds {plural(divisor.zero, 'exact zero')}")
-        return Cause("division-by-zero", 0.97, _zero_words(replay, op, op.operands.index(divisor), "the divisor"))
+        words = f"the divisor holds {plural(divisor.zero, 'exact zero')}"
+        if divisor not in op.integers:
+            words = _zero_words(replay, op, op.operands.index(divisor), "the divisor")
+        return Cause("division-by-zero", 0.97, words + ("" if UNDERFLOWED in words else _nothing_words(op, divisor)))
     if constant is not None:
         return Cause("division-by-zero", 0.6, f"divided by {constant}")
     if divisor is None:
         return Cause("division-by-zero", 0.6, "the divisor is not in the log")
     why = f"the quotient left the range: the divisor's smallest magnitude is {short_number(divisor.amin_nonzero)}"
     return Cause("division-by-zero", 0.7, why)
+
+
+def _nothing_words(op: Op, divisor: Operand) -> str:
+    """That a quotient is 0 / 0, which nobody computes of things that are there; empty if it is not."""
+    divided = op.operand("self")
+    if op.phase != "forward" or not op.bad_out & NAN or divided is None or divided is divisor or divided.bad:
+        return ""
+    both = all(o.amax == 0.0 or o.value == 0.0 for o in (divided, divisor))
+    there = " there" if divisor.amax else ""
+    return f", and the numerator is 0{there}: {NOTHING}, a count of nothing or an empty selection" if both else ""
 
 
 def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:

@@ -20,7 +20,8 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     checked_words,
     confidence_options,
 )
-from precdoctor.diagnosis.survey.bad_data import BadTensor, delivered_tensor, drop_samples
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import made_words, provenance
+from precdoctor.diagnosis.survey.bad_data import as_given, delivered_tensor, drop_samples, mend_data
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.op_facts import replay_at
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, range_evidence, tensor_location
@@ -28,9 +29,12 @@ from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 PAGE = RulePage(
     finds="""
-A batch that holds NaN or Inf on a step that became non-finite, or a batch with a largest magnitude many binades above
-that of every batch before it. A `-inf` mask passed as an argument is not bad data, and neither are NaN that batches of
-healthy steps also hold. A non-finite batch that did no harm is reported as information.
+A model's argument that holds NaN or Inf as the model is called, on a step that became non-finite, or a batch with a
+largest magnitude many binades above that of every batch before it. If a data loader delivered the values, they are the
+data's. If it delivered finite ones, code between the loader and the model is at fault. Without a loader the log does
+not show which; a second, traced run (the command `autopsy`) does. A `-inf` mask passed as an argument is not bad data,
+and neither are NaN that batches of healthy steps also hold. A non-finite batch that did no harm is reported as
+information.
 """,
     matters="""
 Data comes first in every triage: the model is not at fault for a NaN in its input, and no change of precision, learning
@@ -39,18 +43,20 @@ later.
 """,
     example="""
     features = (x - mean) / std        # a constant column: std is 0, the column becomes NaN
+    x = raw / raw.sum(1, keepdim=True) # a row of zeros; no data is bad, this line is
 
 Or a sensor that writes 1e30 for "missing", a label file with an empty cell, a corrupt shard.
 """,
     remedy="""
-Drop or impute the sample that the finding names, and find the source: a missing value, a failed parse, a standard
-deviation of 0. With a `DataLoader` that uses torch's own collation the sample is an index of the data set (of the whole
-one, behind `random_split`); otherwise it is a position in the batch. Resume from a checkpoint at or before the step
-that the finding names.
+If the data holds the values, drop or impute the sample that the finding names, and find the source: a missing value, a
+failed parse, a standard deviation of 0. With a `DataLoader` that uses torch's own collation the sample is an index of
+the data set (of the whole one, behind `random_split`); otherwise it is a position in the batch. Resume from a
+checkpoint at or before the step that the finding names.
 """,
     confidence="""
-0.97 for a non-finite batch on a step that became non-finite. 0.6 for an extreme batch alone; 0.9 if the run became
-non-finite within `follow_steps` steps of it.
+0.97 for a non-finite batch on a step that became non-finite, if a data loader showed what it delivered. 0.75 if none
+did: data, or code before the model. 0.85 if a second run traced the step and no op of it made the values. 0.6 for an
+extreme batch alone; 0.9 if the run became non-finite within `follow_steps` steps of it.
 """,
     references=("PyTorch documentation: torch.utils.data, torch.isfinite", "docs: concepts, 'Triage order'"),
 )
@@ -93,18 +99,14 @@ def check(view: RunView, options: Options) -> Checked:
 def _report(view: RunView, incident: Incident) -> Report:
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD104"
-    row, recorded = origin.row, _as_recorded(origin.row)
+    row, given = origin.row, as_given(origin.row)
     replay = replay_at(view, incident.process, incident.step)
-    data = delivered_tensor(replay.bad_data, recorded) if replay is not None else None
-    title = data.title if data is not None else f"the batch given to `{row.root}` holds {row.count_words()}"
+    data = (delivered_tensor(replay.bad_data, given) if replay is not None else None) or given
     message = f"{incident.at_step(view).capitalize()}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) "
-    message += f"holds {row.count_words()}; limit 0." + (data.more if data is not None else "")
+    message += f"holds {row.count_words()}; limit 0." + (data.more or made_words(provenance(replay, data)))
     message += incident.consequence_words
-    return Report(title, f"{message} {incident.resume_advice}", drop_samples(data or recorded, incident.step))
-
-
-def _as_recorded(row: TensorRow) -> BadTensor:
-    return BadTensor(f"`{row.name or '0'}`", (row.nan, row.pos_inf, row.neg_inf), row.numel, None)
+    mend = mend_data(data, incident.step, prepared=provenance(replay, data) != "outside-step")
+    return Report(data.title(f"`{row.root}`"), f"{message} {incident.resume_advice}", mend)
 
 
 def _harmless(view: RunView, options: Options) -> list[Finding]:
@@ -137,7 +139,7 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
         location=location(row, Phase.DATA, process, step),
         cause="nonfinite-input-batch",
         evidence={"range": range_evidence(row), "bad_batches": steps, "confidence_reason": "the values are in the log"},
-        prescriptions=(drop_samples(_as_recorded(row), step),),
+        prescriptions=(drop_samples(as_given(row), step),),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
@@ -15,7 +16,8 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import (
 )
 from precdoctor.diagnosis.families.nonfinite.gradient_causes import discarded_value_cause, gradient_cause
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, CulpritOp
-from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay, replay_at
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import data_cause
+from precdoctor.diagnosis.survey.op_facts import NAN, NEG_INF, POS_INF, BadSetting, Op, Replay, reader_of, replay_at
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import class_of, is_loss_module
 from precdoctor.diagnosis.survey.rows import known_format, number
@@ -50,7 +52,10 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
     if cause.name == "optimizer-division-by-zero" and not at.op.name.startswith("optim."):
         lost = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
         cause = Cause(cause.name, cause.confidence, f"{cause.why}; {lost}" if lost else cause.why)
-    return Culprit(replay, at, culprit_phase(view, replay, at), cause)
+    culprit = Culprit(replay, at, culprit_phase(view, replay, at), cause)
+    if cause.name == "nonfinite-input-batch":
+        return replace(culprit, cause=data_cause(replay, culprit.data, cause.why))
+    return culprit
 
 
 def flushed_eps(view: RunView, dtype: str) -> str:
@@ -151,6 +156,8 @@ def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
         return Phase.OPTIMIZER
     if at.of_target:
         return Phase.DATA
+    if at.external is None and reader_of(replay, at.op):
+        return Phase.FORWARD
     of_loss = not replay.root or is_loss_module(replay.root, "", "")
     if at.external is not None:
         origins = {"batch": Phase.DATA, "data": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 
+from precdoctor.diagnosis.advice.narrow_formats import is_narrow, widened
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, TWO_SIDED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING, SQUARES, TWO_SIDED, is_norm
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.operand import Operand
@@ -36,7 +37,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
     """Stop at the module, or at the line of code outside modules, on the first bad value."""
     inside, bad = culprit.module or culprit.replay.root, culprit.bad_elements
     predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
-    if not inside and culprit.source is not None:
+    if not inside and culprit.source is not None and not culprit.op.in_library:
         return Prescription(
             title=f"stop{culprit.at_line} on the first bad value and inspect the operands",
             change={"line": f"{culprit.source.file}:{culprit.source.line}"},
@@ -54,6 +55,7 @@ def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Pr
 def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Clamp the operand of a logarithm at the smallest normal FP32 number."""
     operand, smallest = culprit.operand, FP32.min_normal
+    dtype = operand.dtype if operand is not None else ""
     at_most_zero = operand.zero + operand.negative if operand is not None else None
     return Prescription(
         title=f"clamp the operand of log at {smallest:.3g}{culprit.at_line}, or work with log-probabilities throughout",
@@ -66,7 +68,7 @@ def clamp_log(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescrip
             "import torch\n\n"
             "# of a softmax: log_softmax of the logits; of a sigmoid: logsigmoid\n"
             "# of 1 - tanh(u)^2: 2 * (log(2) - u - softplus(-2 * u))\n"
-            "y = torch.log(x.float().clamp_min(torch.finfo(torch.float32).tiny))\n"
+            f"y = torch.log({widened('x', dtype)}.clamp_min(torch.finfo(torch.float32).tiny))\n"
         ),
     )
 
@@ -278,16 +280,23 @@ def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
     )
 
 
+def _counts_nothing(culprit: Culprit, divisor: Operand) -> bool:
+    """Whether a divisor of floating-point numbers counts: all that is known of it are whole numbers."""
+    known = (x for x in (divisor.amin_nonzero, divisor.max) if x is not None)
+    return NOTHING in culprit.cause.why and not divisor.negative and all(x == int(x) for x in known)
+
+
 def _guard_divisor(culprit: Culprit) -> Prescription:
     op = culprit.op
     operand = culprit.operand if op.short == "rsqrt" else op.divisor
-    if operand is not None and operand in op.integers:
+    if operand is not None and (operand in op.integers or _counts_nothing(culprit, operand)):
         return _count_above_zero(culprit, operand)
     fmt = known_format(operand.dtype) if operand is not None else None
     eps = _NARROW_EPS if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
     zeros = operand.zero if operand is not None else None
     root = culprit.op.short == "rsqrt"  # its divisor cannot be reached, its operand can
-    divided = "torch.rsqrt(x" if root else "x / (norm"
+    divisor = "norm" if operand is not None and is_norm(culprit.replay, op, operand) else "divisor"
+    divided = "torch.rsqrt(x" if root else f"x / ({divisor}"
     return Prescription(
         title=f"add eps {eps:g} to {'the operand of rsqrt' if root else 'the divisor'}{culprit.at_line}"
         + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {fmt.dtype}" if eps == _NARROW_EPS and fmt else ""),
@@ -305,12 +314,14 @@ def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
     operand = culprit.operand
     lowest = operand.min if operand is not None else None
     if SQUARES in culprit.cause.why:
+        narrow = operand is not None and is_narrow(operand.dtype)
         return Prescription(
-            title=f"take the mean of squared differences, in FP32, as the variance{culprit.at_line}",
+            title=f"take the mean of squared differences{', in FP32,' if narrow else ''} as the variance"
+            + culprit.at_line,
             change={"variance": {"from": "E[x^2] - E[x]^2", "to": "E[(x - E[x])^2]"}},
             predicted={"smallest_operand": {"from": lowest, "to": 0.0}, "nan": {"from": culprit.bad_elements, "to": 0}},
-            snippet="x = x.float()  # outside autocast; a difference of squares cancels\n"
-            "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
+            snippet=("x = x.float()  # outside autocast; a difference of squares cancels\n" if narrow else "")
+            + "variance = (x - x.mean(-1, keepdim=True)).square().mean(-1, keepdim=True)\n",
         )
     return Prescription(
         title=f"clamp the operand of {culprit.op.short} to where it is defined{culprit.at_line}",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from precdoctor.diagnosis.claims.finding import Phase, Prescription, Source, at_line
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.divergence.onset import Divergence
-from precdoctor.diagnosis.survey.bad_data import BadTensor, as_read, delivered_tensor, field_words
+from precdoctor.diagnosis.survey.bad_data import BadTensor, as_given, as_read, delivered_tensor, field_words
 from precdoctor.diagnosis.survey.op_facts import Op, Replay
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import Origin, Sighting
@@ -187,6 +187,13 @@ class Incident:
     shown: int | None = None
     #: How training diverged before, if that made the operands as large as they were.
     divergence: Divergence | None = None
+
+    @property
+    def given(self) -> BadTensor | None:
+        """The tensor that was non-finite before the model read it; None for incidents of another kind."""
+        if self.culprit is not None:
+            return self.culprit.data
+        return as_given(self.origin.row) if self.phase is Phase.DATA and self.origin is not None else None
 
     @property
     def identity(self) -> tuple[object, ...]:

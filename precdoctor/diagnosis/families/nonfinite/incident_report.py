@@ -21,6 +21,8 @@ from precdoctor.diagnosis.families.nonfinite.op_report import (
     report_poisoning,
 )
 from precdoctor.diagnosis.families.nonfinite.rank_order import rank_order
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance
+from precdoctor.diagnosis.survey.op_facts import replay_at
 from precdoctor.diagnosis.survey.rows import dotted, location, path_evidence, range_evidence
 from precdoctor.diagnosis.survey.view import RunView
 
@@ -175,6 +177,8 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
         "recovered": incident.recovered,
         "confidence_reason": incident.cause.why,
     }
+    if incident.cause.name == "nonfinite-input-batch":
+        evidence["provenance"] = provenance(replay_at(view, incident.process, incident.step), incident.given)
     if incident.likely:
         evidence["likely_steps"] = list(incident.likely[:_LISTED])
     detected = view.detection(incident.process, incident.step)
@@ -231,6 +235,8 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
     if incident.culprit is not None:
         return incident.culprit.certainty
     confidence, origin = options["confidence"], incident.origin
+    if incident.phase is Phase.DATA:
+        confidence = min(confidence, incident.cause.confidence)
     if origin is not None and origin.how in _INFERRED:
         confidence -= 0.05
     if view.partial_modules:

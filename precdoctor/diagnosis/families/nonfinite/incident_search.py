@@ -45,8 +45,15 @@ def incidents(view: RunView) -> tuple[Incident, ...]:
 
 def _all_incidents(view: RunView) -> list[Incident]:
     found = [i for process in view.processes for i in _of_process(view, process)]
-    found.sort(key=lambda i: (i.step, _PHASE_ORDER.index(i.phase), i.origin is None, i.process))
+    found.sort(key=_priority)
     return merged_over_time(merged_over_ranks(found))
+
+
+def _priority(incident: Incident) -> tuple[object, ...]:
+    """Sort key: of ranks that report the same step, one that knows its origin goes before those that received it."""
+    received = incident.culprit is None and incident.origin is not None and incident.origin.how == "reduction"
+    unknown = (incident.culprit is None, incident.origin is None)
+    return (incident.step, received, _PHASE_ORDER.index(incident.phase), *unknown, incident.process)
 
 
 # -- one process ------------------------------------------------------------------------------------------------------
@@ -220,7 +227,7 @@ def _forward(at: _Step) -> Incident | None:
     origin = locate_forward(row, rows, masks, at.view.module_classes)
     return at.incident(
         origin.phase,
-        forward_cause(origin, rows, _earlier_weights(at, origin)),
+        forward_cause(origin, rows, _earlier_weights(at, origin), replay_at(at.view, at.process, at.number)),
         origin,
         path=tuple(path_to(_forward_path(at, origin), row)),
         history=tuple(at.reference.get(row.key, ())),

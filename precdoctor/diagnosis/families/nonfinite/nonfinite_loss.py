@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from precdoctor.diagnosis.advice.narrow_formats import computes_narrow, widened
 from precdoctor.diagnosis.claims.finding import Prescription, Severity
 from precdoctor.diagnosis.claims.relations import anywhere, makes_it_fall, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RulePage, Triage
@@ -38,8 +39,8 @@ target is `ignore_index`.
 """,
     remedy="""
 Prefer the fused forms (`cross_entropy`, `binary_cross_entropy_with_logits`, `log_softmax`, `logsumexp`), compute the
-loss in FP32, clamp the operand of `log`, and guard means against empty selections. Resume from a checkpoint at or
-before the step that the finding names.
+loss of a narrow model in FP32, clamp the operand of `log`, and guard means against empty selections. Resume from a
+checkpoint at or before the step that the finding names.
 """,
     confidence="""
 0.95 if the step is fully recorded: the last module output is finite and the loss is not. 0.5 if the step's tensors are
@@ -84,8 +85,8 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             change={"clamp_min": {"from": 0.0, "to": smallest}},
             predicted={"zeros_into_log": {"from": after.zero, "to": 0}, "smallest_log": round(math.log(smallest), 1)},
             snippet=(
-                "import torch\n\n"
-                "log_p = p.float().clamp_min(torch.finfo(torch.float32).tiny).log()  # or cross_entropy on the logits\n"
+                f"import torch\n\nlog_p = {widened('p', after.dtype)}.clamp_min(torch.finfo(torch.float32).tiny).log()"
+                "  # or cross_entropy on the logits\n"
             ),
         )
     if incident.cause.name == "exp-overflow" and after is not None:
@@ -93,7 +94,8 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
             title=f"use logsumexp / log_softmax: exp of {after.amax:.4g} overflows",
             change={"loss": "log_softmax"},
             predicted={"largest_exponent": {"from": after.amax, "to": 0.0}},
-            snippet="import torch.nn.functional as F\n\nloss = F.cross_entropy(logits.float(), target)\n",
+            snippet="import torch.nn.functional as F\n\n"
+            f"loss = F.cross_entropy({widened('logits', after.dtype)}, target)\n",
         )
     return _guard(view, incident)
 
@@ -101,6 +103,14 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
 def _guard(view: RunView, incident: Incident) -> Prescription:
     after = incident.preceding
     reach = f" (logits reach {after.amax:.4g})" if after is not None and after.amax is not None else ""
+    stop = "if not torch.isfinite(loss):\n    raise FloatingPointError('loss is not finite')\n"
+    if not computes_narrow(view):
+        return Prescription(
+            title=f"stop at step {incident.step} on a non-finite loss and inspect what the loss code reads{reach}",
+            change={"check": "isfinite", "step": incident.step},
+            predicted={"stops_at_step": incident.step, "resume_from_step": incident.last_finite},
+            snippet=f"import torch\n\nloss = loss_fn(output, target)\n{stop}",
+        )
     return Prescription(
         title=f"compute the loss in FP32 and stop at step {incident.step} on a non-finite value{reach}",
         change={"loss_dtype": "float32"},
@@ -108,9 +118,7 @@ def _guard(view: RunView, incident: Incident) -> Prescription:
         snippet=(
             "import torch\n\n"
             f"with torch.autocast({view.device!r}, enabled=False):\n"
-            "    loss = loss_fn(output.float(), target)\n"
-            "if not torch.isfinite(loss):\n"
-            "    raise FloatingPointError('loss is not finite')\n"
+            f"    loss = loss_fn(output.float(), target)\n{stop}"
         ),
     )
 

@@ -25,8 +25,9 @@ PAGE = RulePage(
 The first non-finite gradient that the backward pass of a step made, while forward pass and loss were finite. The
 gradient of a module's output comes from the backward pass of whatever *consumed* that output. The finding therefore
 names the consumer: the next module, the functional code between the two, or the loss code. If a gradient is finite
-where it was accumulated and non-finite where the optimizer receives it, reduction, unscaling or clipping made it. Steps
-that a `GradScaler` skipped are not incidents.
+where it was accumulated and non-finite where the optimizer receives it, reduction, unscaling or clipping made it;
+of several ranks the one whose own backward pass made it is reported. Steps that a `GradScaler` skipped are not
+incidents.
 """,
     matters="""
 Without a scaler that skips the step, one non-finite gradient element makes weights non-finite at once. Clipping does

@@ -15,7 +15,8 @@ from precdoctor.diagnosis.families.nonfinite import domain_prescriptions as doma
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import mask_filling, too_large_constant
 from precdoctor.diagnosis.families.nonfinite.culprit import gradient_scale
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
-from precdoctor.diagnosis.survey.bad_data import drop_samples
+from precdoctor.diagnosis.families.nonfinite.library_prescriptions import change_the_call
+from precdoctor.diagnosis.survey.bad_data import mend_data
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Poisoned
 from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
@@ -34,6 +35,8 @@ def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescripti
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
     if remedy is domains.stop_and_inspect and incident.poison is not None:
         return finite_buffer(incident, incident.poison.poisoned[0])
+    if culprit.op.in_library and culprit.external is None and culprit.cause.name in _EDITS:
+        return change_the_call(view, incident, culprit)
     return remedy(view, incident, culprit)
 
 
@@ -87,9 +90,9 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
         "largest_finite": {"from": narrow.max, "to": wide.max},
     }
     if loss:
-        name = culprit.op.short
+        name, line = culprit.op.short, "" if culprit.op.in_library else culprit.at_line
         return Prescription(
-            title=f"compute {name} in FP32{culprit.at_line}: the exact result reaches {reach:.4g}, "
+            title=f"compute {name} in FP32{line}: the exact result reaches {reach:.4g}, "
             f"{narrow.name} ends at {narrow.max:g}",
             change={"op": culprit.op.name, "dtype": {"from": narrow.dtype, "to": FP32.dtype}},
             predicted=predicted,
@@ -193,13 +196,17 @@ def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
 
 def _drop_data(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     data = culprit.data
-    return domains.stop_and_inspect(view, incident, culprit) if data is None else drop_samples(data, incident.step)
+    if data is None:
+        return domains.stop_and_inspect(view, incident, culprit)
+    return mend_data(data, incident.step, prepared=not culprit.replay.made_outside)
 
 
 def _cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     constant = too_large_constant(culprit.op)
     constant = mask_filling(culprit.op) if constant is None else constant
-    return domains.constant_that_fits(constant, culprit) if constant is not None else _wider(view, incident, culprit)
+    if constant is None or culprit.op.in_library:
+        return _wider(view, incident, culprit)
+    return domains.constant_that_fits(constant, culprit)
 
 
 def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -219,6 +226,8 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
             predicted={"resume_from_step": incident.last_finite},
             snippet="optimizer = type(optimizer)(model.parameters(), eps=1e-8)\n",
         )
+    if culprit.op.in_library:
+        return change_the_call(view, incident, culprit)
     return Prescription(
         title=f"add a small constant to what the optimizer divides by{culprit.at_line}",
         change={"eps": {"to": 1e-12}},
@@ -255,6 +264,14 @@ def _in_float32(view: RunView, narrow: Format, reason: str, predicted: dict[str,
     )
 
 
+#: Causes that are mended at the op's line.
+_EDITS = frozenset(
+    (
+        *("log-of-nonpositive", "division-by-zero", "exp-overflow", "sqrt-of-negative", "domain-error"),
+        *("softmax-fully-masked", "sqrt-gradient-at-zero", "norm-gradient-at-zero", "domain-edge-gradient"),
+        "where-gradient-trap",
+    )
+)
 _BY_CAUSE: dict[str, Callable[[RunView, Incident, Culprit], Prescription]] = {
     "log-of-nonpositive": domains.clamp_log,
     "division-by-zero": domains.guard_quotient,

@@ -7,8 +7,10 @@ from typing import Any
 from precdoctor.diagnosis.claims.finding import Location
 from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDED, UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
+from precdoctor.diagnosis.families.nonfinite.library_prescriptions import library_words
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, prescribe
-from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import made_words, provenance
+from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay, reader_of
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import class_of
 from precdoctor.diagnosis.survey.rows import dotted
@@ -45,9 +47,10 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     if (weight := culprit.replay.weight) is not None:
         message += f"It ends up in `{dotted(*weight[1:])}`. "
     if data is not None:
-        message = f"{message.rstrip('. ')}; limit 0.{data.more}"
+        message = f"{message.rstrip('. ')}; limit 0.{data.more or made_words(provenance(culprit.replay, data))}"
     else:
         message = (message + operand_words(op)).rstrip() + culprit.cause.sentence
+    message += library_words(view, incident, culprit)
     if culprit.cause.name is None and external is not None and not external[1]:
         message += (
             " It is older than the step, or was made where a trace does not reach: in another thread, in compiled code."
@@ -72,7 +75,7 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
     if settings := culprit.replay.bad_settings:
         return _settings_title(incident, settings[0], f"{op.short} in {place} makes weights non-finite")
     if (data := culprit.data) is not None:
-        title = data.title
+        title = data.title(f"`{root}`" if (root := culprit.replay.root or op.root) else "the loss code")
     elif external is not None and _delivered_finite(culprit):
         title = f"code between the data loader and {place} made {external_words(culprit)} non-finite"
     elif external is not None:
@@ -152,8 +155,7 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known:
 def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
     """The facts of the op, and of the ops before and after it."""
     replay, op = culprit.replay, culprit.op
-    prepared = {"delivered_finite": True} if _delivered_finite(culprit) else {}
-    return prepared | {
+    return {
         "operation": {
             "op": op.name,
             "phase": op.phase,
@@ -177,6 +179,8 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
 
 
 def _reason(culprit: Culprit) -> str:
+    if culprit.data is not None:
+        return culprit.cause.why
     if culprit.replay.live:
         return "the run itself was traced op by op"
     if culprit.op.phase == "optimizer":
@@ -220,6 +224,8 @@ def _place(view: RunView, culprit: Culprit) -> str:
         return "the optimizer step"
     if replay.by_hand:
         return "the code that makes gradients"
+    if reader := reader_of(replay, culprit.op):
+        return f"the code before `{reader}`"
     if not replay.root:
         return "the loss code"
     module = culprit.module or ""

@@ -9,6 +9,7 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.bad_steps import incident_steps
+from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.survey.rows import integer
 from precdoctor.diagnosis.survey.view import Process, RunView
 
@@ -22,11 +23,13 @@ class RankOrder:
 
     Attributes:
         step: the first non-finite step of any rank.
-        first: the ranks whose loss was non-finite at it; without any, all that were non-finite at it.
+        first: the ranks whose loss was non-finite at it; without any, those whose own backward pass was; without any,
+            all that were non-finite at it.
         others: how many more went non-finite, then or later.
         last_step: the last step by which a rank did.
         finite: how many never did.
-        lead: seconds between the two earliest reports of the ranks in ``first``; None where not all have one.
+        lead: seconds between the two earliest reports of the ranks in ``first``; None where not all have one, and
+            where no loss was non-finite: gradients are reported behind their reduction, which all ranks leave together.
         earliest: the rank of the earliest report.
         skew: seconds by which clocks of these ranks differ at most, from the ends of a step that all shared; None where
             no such step was recorded.
@@ -88,8 +91,9 @@ def rank_order(view: RunView, step: int) -> RankOrder | None:
     firsts = _first_steps(view)
     if len(ranks) < 2 or not firsts or min(firsts.values()) != step:
         return None
-    first = _of_loss(view, step) or tuple(sorted(rank for rank, at in firsts.items() if at == step))
-    reports = sorted((time, rank) for rank, time in _reports(view, step).items() if rank in first)
+    of_loss = _of_loss(view, step)
+    first = of_loss or _of_own_gradients(view, step) or tuple(sorted(r for r, at in firsts.items() if at == step))
+    reports = sorted((time, rank) for rank, time in _reports(view, step).items() if rank in of_loss)
     told = len(first) > 1 and len(reports) == len(first)
     return RankOrder(
         step=step,
@@ -99,7 +103,7 @@ def rank_order(view: RunView, step: int) -> RankOrder | None:
         finite=len(ranks) - len(firsts),
         lead=(reports[1][0] - reports[0][0]) / 1e9 if told else None,
         earliest=reports[0][1] if told else None,
-        skew=_skew(view, first, step) if len(first) > 1 else None,
+        skew=_skew(view, first, step) if len(of_loss) > 1 else None,
     )
 
 
@@ -107,6 +111,13 @@ def _of_loss(view: RunView, step: int) -> tuple[int, ...]:
     """The ranks whose loss was non-finite at ``step``: the others got it through the reduction of gradients."""
     kinds = incident_steps(view)
     return tuple(sorted({p.rank for p, steps in kinds.items() if "loss" in steps.get(step, ())}))
+
+
+def _of_own_gradients(view: RunView, step: int) -> tuple[int, ...]:
+    """The ranks whose replay of ``step`` found an op; without any, those with non-finite gradients of their own."""
+    kinds = {p: steps[step] for p, steps in incident_steps(view).items() if step in steps}
+    named = {p.rank for p in kinds if culprit_at(view, p, step) is not None}
+    return tuple(sorted(named or {p.rank for p, k in kinds.items() if "weight_grad" in k}))
 
 
 def _first_steps(view: RunView) -> dict[int, int]:

@@ -13,26 +13,38 @@ from collections.abc import Sequence
 from precdoctor.diagnosis.claims.finding import Phase
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.families.nonfinite.incident import UNKNOWN, Cause
+from precdoctor.diagnosis.survey.bad_data import BadTensor, as_given, delivered_tensor
+from precdoctor.diagnosis.survey.op_facts import Replay
 from precdoctor.diagnosis.survey.origin import Origin
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 
 _PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+#: Who made a tensor that was non-finite before the model read it: how certain that is data, and why it is no more.
+_PROVENANCES = {
+    "loader": (0.97, ""),
+    "after-loader": (0.97, ", and what the data loader delivered was finite"),
+    "outside-step": (0.85, ", and no torch op of the traced step had made them"),
+    "unknown": (0.75, "; the log does not show whether data or code before the model made them"),
+}
 _RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
 
 
-def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow]) -> Cause:
+def forward_cause(
+    origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], replay: Replay | None = None
+) -> Cause:
     """The cause of a forward or loss origin, if the surrounding rows leave only one.
 
     Args:
         rows: of the same step.
         earlier_weights: the module's weights and updates on the last step that recorded them, if this step did not.
+        replay: of the step.
     """
     row, after = origin.row, origin.after
     fmt = known_format(row.dtype)
     if origin.phase is Phase.DATA:
-        return Cause("nonfinite-input-batch", 0.97, "the batch itself holds the non-finite values")
+        return data_cause(replay, as_given(row), "the batch held non-finite values when the model was called")
     names = f"{origin.module_class} {origin.module}"
     if after is not None and after.mask_like and row.nan and (_SOFTMAX.search(names) or _ATTENTION.search(names)):
         return Cause("softmax-fully-masked", 0.8, "a -inf mask went into a softmax and NaN came out")
@@ -49,6 +61,36 @@ def forward_cause(origin: Origin, rows: Sequence[TensorRow], earlier_weights: Se
     if origin.how == "module" and origin.phase is Phase.FORWARD:
         return UNKNOWN
     return _functional_cause(row, after, fmt.max)
+
+
+def data_cause(replay: Replay | None, read: BadTensor | None, why: str) -> Cause:
+    """The cause of a tensor that was non-finite before the model read it, as sure as the log is of where it was made.
+
+    Args:
+        replay: of the step.
+        read: the tensor; None if the log lacks its counts.
+    """
+    confidence, more = _PROVENANCES[provenance(replay, read)]
+    return Cause("nonfinite-input-batch", confidence, why + more)
+
+
+def provenance(replay: Replay | None, read: BadTensor | None) -> str:
+    """Who made a tensor that was non-finite before the model read it: a key of ``_PROVENANCES``."""
+    if read is not None and (read.delivered or (replay and delivered_tensor(replay.bad_data, read))):
+        return "loader"
+    if replay is not None and replay.data_is_finite is True:
+        return "after-loader"
+    return "outside-step" if replay is not None and replay.made_outside else "unknown"
+
+
+def made_words(made_by: str) -> str:
+    """Who can have made a tensor that was bad before the model read it, as a sentence; empty if that is known."""
+    if made_by == "outside-step":
+        return (
+            " The step was traced from its beginning on, and no op of it made the value: it came with the data, from "
+            "code before the step, or from outside of torch (NumPy, another thread)."
+        )
+    return " The data held it, or code between the data and the model made it." if made_by == "unknown" else ""
 
 
 def _product_cause(
