@@ -47,6 +47,23 @@ def while_it_lasts(cause: Finding, effect: Finding) -> bool:
     return span is not None and begin is not None and span[0] <= int(begin) <= span[1]
 
 
+def thrown_off_before(cause: Finding, effect: Finding) -> bool:
+    """Whether ``cause`` is about first steps that replaced weights, and ``effect`` began behind them."""
+    steps, later = cause.evidence.get("first_steps") or (), effect.location.step
+    return later is not None and later > max(steps, default=later)
+
+
+def grown_since(cause: Finding, effect: Finding) -> bool:
+    """The same, and ``effect`` may have begun behind the first of these steps."""
+    steps, later = cause.evidence.get("first_steps") or (), effect.location.step
+    return later is not None and later > min(steps, default=later)
+
+
+def not_thrown_off_before(cause: Finding, effect: Finding) -> bool:
+    """Whether it is not the other way round: ``effect`` threw the run off before ``cause`` began."""
+    return not thrown_off_before(effect, cause)
+
+
 def makes_it_fall(cause: Finding, effect: Finding) -> bool:
     """Whether ``effect`` is a loss scale that falls while ``cause`` lasts, and not one that only never grows back."""
     return "clean_between_skips" not in effect.evidence and while_it_lasts(cause, effect)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from precdoctor.diagnosis.advice.stable_rate import StableRate, stable_rate
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.relations import anywhere, when
+from precdoctor.diagnosis.claims.relations import anywhere, not_thrown_off_before, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.divergence import missing_zero_grad
@@ -301,7 +301,7 @@ RULE = Rule(
         RuleOption("min_steps", 8.0, "steps", "Minimum number of steps before it, for a baseline.", minimum=2.0),
     ),
     sampled_steps=False,
-    explains=when(anywhere, "PD406", "PD504", "PD605", "PD606"),
+    explains={**when(anywhere, "PD406", "PD605", "PD606"), **when(not_thrown_off_before, "PD504")},
     check=check,
     step_columns=("grad_norm", "loss", "skipped"),
 )  # fmt: skip

@@ -19,6 +19,8 @@ WINDOW, AFTER = 32, 5
 _STAY = 3
 #: Largest share of the rise that is left of an explosion that has passed: a quarter. Chosen empirically.
 _GONE = 0.25
+#: Times the best loss before the rise up to which a run has got over it. Chosen empirically.
+_BACK = 2.0
 #: Share of a loss's rise that happens in the first step of a sudden one: half. Chosen empirically.
 _AT_ONCE = 0.5
 #: Least progress of a loss, as a share of it, that a jump can undo. Chosen empirically.
@@ -76,6 +78,9 @@ class Explosion:
         if self.diverged or self.fatal or self.loss is None or not losses or len(self.steps) - self.at < 4 * AFTER:
             return False
         norm, loss = median(s.grad_norm or 0.0 for s in tail), median(losses)
+        best = min((s.loss for s in self.steps[: self.at] if s.loss is not None), default=0.0)
+        if loss > _BACK * best > 0.0:
+            return False  # back where it was before the rise, which was no healthy run
         return _left(self.baseline, self.peak, norm) < _GONE and _left(*self.loss, loss) < _GONE
 
     @property

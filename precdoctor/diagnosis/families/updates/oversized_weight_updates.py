@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Severity
-from precdoctor.diagnosis.claims.relations import anywhere, when
+from precdoctor.diagnosis.claims.relations import anywhere, grown_since, thrown_off_before, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.updates.oversized_weight_updates_decay import (
@@ -308,6 +308,7 @@ def _finding(
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,
         "limit": limit,
+        "first_steps": weight.rows[:, 2].tolist() if start is not None else None,
         "lr": rates.measured if rates is not None else None,
         "warm_up_steps": rates.warm_up if rates is not None else 0,
         "weights": [
@@ -343,7 +344,7 @@ def _prescribe(
         return (lower,)
     gentler = gentler_start(rates, weight.ratio, options["target"])
     stayed = rates is not None and rates.last >= 0.5 * rates.measured
-    if start.rate_itself or (stayed and (_nothing_learnt(view, options) or never_came_back(view, process))):
+    if start.rate_itself or never_came_back(view, process) or (stayed and _nothing_learnt(view, options)):
         return lower, gentler
     return (gentler, lower) if rates is not None and rates.warm_up else (gentler,)
 
@@ -389,7 +390,7 @@ RULE = Rule(
         RuleOption("early_steps", 3.0, "steps", "Number of recorded steps that count as the first ones.", minimum=1.0),
         RuleOption("min_steps", 6.0, "steps", "Least number of recorded steps in the newer half.", minimum=2.0),
     ),
-    explains=when(anywhere, "PD203", "PD204"),
+    explains={**when(anywhere, "PD203", "PD204"), **when(thrown_off_before, "PD603", "PD605"), "PD606": grown_since},
     check=check,
     step_columns=("skipped", "loss"),
 )  # fmt: skip
