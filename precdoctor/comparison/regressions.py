@@ -311,7 +311,7 @@ REGRESSIONS: tuple[Regression, ...] = (
     ),
     Regression(
         "PD803", "headroom-lost", Severity.WARNING,
-        "A tensor's largest element came nearer to the dtype's limit; an error when it is close to it, nothing far away.",
+        "A tensor's largest element came nearer to the dtype's limit; an error close to it, nothing far from it.",
         (
             _option("binades", 3.0, "binades", "Least loss of headroom.", f"A factor of 8. {_OWN}"),
             _option("near", 3.0, "binades", "With less headroom than this the loss is an error.", _OWN),
