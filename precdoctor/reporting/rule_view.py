@@ -18,7 +18,7 @@ from precdoctor.reporting.text import clean, clean_block
 
 def print_rules(families: Iterable[tuple[str, Sequence[Rule]]], console: Console) -> None:
     """Code, name and severity of every rule, by family, and where to read on."""
-    against = sorted([*REGRESSIONS, *DIFFERENCES], key=lambda entry: entry.code)
+    against: list[Regression | Indicator] = sorted([*REGRESSIONS, *DIFFERENCES], key=lambda entry: entry.code)
     checked: list[tuple[str, Sequence[Rule | Regression | Indicator]]] = [
         *families,
         ("Against another run, gate and compare also check", against),
