@@ -19,7 +19,7 @@ from precdoctor.diagnosis.survey.replicas import COLUMNS, PARTIAL, Replicas, mer
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.reporting.finding_view import place as place_of
 from precdoctor.runlog.schema import TENSORS
-from tests.rules.PD710.samples import replicas
+from tests.rules.PD710.samples import ALL, apart, replicas
 from tests.support.training import FACTS, Training, poison
 
 RANKS = 4
@@ -190,6 +190,45 @@ def test_a_log_that_does_not_know_the_layout(tmp_path, layout, status):
     diagnosis = diagnose(Training(ranks=2, facts={**FACTS, "layout": layout}).write(tmp_path / "run"))
     (outcome,) = [r for r in diagnosis.rules if r.code == "PD710"]
     assert outcome.status.value == status
+
+
+def unwrapped(**layout: Any) -> Training:
+    """Two ranks of one process group, with the same model, and no wrapper that its layout names."""
+    bare = replicas(2, dimensions=[], placements=[], **layout)
+    run = Training(ranks=2, facts=bare.facts, steps=24)
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if row["kind"] in ("weight", "weight_grad_step"):
+                row["fingerprint"] = 1 + 1000 * step + row["order"]
+    return run
+
+
+def drifting(run: Training, *, weights: tuple[str, ...] = ALL, since: int = 1, until: int = 99) -> Training:
+    apart(run, 1, 0, ALL, kinds=("weight_grad_step",))
+    return apart(run, 1, since, weights, until=until)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: drifting(unwrapped()), True),
+        (lambda: unwrapped(), False),
+        (lambda: drifting(unwrapped(), since=0), False),
+        (lambda: drifting(unwrapped(), until=20), False),
+        (lambda: drifting(unwrapped(), since=12), False),
+        (lambda: drifting(unwrapped(), weights=ALL[1:]), False),
+        (lambda: apart(unwrapped(), 1, 1, ALL), False),
+        (lambda: drifting(unwrapped(stages=[1])), False),
+    ],
+    ids=["apart", "reduced by hand", "other seeds", "averaged again", "too short", "one matrix is shared",
+         "equal gradients", "a pipeline"],
+)  # fmt: skip
+def test_ranks_that_nothing_keeps_equal(tmp_path, make, found):
+    findings = [f for f in diagnose(make().write(tmp_path / "run")).findings if f.code == "PD710"]
+    assert bool(findings) == found
+    for finding in findings:
+        assert (finding.cause, finding.severity.value, finding.location.step) == ("trained-apart", "warning", 1)
+        assert "2 ranks train apart from step 1 on" in finding.title
 
 
 @pytest.mark.parametrize(("holds", "moved"), [((2, 2), 1), ((0, 4), 1), ((1, 3), 1), ((0, 2), None)])
