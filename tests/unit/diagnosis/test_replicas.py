@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.families.configuration import unequal_replicas_copies
+from precdoctor.diagnosis.families.configuration import unequal_replicas_apart, unequal_replicas_copies
 from precdoctor.diagnosis.survey.replicas import COLUMNS, PARTIAL, Replicas, merge, replica_differences, summarise
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.reporting.finding_view import place as place_of
@@ -229,6 +230,19 @@ def test_ranks_that_nothing_keeps_equal(tmp_path, make, found):
     for finding in findings:
         assert (finding.cause, finding.severity.value, finding.location.step) == ("trained-apart", "warning", 1)
         assert "2 ranks train apart from step 1 on" in finding.title
+
+
+def test_ranks_with_learning_rates_of_their_own_are_trials():
+    class View:
+        def __init__(self, rates: list[float]) -> None:
+            self.rates = rates
+
+        def step_facts(self, process: Process, _step: int) -> Any:
+            return SimpleNamespace(lr=self.rates[process.rank])
+
+    holders = SimpleNamespace(equal=0, holders=[Process(0, 0), Process(1, 0)])
+    assert unequal_replicas_apart._same_rates(View([0.1, 0.1]), holders)
+    assert not unequal_replicas_apart._same_rates(View([0.1, 0.2]), holders)
 
 
 @pytest.mark.parametrize(("holds", "moved"), [((2, 2), 1), ((0, 4), 1), ((1, 3), 1), ((0, 2), None)])

@@ -77,8 +77,8 @@ def check(view: RunView, options: Options) -> Checked:
             return Checked.indeterminate(f"the recorder could not read the parallel layout: {failed}")
         if not any(layouts):
             return Checked.not_applicable("the log has no parallel layout")
-        if (apart := trained_apart(RULE, view)) is not None:
-            return Checked([apart], "the same model on every rank, with nothing that keeps it equal")
+        if (alone := trained_apart(RULE, view)) is not None:
+            return Checked([alone], "the same model on every rank, with nothing that keeps it equal")
         return Checked.not_applicable("by its layout no two recorded ranks hold a copy of the same weight")
     summary = replica_differences(view.batches(COLUMNS, ("weight",), everyone=True), replicas)
     if not summary.num_rows:
