@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from precdoctor.comparison.leading import INDICATORS
+from precdoctor.comparison.leading import DIFFERENCES, INDICATORS
 from precdoctor.comparison.regressions import REGRESSIONS
 from precdoctor.diagnosis import diagnose
 from precdoctor.diagnosis.claims.finding import Diagnosis
@@ -123,6 +123,12 @@ def rule_pages() -> dict[str, str]:
         "| code | name | severity | finds |",
         "|---|---|---|---|",
         *(f"| {r.code} | {r.name} | {r.severity.value} | {r.doc} |" for r in REGRESSIONS),
+        "",
+        "`precdoctor compare A B` reports these regressions and where two runs part:",
+        "",
+        "| code | name | severity | finds |",
+        "|---|---|---|---|",
+        *(f"| {d.code} | {d.name} | {d.severity.value} | {d.doc} |" for d in DIFFERENCES),
         "",
         "`precdoctor record --reference RUN` holds a running training against a healthy one:",
         "",

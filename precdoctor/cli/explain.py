@@ -25,7 +25,7 @@ def explain(
 
     What it finds, why it matters, what to do, its options. Without a code, list all rules.
     """
-    from precdoctor.comparison.leading import INDICATORS, Indicator
+    from precdoctor.comparison.leading import DIFFERENCES, INDICATORS, Indicator
     from precdoctor.comparison.regressions import REGRESSIONS, Regression
     from precdoctor.diagnosis import registry
     from precdoctor.reporting.console import make_console
@@ -35,7 +35,7 @@ def explain(
     if code is None:
         print_rules(registry.FAMILIES, console)
         return 0
-    known: list[Rule | Regression | Indicator] = [*registry.RULES, *REGRESSIONS, *INDICATORS]
+    known: list[Rule | Regression | Indicator] = [*registry.RULES, *REGRESSIONS, *DIFFERENCES, *INDICATORS]
     found = registry.find(code, known)
     if isinstance(found, Regression):
         print_regression(found, console)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -18,9 +19,14 @@ from precdoctor.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.offline.whatif.forecast import Question
+    from precdoctor.diagnosis.offline.whatif.inference_plan import InferencePlan
+    from precdoctor.diagnosis.offline.whatif.plan import Plan
     from precdoctor.diagnosis.offline.whatif.recipe import Recipe
     from precdoctor.diagnosis.offline.whatif.target import Target
+    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
+
+PlanT = TypeVar("PlanT", "Plan", "InferencePlan")
 
 EXAMPLES = """\b
 Examples:
@@ -211,25 +217,55 @@ def _write_plan(
 
     module, steps, horizon = asked
     view = view_of(run)
+    steps, remark = finite_steps(view, steps)
     facts = describe(view)
     if view.trains:
         from precdoctor.diagnosis.offline.whatif.plan import make_plan
 
         plan = make_plan(run, target, module=module, steps=steps, horizon=horizon)
-        document, show = plan_view.document(plan, facts), partial(plan_view.print_plan, plan, facts)
+        document = plan_view.document(_with(plan, remark), facts)
+        show = partial(plan_view.print_plan, plan, facts, remark=remark)
     else:
         from precdoctor.diagnosis.offline.whatif.inference_plan import make_inference_plan
 
         _refuse({"--horizon": horizon is not None}, "nothing trains in this run, so no amax has a trend")
         found = make_inference_plan(run, target, module=module, steps=steps)
-        document = plan_view.inference_document(found, facts)
-        show = partial(plan_view.print_inference_plan, found, facts)
+        document = plan_view.inference_document(_with(found, remark), facts)
+        show = partial(plan_view.print_inference_plan, found, facts, remark=remark)
     if shape == "json":
         stream.write(dumps(document))
     elif shape == "toml":
         stream.write(plan_view.toml(document))
     else:
         show(make_console(stream))
+
+
+def _with(plan: PlanT, remark: str | None) -> PlanT:
+    return replace(plan, warnings=(remark, *plan.warnings)) if remark is not None else plan
+
+
+def finite_steps(
+    view: RunView, steps: tuple[int | None, int | None]
+) -> tuple[tuple[int | None, int | None], str | None]:
+    """Where a run ends non-finite, the steps before that and a sentence on it; else the steps that were asked for."""
+    from precdoctor.diagnosis.survey.healthy_steps import is_well
+
+    ends = []
+    for process, timeline in view.timeline.items():
+        bad = None
+        for facts in timeline:
+            if is_well(view, process, facts) or facts.skipped:
+                bad = None
+            elif bad is None:
+                bad = facts.step
+        ends += [] if bad is None else [bad]
+    if not ends or (steps[1] is not None and steps[1] <= min(ends)):
+        return steps, None
+    first, since = steps[0] or 0, min(ends)
+    gone = f"The run is non-finite from step {since} to its end"
+    if not any(first <= f.step < since for timeline in view.timeline.values() for f in timeline if f.sampled):
+        return steps, f"{gone}, and the plan rests on those steps: it says nothing of a healthy run."
+    return (steps[0], since), f"{gone}: the plan rests on the steps before."
 
 
 def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:

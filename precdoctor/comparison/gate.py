@@ -164,7 +164,7 @@ def gate(
         exit_code=int(code),
         untrustworthy=tuple(r for c in closed for r in c.reasons) + tuple(distrust),
         notes=(
-            *(*_endings(views), *notes, *provenance_differences(yardstick.provenance, views[0])),
+            *(*_endings(views, closed), *notes, *provenance_differences(yardstick.provenance, views[0])),
             *dict.fromkeys(note for j in judged for note in j.notes),
             *unused_notes(allowances, day, used),
         ),
@@ -346,9 +346,13 @@ def _baseline_notes(
     return distrust, notes
 
 
-def _endings(views: Sequence[RunView]) -> list[str]:
+def _endings(views: Sequence[RunView], closed: Sequence[_Closed]) -> list[str]:
     """Runs whose command failed: their last steps are missing, and no comparison tells that."""
-    said = [ending(facts_of_end(view), f"the command of {view.run.origin}") for view in views]
+    said = [
+        ending(facts_of_end(view), f"the command of {view.run.origin}")
+        for view, its in zip(views, closed, strict=True)
+        if its.code is not ExitCode.UNTRUSTWORTHY or untrustworthy(its.diagnosis) != ending(its.diagnosis.run)
+    ]
     return [sentence for sentence in said if sentence is not None]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from precdoctor.comparison.compare import LOSS_GAP
+from precdoctor.comparison.compare import FIRST_DIFFERENCE, LOSS_GAP
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severity
 from precdoctor.diagnosis.claims.words import plural
 from precdoctor.diagnosis.survey.healthy_steps import is_well
@@ -38,16 +38,30 @@ _SIGMA = 1.4826
 
 @dataclass(frozen=True)
 class Indicator:
-    """One sign that a run is leaving its reference; its limits are the constants above."""
+    """One sign that a run is leaving another one; its limits are constants.
+
+    Attributes:
+        doc: what it says, with its limits.
+        checked: when, and by which command.
+    """
 
     code: str
     name: str
     severity: Severity
-    #: What it says, with its limits.
     doc: str
+    checked: str = "Checked while a run goes on by record --reference."
 
 
 _PAIRED = f"Held over the newest {WINDOW} steps that both runs have, {FEWEST} at least."
+#: What compare reports of two runs beside the regressions.
+DIFFERENCES: tuple[Indicator, ...] = (
+    Indicator(
+        *FIRST_DIFFERENCE, Severity.INFO,
+        "The first tensor whose bits differ between two runs; with --ops the first op, a warning where it differs by "
+        "more than rounding in its format explains.",
+        "Reported by compare.",
+    ),
+)  # fmt: skip
 INDICATORS: tuple[Indicator, ...] = (
     Indicator(
         "PD821", "loss-above-reference", Severity.WARNING,

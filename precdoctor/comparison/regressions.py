@@ -128,15 +128,16 @@ def _expected_words(metric: Metric, learned: Learned, repeats: int) -> str:
 
 
 def _headroom(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
-    """Growth far from the limit is a warning; what has come near it is an error."""
+    """Growth is a warning, an error near the limit, and of no consequence far from it."""
     lines = _Grown(("headroom",), "binades", -1, same_dtype=True)(regression, pairing, options)
-    near = options["near"]
-    return [
-        replace(line, severity=Severity.ERROR)
-        if not line.passed and line.numbers[0] is not None and line.numbers[0] < near
-        else line
-        for line in lines
-    ]
+    return [line if line.passed else _by_what_is_left(line, options) for line in lines]
+
+
+def _by_what_is_left(line: Line, options: Options) -> Line:
+    left, far = line.numbers[0], options["far"]
+    if left is None or left < options["near"]:
+        return line if left is None else replace(line, severity=Severity.ERROR)
+    return replace(line, passed=True, excess=0.0, limit=f"{far:g} binades left") if left > far else line
 
 
 def _loss(regression: Regression, pairing: Pairing, options: Options) -> list[Line]:
@@ -310,10 +311,12 @@ REGRESSIONS: tuple[Regression, ...] = (
     ),
     Regression(
         "PD803", "headroom-lost", Severity.WARNING,
-        "A tensor's largest element came nearer to the dtype's limit; an error when it is close to it.",
+        "A tensor's largest element came nearer to the dtype's limit; an error close to it, nothing far from it.",
         (
             _option("binades", 3.0, "binades", "Least loss of headroom.", f"A factor of 8. {_OWN}"),
             _option("near", 3.0, "binades", "With less headroom than this the loss is an error.", _OWN),
+            _option("far", 40.0, "binades", "With more headroom than this left, losing some is no regression.",
+                    "All of FP16's range, subnormals included; FP32 and BF16 have 128 above 1."),
         ),
         _headroom,
     ),

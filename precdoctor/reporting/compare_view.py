@@ -14,6 +14,7 @@ from rich.text import Text
 from precdoctor.comparison.compare import LOSS_GAP, Comparison
 from precdoctor.comparison.divergence import Divergence
 from precdoctor.comparison.drift import MOVED, Drift
+from precdoctor.comparison.lines import Line
 from precdoctor.comparison.pairing import subject
 from precdoctor.comparison.predictions import Applied, Outcome
 from precdoctor.diagnosis.claims.finding import jsonable
@@ -95,16 +96,19 @@ def _loss(c: Comparison) -> str:
 
 
 def _print_lines(c: Comparison, console: Console) -> None:
-    worse = [line for line in c.lines if not line.passed]
-    if not worse:
+    """One line per regression, the gravest first: its worst subject, and how many others there are."""
+    groups: dict[str, list[Line]] = {}
+    for line in sorted(c.lines, key=lambda line: (-line.severity.weight, line.code)):
+        if not line.passed:
+            groups.setdefault(line.check, []).append(line)
+    if not groups:
         return
-    console.print(f"\nWorse in B ({plural(len(worse), 'check')}):")
-    for line in worse[:TOP]:
+    console.print(f"\nWorse in B ({plural(sum(map(len, groups.values())), 'regression')}):")
+    for check, (line, *others) in groups.items():
         text = f"{line.subject}: A {line.expected}, B {line.found}, limit {line.limit}"
+        more = f"; and {number(len(others))} more" if others else ""
         style = f"pd.{line.severity.value}"
-        console.print(Padding(Text.assemble((clean(line.check), style), "  ", clean(text)), (0, 0, 0, 2)))
-    if len(worse) > TOP:
-        console.print(Text(f"  and {number(len(worse) - TOP)} more; --output-format json has them all", "pd.quiet"))
+        console.print(Padding(Text.assemble((clean(check), style), "  ", clean(text) + more), (0, 0, 0, 2)))
 
 
 def _print_drifts(c: Comparison, console: Console) -> None:

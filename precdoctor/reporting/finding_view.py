@@ -184,7 +184,10 @@ def _range(evidence: Any, console: Console) -> RenderableType | None:
     caption = f"{bar.format.dtype}: subnormal, then normal"
     if isinstance(amax, (int, float)) and 0.0 < amax < float("inf"):
         caption += f"; amax {number(float(amax))}, {_distance(bar.format.headroom(amax))} {number(bar.format.max)}"
-    return Group(bar.text(ascii_only=plain), Text(caption, "pd.quiet"))
+    parts = [bar.text(ascii_only=plain), Text(caption, "pd.quiet")]
+    if evidence.get("tensor"):
+        parts.insert(0, Text(f"of the {clean(evidence['tensor'], 160)}", "pd.quiet"))
+    return Group(*parts)
 
 
 def _path(path: Sequence[Any], console: Console) -> Table:

@@ -67,7 +67,7 @@ def _lines(report: Report) -> Iterator[str]:
     if said := ending(diagnosis.run):
         yield f"{escaped(said)}."
         yield ""
-    for reason in report.distrust:
+    for reason in (r for r in report.distrust if r != said):
         yield f"**No trustworthy verdict:** {prose(reason)}"
         yield ""
     if diagnosis.findings:

@@ -32,9 +32,9 @@ _WORDS = {
 }
 
 
-def print_plan(plan: Plan, run: Mapping[str, Any], console: Console) -> None:
-    """The plan as a table, with what it rests on."""
-    print_head(run, console, "Precision plan")
+def print_plan(plan: Plan, run: Mapping[str, Any], console: Console, *, remark: str | None = None) -> None:
+    """The plan as a table, with what it rests on; ``remark`` on the run goes above it."""
+    _print_head(run, console, "Precision plan", remark)
     counts = Counter(m.precision for m in plan.modules)
     for name in (name for name in _WORDS if counts[name]):
         console.print(Text.assemble((f"{name:<6}", _STYLES[name]), f"{plural(counts[name], 'module')}: {_WORDS[name]}"))
@@ -54,6 +54,12 @@ def print_plan(plan: Plan, run: Mapping[str, Any], console: Console) -> None:
     console.print()
     for line in _lines(plan, run):
         console.print(Text(line))
+
+
+def _print_head(run: Mapping[str, Any], console: Console, title: str, remark: str | None) -> None:
+    print_head(run, console, title)
+    if remark is not None:
+        console.print(Text(remark, "pd.near"))
 
 
 def _lines(plan: Plan, run: Mapping[str, Any]) -> Iterator[str]:
@@ -151,9 +157,11 @@ def _value(value: Any) -> str:
     return json.dumps(clean(value) if isinstance(value, str) else value, ensure_ascii=False)
 
 
-def print_inference_plan(plan: InferencePlan, run: Mapping[str, Any], console: Console) -> None:
-    """The plan as a table, with what it rests on."""
-    print_head(run, console, f"Plan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB")
+def print_inference_plan(
+    plan: InferencePlan, run: Mapping[str, Any], console: Console, *, remark: str | None = None
+) -> None:
+    """The plan as a table, with what it rests on; ``remark`` on the run goes above it."""
+    _print_head(run, console, f"Plan for inference, SQNR at least {plan.target.min_sqnr_db:g} dB", remark)
     for kinds, words in ((("weight",), "weight"), (("kv_key", "kv_value"), "cache")):
         counts = Counter(_choice(t) for t in plan.tensors if t.seen.key.kind in kinds)
         for choice, count in counts.most_common():

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from precdoctor.comparison.leading import INDICATORS, Indicator
+from precdoctor.comparison.leading import DIFFERENCES, INDICATORS, Indicator
 from precdoctor.comparison.regressions import REGRESSIONS, Regression
 from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.reporting.tables import grid, left
@@ -18,9 +18,10 @@ from precdoctor.reporting.text import clean, clean_block
 
 def print_rules(families: Iterable[tuple[str, Sequence[Rule]]], console: Console) -> None:
     """Code, name and severity of every rule, by family, and where to read on."""
+    against: list[Regression | Indicator] = sorted([*REGRESSIONS, *DIFFERENCES], key=lambda entry: entry.code)
     checked: list[tuple[str, Sequence[Rule | Regression | Indicator]]] = [
         *families,
-        ("With a baseline, gate also checks", REGRESSIONS),
+        ("Against another run, gate and compare also check", against),
         ("With record --reference, a running training is also held against a healthy one", INDICATORS),
     ]
     wide = max(len(entry.name) for _, entries in checked for entry in entries)
@@ -64,9 +65,9 @@ def print_regression(regression: Regression, console: Console) -> None:
 
 
 def print_indicator(indicator: Indicator, console: Console) -> None:
-    """What parts a running training from its reference."""
+    """What parts a run from another one."""
     _print_head(indicator, console)
-    console.print(Text(f"\n{clean(indicator.doc)} Checked while a run goes on by record --reference."))
+    console.print(Text(f"\n{clean(indicator.doc)} {indicator.checked}"))
 
 
 def _print_head(entry: Rule | Regression | Indicator, console: Console) -> None:

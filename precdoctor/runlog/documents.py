@@ -117,7 +117,11 @@ RUN: Final[Shape] = {
     "bit_neutral": "flag",
     "place": Each("free", keyed=True),
 }
-END: Final[Shape] = {"reason": "text", "message": "text"}
+END: Final[Shape] = {
+    "reason": "text",
+    "message": "text",
+    "exception": {"type!": "text", "message": "text", "file": "text", "line": "integer"},
+}
 
 
 def check(value: object, shape: Shape, place: str = "") -> None:

@@ -85,7 +85,7 @@ def check_form(finding: Finding, *, bare: bool) -> None:
         compile(prescription.snippet, "<snippet>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     json.dumps(jsonable(finding), allow_nan=False)
     if not bare and "range" in finding.evidence:
-        assert finding.evidence["range"].keys() == RANGE_KEYS
+        assert finding.evidence["range"].keys() - {"tensor"} == RANGE_KEYS
     for entry in finding.evidence.get("path", ()):
         assert entry.keys() == PATH_KEYS
     assert len(finding.evidence.get("path", ())) <= 8

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from precdoctor.diagnosis.survey.view import RunView
+    from precdoctor.runlog.reader import Run
 
 #: Signals whose numbers are the same on every system; a log may be read on another one.
 _SIGNALS = {
@@ -23,11 +25,36 @@ _SIGNALS = {
 }
 
 
+#: What an index error of torch says, and what is wrong with the batch then.
+_OUT_OF_RANGE = (
+    (re.compile(r"Target -?\d+ is out of bounds"), "A label is outside 0 to C-1, where C is the number of classes"),
+    (re.compile(r"index out of range in self"), "An index is outside the rows it selects from, as of an embedding"),
+)
+#: Characters of an exception's message on a screen.
+_LONGEST = 160
+
+
 def facts_of_end(view: RunView) -> dict[str, Any]:
-    """``exit_status``, and ``stopped`` (why) of a run that precdoctor ended; empty while it goes on, or if unknown."""
-    status = view.run.info.get("exit_status")
-    facts: dict[str, Any] = {"exit_status": status} if isinstance(status, int) and not isinstance(status, bool) else {}
+    """``exit_status``, ``exception``, and ``stopped`` (why) of a run that precdoctor ended; empty while it goes on."""
+    facts = end_of_run(view.run)
     return facts if view.stopped is None else {**facts, "stopped": view.stopped}
+
+
+def end_of_run(run: Run) -> dict[str, Any]:
+    """``exit_status`` and, if an exception ended the command, ``exception``; empty while it goes on, or if unknown."""
+    status = run.info.get("exit_status")
+    if not isinstance(status, int) or isinstance(status, bool):
+        return {}
+    facts: dict[str, Any] = {"exit_status": status}
+    raised = [found for rank in run.ranks if (found := (rank.end or {}).get("exception"))] if status else []
+    if raised:  # a rank that loses its peers says nothing of why they went
+        facts["exception"] = min(raised, key=lambda found: str(found["type"]).lstrip("_").startswith("Dist"))
+    return facts
+
+
+def failed(run: Mapping[str, Any]) -> bool:
+    """Whether the command ended by itself with a status other than 0: an exception, a signal, ``sys.exit(1)``."""
+    return not run.get("stopped") and isinstance(run.get("exit_status"), int) and run["exit_status"] != 0
 
 
 def ending(run: Mapping[str, Any], who: str = "the command") -> str | None:
@@ -41,7 +68,20 @@ def ending(run: Mapping[str, Any], who: str = "the command") -> str | None:
     who = who[:1].upper() + who[1:]
     if stopped:
         return f"{who} was stopped by precdoctor: {stopped}"
-    if not isinstance(status, int) or status == 0:
+    if not failed(run):
         return None
+    assert isinstance(status, int)
     signal = _SIGNALS.get(status - 128)
-    return f"{who} ended with status {status}" + (f" ({signal})" if signal else "")
+    raised = run.get("exception")
+    said = f" ({signal})" if signal else f", {_raised(raised)}" if isinstance(raised, Mapping) else ""
+    return f"{who} ended with status {status}{said}"
+
+
+def _raised(exception: Mapping[str, Any]) -> str:
+    """``IndexError at train.py:65: Target 96 is out of bounds``, and what that means where it is certain."""
+    place = f" at {exception['file']}:{exception['line']}" if exception.get("file") else ""
+    lines = str(exception.get("message") or "").strip().splitlines()
+    message = lines[0].strip().rstrip(".") if lines else ""
+    message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 1]}…"
+    meaning = next((f". {means}" for pattern, means in _OUT_OF_RANGE if pattern.fullmatch(message)), "")
+    return f"{exception['type']}{place}" + (f": {message}{meaning}" if message else "")

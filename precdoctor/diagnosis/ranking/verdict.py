@@ -1,13 +1,13 @@
 """Exit codes, in one place: what a diagnosis or a gate amounts to for the shell.
 
     2    usage, configuration or internal error        (errors.py; never decided here)
-    3    no trustworthy verdict                        nothing recorded, damaged, drops, killed with no finding
+    3    no trustworthy verdict                        nothing recorded, damaged, drops, crashed with no finding
     1    findings at or above the level
     0    clean, or below the level
 
 Priority 2 > 3 > 1 > 0, and never a matter of the output format. Dropped rows make any verdict untrustworthy, as does a
-rule that failed with an exception. Other gaps (a killed run, a rule without its data) do so only where nothing was
-found: a finding stands although data is missing.
+rule that failed with an exception. Other gaps (a command that failed, a killed run, a rule without its data) do so only
+where nothing was found: a finding stands although data is missing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import enum
 from collections.abc import Iterable
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding, Severity, Status
+from precdoctor.diagnosis.ranking.ending import ending, failed
 from precdoctor.errors import UsageError
 
 LEVELS = ("error", "warning")
@@ -53,6 +54,8 @@ def untrustworthy(diagnosis: Diagnosis) -> str | None:
     dropped = diagnosis.recorder.get("dropped") or {}
     if dropped:
         return f"{sum(dropped.values()):,} rows were dropped while recording ({', '.join(sorted(dropped))})"
+    if failed(diagnosis.run):
+        return ending(diagnosis.run)
     lacking = [r for r in diagnosis.rules if r.status is Status.INDETERMINATE]
     if lacking:
         return f"{lacking[0].code} {lacking[0].name} could not be judged: {lacking[0].reason}"

@@ -6,6 +6,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from precdoctor.diagnosis.survey.view import RunView
 
 #: Fewer steps than these behind the first ones show nothing of what a longer run would pay.
@@ -18,8 +20,9 @@ def overhead(view: RunView) -> dict[str, Any]:
     ``overhead_fraction`` is host time inside the recorder by wall time, null where it was not measured; what its hooks
     waited for a device is no part of it, and ``waited_fraction``, which is there if they did. ``cost`` holds
     ``full_steps`` (how many steps at the beginning were recorded in full), ``scanned_steps`` (how many of them op by
-    op), ``budget`` (a fraction), and ``settled_fraction`` and ``settled_ns`` (a step) of what came after them, null
-    where that is too short to show it.
+    op), ``budget`` (a fraction), ``step_ns`` (of one of them, without the recorder), and ``settled_fraction`` and
+    ``settled_ns`` (a step) of what came after them, null where that is too short to show it. ``between`` is there where
+    steps between samples alone exceed the budget: ``fraction`` and ``step_ns`` of the median one.
     """
     known = view.steps[["step", "sampled", "recorder_ns", "step_ns"]].dropna()
     total, spent = float(known["step_ns"].sum()), float(known["recorder_ns"].sum())
@@ -28,12 +31,15 @@ def overhead(view: RunView) -> dict[str, Any]:
     found: dict[str, Any] = {"overhead_fraction": round(spent / total, 6)}
     if (waited := float(view.steps["wait_ns"].sum())) > 0.0:
         found["waited_fraction"] = round(waited / total, 6)
+    options = view.run.info.get("options") or {}
+    led, budget = options.get("every", 1) is None, options.get("budget")
+    if led and budget is not None and (between := _between(known)) is not None and between["fraction"] > budget:
+        found["between"] = between
     sampled = known.groupby("step")["sampled"].max()
     full = sum(1 for _ in takewhile(bool, sampled))
     begun = sampled.index[:full]
     first = known["step"].isin(begun)
-    options = view.run.info.get("options") or {}
-    if options.get("every", 1) is not None or 2.0 * float(known["recorder_ns"][first].sum()) <= spent:
+    if not led or 2.0 * float(known["recorder_ns"][first].sum()) <= spent:
         return found
     later = known[~first]
     later_ns, later_spent = float(later["step_ns"].sum()), float(later["recorder_ns"].sum())
@@ -43,8 +49,18 @@ def overhead(view: RunView) -> dict[str, Any]:
         "cost": {
             "full_steps": full,
             "scanned_steps": len(scans & set(begun.tolist())),
-            "budget": options.get("budget"),
+            "budget": budget,
+            "step_ns": round(float((known["step_ns"] - known["recorder_ns"])[first].mean())),
             "settled_fraction": round(later_spent / later_ns, 6) if settled else None,
             "settled_ns": round(later_spent / len(later)) if settled else None,
         }
     }
+
+
+def _between(known: pd.DataFrame) -> dict[str, Any] | None:
+    """The share and the time of the median step between samples; None for too few of them."""
+    unsampled = known[~known["sampled"].astype(bool)]
+    if len(unsampled) < _SETTLED_STEPS:
+        return None
+    step, spent = float(unsampled["step_ns"].median()), float(unsampled["recorder_ns"].median())
+    return {"fraction": round(spent / step, 6), "step_ns": round(step)} if step > 0.0 else None

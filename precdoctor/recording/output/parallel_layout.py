@@ -127,12 +127,13 @@ class Layout:
     def of_ddp(self, wrapper: nn.Module) -> int | None:
         """Placement of what DistributedDataParallel keeps equal."""
         hooks = static.elements(static.attribute(wrapper, "_comm_hooks"))
-        if any(type(h[0]) is FunctionType and _LOCAL_STEPS in h[0].__name__ for h in hooks):
-            return None
         ranks = _ranks_of(static.attribute(wrapper, "process_group"))
         if self._rank not in ranks:
             return None
-        return self._number("DistributedDataParallel", ranks, [self._dimension("dp", ranks)], [])
+        dimension = self._dimension("dp", ranks)
+        if any(type(h[0]) is FunctionType and _LOCAL_STEPS in h[0].__name__ for h in hooks):
+            return None
+        return self._number("DistributedDataParallel", ranks, [dimension], [])
 
     def of_library(self, wrapper: nn.Module) -> tuple[int | None, int | None]:
         """Placements of what a DeepSpeed engine, or Megatron's DistributedDataParallel, trains; of Megatron those of a

@@ -146,7 +146,7 @@ def caller_outside(*packages: str) -> tuple[str, int] | None:
     while frame is not None:
         file = frame.f_code.co_filename
         if (kind := kinds.get(file)) is None:
-            kind = kinds[file] = _kind_of_caller(file, packages)
+            kind = kinds[file] = kind_of_file(file, packages)
         if kind == "user" or (kind == "unnamed" and is_main_code(frame)):
             return shown(file), frame.f_lineno
         if kind == "installed":
@@ -166,7 +166,8 @@ def is_main_code(frame: FrameType) -> bool:
     return dict.get(frame.f_globals, "__name__") == "__main__"
 
 
-def _kind_of_caller(file: str, packages: tuple[str, ...]) -> str:
+def kind_of_file(file: str, packages: tuple[str, ...]) -> str:
+    """``user``, ``installed``, ``left out`` (ours, or of one of the packages), or ``unnamed``."""
     if file.startswith("<"):
         return "unnamed"
     if file.startswith(_directories_of(packages, len(sys.modules))):

@@ -25,6 +25,7 @@ from precdoctor.recording.model.module_names import Names, Place
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.process_facts import Facts
 from precdoctor.recording.process import attach, memory_shortage
+from precdoctor.recording.process.fatal_exception import fatal_exception
 from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.recorder.graph_capture import Capture
 from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
@@ -149,7 +150,9 @@ class Recorder:
                 self.live = False
             if (drain := self.drain) is None:  # it was no rank
                 return
-            said = {} if message is None else {"message": message}
+            said: dict[str, Any] = {} if message is None else {"message": message}
+            if reason == "exit" and (fatal := fatal_exception(redact=self.options.redact_names)) is not None:
+                said["exception"] = fatal
             drain.close({"reason": reason, **said, "steps": self.step - self.options.first_step, "errors": self.errors})
 
     def before_fork(self) -> None:

@@ -141,6 +141,8 @@ def _strip(evidence: Any) -> Strip | None:
     every = next((n for n in (1, 2, 4, 8, 16, 32) if (high - low) / n <= 8), 64)
     marks = range(math.ceil(low / every) * every, math.floor(high) + 1, every)
     axis = svg.axis((((k - low) / (high - low), svg.power(k)) for k in marks), "13")
+    if evidence.get("tensor"):
+        caption = f"Drawn is the {clean(evidence['tensor'], 160)}. {caption}"
     return Strip(drawing, axis, caption + ".", rows)
 
 

@@ -126,8 +126,8 @@ def print_lines(watcher: Watcher, check: Check, console: Console, interval: floa
         if line != said:
             console.print(line, soft_wrap=True)
             said = line
-        over = watcher.phase in OVER
-        if check.due(watcher.grown, last=over) and watcher.picture.last_step is not None:
+        over, stepped = watcher.phase in OVER, watcher.picture.last_step is not None
+        if stepped and check.due(watcher.grown, last=over):
             check.begin(watcher.grown)
         _pause(0.0 if over else interval, check.poll, until_idle=check if over else None)
         for finding in check.findings or ():
@@ -135,8 +135,8 @@ def print_lines(watcher: Watcher, check: Check, console: Console, interval: floa
             if key not in told:
                 told.add(key)
                 console.print(finding_line(finding), soft_wrap=True)
-        if over and not check.due(watcher.grown, last=True):
-            if not told:
+        if over and not (stepped and check.due(watcher.grown, last=True)):
+            if stepped and not told:
                 console.print("no findings" if check.findings is not None else clean(check.problem or "not judged"))
             return
 

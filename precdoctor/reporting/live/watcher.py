@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from precdoctor.diagnosis.claims.words import plural
-from precdoctor.diagnosis.ranking.ending import ending
+from precdoctor.diagnosis.ranking.ending import end_of_run, ending
 from precdoctor.errors import CorruptRunError, RunNotFoundError, RunUnreadableError
 from precdoctor.reporting.live.picture import EVENT_COLUMNS, STEP_COLUMNS, TENSOR_COLUMNS, Picture
-from precdoctor.reporting.text import spans
+from precdoctor.reporting.text import clean, spans
 from precdoctor.runlog import Run, open_run
+from precdoctor.runlog.attachment import why_nothing_attached
 from precdoctor.runlog.follow import Follower
 from precdoctor.runlog.lock import is_locked
 from precdoctor.runlog.reader import RankLog
@@ -121,6 +122,8 @@ class Watcher:
         self.ranks = len({r.rank for r in ranks})
         self.device = next((str(d) for d in map(_device, map(self._facts, ranks)) if d), self.device)
         if not ranks:
+            if "exit_status" in run.info:
+                return Phase.ENDED, f"nothing was recorded: {why_nothing_attached(run.attach_lines())}"
             offered = len({line.get("pid") for line in run.attach_lines()})
             return Phase.STARTING, f"{plural(offered, 'process')} so far, none has called a model yet"
         attempts = {r.rank: r for r in ranks}  # of several attempts the last one counts
@@ -131,7 +134,7 @@ class Watcher:
         self._unlocked = unlocked
         if not ongoing:
             reasons = {str(r.end.get("reason")) for r in attempts.values() if r.end}
-            said = ending({"exit_status": run.info.get("exit_status")})
+            said = clean(ending(end_of_run(run)) or "")
             return Phase.ENDED, "stopped by precdoctor" if "stopped" in reasons else said or "closed its log"
         quiet = self._clock() - self._last_growth
         if lost and self._is_here():

@@ -299,7 +299,7 @@ def test_explain_knows_the_rules_and_what_the_gate_compares(capsys):
     for code in codes:
         assert main(["explain", code.lower()]) == 0
         assert code in capsys.readouterr().out
-    assert "PD801" in listed and "PD101" in listed and "PD823" in listed
+    assert "PD801" in listed and "PD101" in listed and "PD810" in listed and "PD823" in listed
 
 
 @pytest.mark.parametrize(("code", "limit"), [("PD821", "0.01 nats"), ("PD822", "2 binades"), ("PD823", "16")])

@@ -194,3 +194,31 @@ def test_hostile_names(capsys, tmp_path):
 def test_an_empty_run(capsys, tmp_path):
     status, _, err = whatif(capsys, write_run(tmp_path / "run", [], [{}]))
     assert status == 2 and "no tensor" in err
+
+
+@pytest.mark.parametrize(
+    ("bad", "options", "last", "words"),
+    [
+        ({2}, (), 1, "The run is non-finite from step 2 to its end: the plan rests on the steps before."),
+        ({2}, ("--steps", ":2"), 1, None),
+        ({1}, (), 2, None),
+        ({0, 1, 2}, (), 2, "from step 0 to its end, and the plan rests on those steps: it says nothing of a healthy"),
+    ],
+    ids=["to the end", "asked for the steps before", "recovered", "throughout"],
+)
+def test_a_plan_does_not_rest_on_steps_of_a_run_that_died(bad, options, last, words, tmp_path, capsys, run):
+    steps = [{"step": s, "loss": float("nan") if s in bad else 1.0, "sampled": True} for s in range(3)]
+    rows = [
+        row_of(NORMAL, step=step, module=module, kind=kind, name=name, module_class="Linear", order=order)
+        for step in range(3)
+        for order, (module, kind, name) in enumerate(
+            [("up", "input", "0"), ("up", "weight", "weight"), ("up", "grad_output", "")]
+        )
+    ]
+    died = write_run(tmp_path / "died", rows, steps)
+    _, out, _ = whatif(capsys, died, "--plan", *options, "--output-format", "json")
+    plan = json.loads(out)["plan"]
+    assert plan["last_step"] == last
+    assert sum("non-finite" in w for w in plan["warnings"]) == (words is not None)
+    _, out, _ = whatif(capsys, died, "--plan", *options)
+    assert words is None or words in " ".join(out.partition("module")[0].split())

@@ -279,3 +279,18 @@ def test_each_run_is_read_once(steps: int, tmp_path: Path, monkeypatch: pytest.M
         held(a, b)
         assert (a.passes, b.passes) == (1, 1)
         assert a.asked == b.asked == []
+
+
+def test_what_got_worse_is_one_line_a_regression_errors_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = Training(steps=8, dtype="float16"), Training(steps=8, dtype="float16")
+    for module in ("norm", "head"):
+        b.change(lambda r: r.update(amax=1000.0), kind="output", module=module)
+    for row in b.step_rows.values():
+        row["loss"] = 9.0
+    main(["compare", str(a.write(tmp_path / "a").path), str(b.write(tmp_path / "b").path)])
+    told = capsys.readouterr().out.partition("Worse in B (4 regressions):")[2].partition("\n\n")[0]
+    assert [w for w in told.split() if w.startswith("PD8")] == ["PD804", "PD813", "PD803"] and told.endswith(
+        "and 1\n  more"
+    )

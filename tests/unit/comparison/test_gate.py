@@ -142,6 +142,15 @@ def test_headroom(amax: float, severity: str | None, make: Make) -> None:
     assert [(c.check, c.severity) for c in lines] == ([("PD803 headroom-lost", severity)] if severity else [])
 
 
+@pytest.mark.parametrize(("amax", "fails"), [(1e20, False), (1e30, True)])
+def test_headroom_that_fp32_has_plenty_of_is_not_missed(amax: float, fails: bool, make: Make) -> None:
+    def change(run: Training) -> None:
+        run.change(lambda r: r.update(amax=amax), kind="output", module="norm")
+
+    lines = regressed(make, change, dtype="float32")
+    assert [c.check for c in lines if c.check.startswith("PD803")] == ["PD803 headroom-lost"] * fails
+
+
 @pytest.mark.parametrize(
     ("loss", "fails"), [(2.5, False), (2.6, False), (2.4, False), (2.7, True), (float("inf"), True)]
 )

@@ -26,7 +26,8 @@ def test_a_short_run_shows_the_first_steps_and_no_more(tmp_path):
     assert overhead(view(tmp_path, 5, 0, scans=(0, 1))) == {
         "overhead_fraction": 0.8,
         "cost": {
-            "full_steps": 5, "scanned_steps": 2, "budget": 0.01, "settled_fraction": None, "settled_ns": None,
+            "full_steps": 5, "scanned_steps": 2, "budget": 0.01, "step_ns": 20, "settled_fraction": None,
+            "settled_ns": None,
         },
     }  # fmt: skip
 
@@ -35,7 +36,8 @@ def test_a_longer_run_shows_what_it_settled_at(tmp_path):
     found = overhead(view(tmp_path, 64, 36, scans=(0, 1, 8, 64), later_ns=2))
     assert found["overhead_fraction"] == pytest.approx((64 * 80 + 36 * 2) / 10000)
     assert found["cost"] == {
-        "full_steps": 64, "scanned_steps": 3, "budget": 0.01, "settled_fraction": 0.02, "settled_ns": 2,
+        "full_steps": 64, "scanned_steps": 3, "budget": 0.01, "step_ns": 20, "settled_fraction": 0.02,
+        "settled_ns": 2,
     }  # fmt: skip
 
 
@@ -45,7 +47,21 @@ def test_a_longer_run_shows_what_it_settled_at(tmp_path):
     ids=["every", "no options", "later steps cost most"],
 )
 def test_the_first_steps_are_blamed_only_where_they_are_the_reason(tmp_path, after, later_ns, info):
-    assert set(overhead(view(tmp_path, 10, after, info=info, later_ns=later_ns))) == {"overhead_fraction"}
+    assert set(overhead(view(tmp_path, 10, after, info=info, later_ns=later_ns))) - {"between"} == {"overhead_fraction"}
+
+
+@pytest.mark.parametrize(
+    ("after", "later_ns", "info", "told"),
+    [
+        (40, 8, LED, {"fraction": 0.08, "step_ns": 100}),
+        (40, 1, LED, None),
+        (10, 8, LED, None),
+        (40, 8, {"options": {"every": 5, "budget": 0.01}}, None),
+    ],
+    ids=["above the budget", "within it", "too few steps", "no budget led"],
+)
+def test_steps_between_samples_that_exceed_the_budget_alone_are_told(tmp_path, after, later_ns, info, told):
+    assert overhead(view(tmp_path, 5, after, info=info, later_ns=later_ns)).get("between") == told
 
 
 def test_what_hooks_waited_for_a_device_is_told_apart(tmp_path):

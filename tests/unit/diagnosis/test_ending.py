@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from precdoctor.cli import main
-from precdoctor.diagnosis.ranking.ending import ending
+from precdoctor.diagnosis.ranking.ending import end_of_run, ending
 from precdoctor.reporting.live.watcher import Phase, Watcher
 from precdoctor.runlog import open_run
 from tests.support.runs import write_run
@@ -29,6 +29,14 @@ STOP = {"reason": "stopped", "message": "non-finite loss at step 3"}
         ({"exit_status": 255}, "The command ended with status 255"),
         ({"exit_status": 137}, "The command ended with status 137 (SIGKILL, from outside or for want of memory)"),
         ({"exit_status": 130}, "The command ended with status 130 (SIGINT)"),
+        (
+            {"exit_status": 1, "exception": {"type": "MyError", "file": "t.py", "line": 3}},
+            "The command ended with status 1, MyError at t.py:3",
+        ),
+        (
+            {"exit_status": 1, "exception": {"type": "KeyError", "message": "'a'\nand more"}},
+            "The command ended with status 1, KeyError: 'a'",
+        ),
         ({"exit_status": 66, "stopped": "PD101"}, "The command was stopped by precdoctor: PD101"),
     ],
 )
@@ -91,7 +99,7 @@ def test_gate_and_compare_say_whose_command_it_was(tmp_path, capsys):
     bad = write_run(tmp_path / "bad", ROWS, STEPS, info={"exit_status": 139})
     main(["gate", str(bad), str(good)])
     out = capsys.readouterr().out
-    assert f"Note: The command of {bad} ended with status 139 (SIGSEGV)" in " ".join(out.split())
+    assert f"{bad}: The command ended with status 139 (SIGSEGV)" in " ".join(out.split())
     assert str(good) not in out.partition("\n\n")[0]
     main(["compare", str(good), str(bad)])
     assert "The command of the second run ended with status 139 (SIGSEGV).\n" in capsys.readouterr().out
@@ -112,3 +120,26 @@ def test_the_live_view_says_it(status, words, tmp_path: Path):
     watcher = Watcher(write_run(tmp_path / "r", ROWS, STEPS, info={"exit_status": status}))
     watcher.poll()
     assert (watcher.phase, watcher.words) == (Phase.ENDED, words)
+
+
+def test_the_live_view_of_a_run_that_recorded_nothing_comes_to_an_end(tmp_path: Path, capsys):
+    run = write_run(tmp_path / "r", info={"exit_status": 0})
+    shutil.rmtree(run / "rank-00000")
+    (run / "attach.jsonl").write_text('{"event": "boot"}\n')
+    assert main(["watch", str(run)]) == 0
+    assert capsys.readouterr().out == "ended: nothing was recorded: the command never imported torch\n"
+
+
+def test_a_rank_that_lost_its_peers_is_not_the_one_that_is_named(tmp_path: Path):
+    ends = [{"reason": "exit", "exception": {"type": name}} for name in ("DistBackendError", "ValueError")]
+    run = write_run(tmp_path / "r", ROWS, STEPS, info={"exit_status": 1}, end=ends[0])
+    other = write_run(tmp_path / "other", ROWS, STEPS, end=ends[1])
+    (other / "rank-00000").rename(run / "rank-00001")
+    assert end_of_run(open_run(run))["exception"]["type"] == "ValueError"
+
+
+def test_a_failed_command_fails_a_gate_with_findings_as_findings(tmp_path: Path, capsys):
+    bad = [{**row, "kind": "weight", "name": "weight", "nan": 4, "amax": None} for row in ROWS]
+    run = write_run(tmp_path / "r", bad, STEPS, info={"exit_status": 1})
+    assert main(["gate", str(run)]) == 1
+    assert "Note: The command of" in capsys.readouterr().out

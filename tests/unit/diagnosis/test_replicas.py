@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -14,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precdoctor.diagnosis import diagnose
-from precdoctor.diagnosis.families.configuration import unequal_replicas_copies
+from precdoctor.diagnosis.families.configuration import unequal_replicas_apart, unequal_replicas_copies
 from precdoctor.diagnosis.survey.replicas import COLUMNS, PARTIAL, Replicas, merge, replica_differences, summarise
 from precdoctor.diagnosis.survey.view import Process
 from precdoctor.reporting.finding_view import place as place_of
 from precdoctor.runlog.schema import TENSORS
-from tests.rules.PD710.samples import replicas
+from tests.rules.PD710.samples import ALL, apart, replicas
 from tests.support.training import FACTS, Training, poison
 
 RANKS = 4
@@ -190,6 +191,58 @@ def test_a_log_that_does_not_know_the_layout(tmp_path, layout, status):
     diagnosis = diagnose(Training(ranks=2, facts={**FACTS, "layout": layout}).write(tmp_path / "run"))
     (outcome,) = [r for r in diagnosis.rules if r.code == "PD710"]
     assert outcome.status.value == status
+
+
+def unwrapped(**layout: Any) -> Training:
+    """Two ranks of one process group, with the same model, and no wrapper that its layout names."""
+    bare = replicas(2, dimensions=[], placements=[], **layout)
+    run = Training(ranks=2, facts=bare.facts, steps=24)
+    for step, rows in run.tensors.items():
+        for row in rows:
+            if row["kind"] in ("weight", "weight_grad_step"):
+                row["fingerprint"] = 1 + 1000 * step + row["order"]
+    return run
+
+
+def drifting(run: Training, *, weights: tuple[str, ...] = ALL, since: int = 1, until: int = 99) -> Training:
+    apart(run, 1, 0, ALL, kinds=("weight_grad_step",))
+    return apart(run, 1, since, weights, until=until)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: drifting(unwrapped()), True),
+        (lambda: unwrapped(), False),
+        (lambda: drifting(unwrapped(), since=0), False),
+        (lambda: drifting(unwrapped(), until=20), False),
+        (lambda: drifting(unwrapped(), since=12), False),
+        (lambda: drifting(unwrapped(), weights=ALL[1:]), False),
+        (lambda: apart(unwrapped(), 1, 1, ALL), False),
+        (lambda: drifting(unwrapped(stages=[1])), False),
+    ],
+    ids=["apart", "reduced by hand", "other seeds", "averaged again", "too short", "one matrix is shared",
+         "equal gradients", "a pipeline"],
+)  # fmt: skip
+def test_ranks_that_nothing_keeps_equal(tmp_path, make, found):
+    findings = [f for f in diagnose(make().write(tmp_path / "run")).findings if f.code == "PD710"]
+    assert bool(findings) == found
+    for finding in findings:
+        assert (finding.cause, finding.severity.value, finding.location.step) == ("trained-apart", "warning", 1)
+        assert "2 ranks train apart from step 1 on" in finding.title
+
+
+def test_ranks_with_learning_rates_of_their_own_are_trials():
+    class View:
+        def __init__(self, rates: list[float]) -> None:
+            self.rates = rates
+
+        def step_facts(self, process: Process, _step: int) -> Any:
+            return SimpleNamespace(lr=self.rates[process.rank])
+
+    holders = SimpleNamespace(equal=0, holders=[Process(0, 0), Process(1, 0)])
+    assert unequal_replicas_apart._same_rates(View([0.1, 0.1]), holders)
+    assert not unequal_replicas_apart._same_rates(View([0.1, 0.2]), holders)
 
 
 @pytest.mark.parametrize(("holds", "moved"), [((2, 2), 1), ((0, 4), 1), ((1, 3), 1), ((0, 2), None)])

@@ -99,7 +99,9 @@ def test_replicas_that_take_local_steps_are_not_held_to_be_equal(group):
 
     model = DistributedDataParallel(torch.nn.Linear(2, 1))
     model.register_comm_hook(PostLocalSGDState(None, None, start_localSGD_iter=1), post_localSGD_hook)
-    assert LayoutReader().read([model])[1] == {}
+    layout, placed = LayoutReader().read([model])
+    assert placed == {} and layout is not None
+    assert [d["name"] for d in layout["dimensions"]] == ["dp"], "so that nobody takes them for ranks without a wrapper"
 
 
 def test_a_group_that_is_not_of_torch_is_asked_for_nothing(group):

@@ -100,6 +100,20 @@ COST = {"full_steps": 64, "scanned_steps": 3, "budget": 0.01, "settled_fraction"
             ),
         ),
         (
+            {"overhead_fraction": 0.62, "cost": {**COST, "step_ns": 5_000_000}},
+            (
+                "Recording took 62 % of the run's time: the first 64 steps are recorded in full (3 of them op by op). "
+                "Longer runs are sampled and cost less."
+            ),
+        ),
+        (
+            {"overhead_fraction": 0.1, "between": {"fraction": 0.0949, "step_ns": 10_900_000}},
+            (
+                "Recording took 10 % of the run's time. "
+                "Longer runs settle near 9.5 %, what steps of 11 ms cost between samples."
+            ),
+        ),
+        (
             {"overhead_fraction": 0.62, "cost": {**COST, "settled_fraction": 0.031, "settled_ns": 340_000}},
             (
                 "Recording took 62 % of the run's time: the first 64 steps are recorded in full (3 of them op by op). "

@@ -11,6 +11,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Severi
 from precdoctor.diagnosis.claims.relations import when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import plural
+from precdoctor.diagnosis.families.configuration.unequal_replicas_apart import trained_apart
 from precdoctor.diagnosis.families.configuration.unequal_replicas_causes import Cause, cause_of
 from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import (
     Copies,
@@ -30,6 +31,10 @@ Shards, parts of tensor-parallel weights, pipeline stages and parameters that Di
 compared. Neither are buffers: the statistics of batch norm differ between ranks without harm. Copies that become equal
 again are not reported, because training with local steps averages them from time to time. Nothing is said where one
 rank holds what another held a step earlier, because then they count steps differently.
+
+Without a wrapper, ranks of one process group that hold the same parameters are compared by name. They train apart if
+every trained matrix is equal on all ranks at first and on none of the later recorded steps, at one learning rate and
+with different gradients: a warning.
 """,
     matters="""
 Gradients are averaged over ranks as if all had the same weights. They are gradients of different models, and the
@@ -49,7 +54,8 @@ equal need `broadcast_buffers=True`.
     confidence="""
 0.95 where copies differ from the first recorded step on: equal tensors have equal fingerprints. 0.9 where the
 gradients differed on the step before, or devices are not the same. 0.6 where one rank changed alone: a write by the
-script and a fault of the device look the same.
+script and a fault of the device look the same. 0.7 where ranks train apart: those that average their weights more
+rarely than recorded steps show look the same.
 """,
     references=(
         "PyTorch documentation: DistributedDataParallel (init_sync, broadcast_buffers), Distributed communication",
@@ -71,6 +77,8 @@ def check(view: RunView, options: Options) -> Checked:
             return Checked.indeterminate(f"the recorder could not read the parallel layout: {failed}")
         if not any(layouts):
             return Checked.not_applicable("the log has no parallel layout")
+        if (alone := trained_apart(RULE, view)) is not None:
+            return Checked([alone], "the same model on every rank, with nothing that keeps it equal")
         return Checked.not_applicable("by its layout no two recorded ranks hold a copy of the same weight")
     summary = replica_differences(view.batches(COLUMNS, ("weight",), everyone=True), replicas)
     if not summary.num_rows:

@@ -16,7 +16,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     rate_words,
     survey,
     usable_steps,
-    weight_row,
+    weight_range,
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
     large_finding,
@@ -27,7 +27,7 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_large import (
 )
 from precdoctor.diagnosis.families.updates.lost_weight_updates_rounding import Moves, Proof, Rounding, rounding_of
 from precdoctor.diagnosis.survey.parameters import is_bare, parameter_label
-from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, range_evidence, tensor_location, text
+from precdoctor.diagnosis.survey.rows import Key, known_format, parameter_in, tensor_location, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FORMATS, FP32
 
@@ -188,7 +188,6 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
         confidence, why = min(confidence, 0.8), f"{why}; most updates stick, so another fault may weigh more"
-    row = weight_row(view, key, worst)
     evidence = {
         "lost_share": share,
         "limit": options["lost_share" if general else "stuck_share"],
@@ -203,8 +202,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     }
     if moves is not None:
         evidence["moves_of_largest_weights"] = {"expected": moves.expected, "seen": moves.seen, "steps": moves.steps}
-    if row is not None:
-        evidence["range"] = range_evidence(row)
+    evidence |= weight_range(view, key, worst)
     return RULE.finding(
         severity=severity,
         confidence=confidence,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, on_steps, rows_of
 from precdoctor.diagnosis.survey.measures import Floats, column
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, text
+from precdoctor.diagnosis.survey.rows import Key, TensorRow, known_format, range_evidence, text
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
@@ -105,7 +107,20 @@ def rate_words(view: RunView, process: Process) -> str:
     return f" at learning rates up to {max(rates):.3g}" if rates else ""
 
 
-def weight_row(view: RunView, key: Key, counts: Counts) -> TensorRow | None:
-    """The row of the weight itself on the worst step of its updates."""
+def weight_range(view: RunView, key: Key, counts: Counts) -> dict[str, Any]:
+    """The ``range`` entry: the exponents of the weight on the worst step, and in words its ulp beside the update."""
+    weight = _row(view, key, counts, "weight")
+    if weight is None:
+        return {}
+    words, fmt, update = "weight", known_format(weight.dtype), _row(view, key, counts, "update")
+    if fmt is not None and weight.amax and math.isfinite(weight.amax):
+        half = 0.5 * fmt.ulp_at_one * 2.0 ** math.floor(math.log2(weight.amax))
+        words += f", half an ulp {half:.3g} at its amax"
+        if update is not None and update.amax is not None:
+            words += f"; the largest update is {update.amax:.3g}"
+    return {"range": {**range_evidence(weight), "tensor": words}}
+
+
+def _row(view: RunView, key: Key, counts: Counts, kind: str) -> TensorRow | None:
     rows = view.rows(*counts.worst)
-    return next((r for r in rows if r.kind == "weight" and r.key[:2] == key[:2] and r.name == key[3]), None)
+    return next((r for r in rows if r.kind == kind and r.key[:2] == key[:2] and r.name == key[3]), None)

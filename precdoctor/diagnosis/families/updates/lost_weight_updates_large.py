@@ -21,12 +21,12 @@ from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     guessed,
     rate_words,
     survey,
-    weight_row,
+    weight_range,
 )
 from precdoctor.diagnosis.survey.frames import firsts, groups, histograms, keys
 from precdoctor.diagnosis.survey.measures import share
 from precdoctor.diagnosis.survey.parameters import parameter_label, states_per_parameter
-from precdoctor.diagnosis.survey.rows import Key, parameter_in, range_evidence, tensor_location
+from precdoctor.diagnosis.survey.rows import Key, parameter_in, tensor_location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
@@ -157,7 +157,6 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         "not add up."
     )
     exact = not guessed(view)
-    row = weight_row(view, worst.key, counts)
     evidence: dict[str, object] = {
         "lost_share": counts.share,
         "limit": limit,
@@ -168,8 +167,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         if exact
         else "intended taken as gradient not zero",
     }
-    if row is not None:
-        evidence["range"] = range_evidence(row)
+    evidence |= weight_range(view, worst.key, counts)
     return rule.finding(
         severity=Severity.WARNING,
         confidence=0.9 if exact else 0.7,

@@ -1,0 +1,73 @@
+"""The exception that ends a process, for the log. Nothing here runs code of the exception's class."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from precdoctor.recording.process.attach import is_main_code, kind_of_file, shown
+
+#: Characters of a message that the log keeps.
+_LONGEST = 500
+#: Exceptions of torch whose text is their first argument, by module.
+_OF_TORCH = {
+    "torch": ("OutOfMemoryError", "AcceleratorError"),
+    "torch._C": ("_LinAlgError", "_DistError", "_DistBackendError", "_DistNetworkError", "_DistStoreError"),
+}
+_NAME = type.__dict__["__name__"]
+_TRACEBACK = BaseException.__dict__["__traceback__"]
+_MODULE_OF_BUILTINS = vars(builtins)
+
+
+def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:
+    """What ends the main thread of this process, at its exit: type, message, file and line; None without one.
+
+    Python keeps an exception that nothing caught before it calls ``sys.excepthook``; ``sys.exit`` leaves none.
+
+    Args:
+        redact: leave out the message.
+    """
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, BaseException):
+        return None
+    found: dict[str, Any] = {"type": _NAME.__get__(type(error))[:_LONGEST]}
+    if not redact and (message := _message(error)):
+        found["message"] = message[:_LONGEST]
+    if (place := _last_line_of_user(_TRACEBACK.__get__(error))) is not None:
+        found["file"], found["line"] = place
+    return found
+
+
+def _message(error: BaseException) -> str | None:
+    """From the arguments of types whose text they are; ``__str__`` of any other may be anybody's code."""
+    if not _is_known(type(error)):
+        return None
+    args = error.args
+    if isinstance(error, OSError) and len(args) == 2 and type(args[1]) is str:
+        name = error.filename
+        return f"{args[1]}: {name!r}" if type(name) is str else args[1]
+    if len(args) != 1 or type(args[0]) not in (str, int):
+        return None
+    return repr(args[0]) if isinstance(error, KeyError) else str(args[0])
+
+
+def _is_known(kind: type[BaseException]) -> bool:
+    name = _NAME.__get__(kind)
+    if _MODULE_OF_BUILTINS.get(name) is kind:
+        return True
+    modules = ((sys.modules.get(module), names) for module, names in _OF_TORCH.items())
+    return any(vars(module).get(n) is kind for module, names in modules if module is not None for n in names)
+
+
+def _last_line_of_user(trace: TracebackType | None) -> tuple[str, int] | None:
+    """File and line of the deepest frame in code that is neither installed nor Python's own."""
+    found = None
+    for frame, line in traceback.walk_tb(trace):
+        file = frame.f_code.co_filename
+        kind = kind_of_file(file, ("torch", "os"))
+        if kind == "user" or (kind == "unnamed" and is_main_code(frame)):
+            found = shown(file), line
+    return found
