@@ -115,11 +115,8 @@ class BackwardHooks:
         """Between samples a module called in a backward pass is recomputed, and not recorded."""
         if self._window.is_open:
             self._window.enter_backward()
-        hooks = self._module_hooks
-        if hooks.out:
-            hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
-        if hooks.recomputes and self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
-            hooks.rest_in_backward()
+        hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)
+        hooks.backward_begins(stack, rests=hooks.recomputes and self._manual.has_optimizer)
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
         try:

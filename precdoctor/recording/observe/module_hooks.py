@@ -55,6 +55,8 @@ class ModuleHooks:
 
     def __init__(self, context: StepContext, *, stay: bool = False) -> None:
         self._context = context
+        #: To be called with the calls that a thread seems to be in, where they may have been interrupted.
+        self.let_go: Callable[[list[Any]], Any] = lambda _stack: None
         self._return = _Return(self)
         self._before: Callable[[nn.Module, Any], None] | None = None
         self._after: Callable[[nn.Module, Any, Any], None]
@@ -94,6 +96,20 @@ class ModuleHooks:
         self._module, self._own = module, (hooks, always)
         always[key], hooks[key] = True, self._return
         self._take_out()
+
+    def backward_begins(self, stack: list[Any] | None, *, rests: bool) -> None:
+        """A keyboard interrupt leaves a call, and no hook runs: what is left of it ends here.
+
+        Args:
+            stack: the calls that the thread seems to be in.
+            rests: modules are not looked at inside of this pass.
+        """
+        if stack:
+            self.let_go(stack)
+        if self.out:
+            self.resume()
+        if rests and not stack:
+            self.rest_in_backward()
 
     def rest_in_backward(self) -> None:
         """Take both out until :meth:`resume`, which is to be called as the backward pass ends."""
