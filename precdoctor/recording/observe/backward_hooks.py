@@ -116,7 +116,12 @@ class BackwardHooks:
         if self._window.is_open:
             self._window.enter_backward()
         hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)
-        hooks.backward_begins(stack, rests=hooks.recomputes and self._manual.has_optimizer)
+        if stack:  # a keyboard interrupt leaves a call, and no hook runs
+            hooks.let_go(stack)
+        if hooks.out:
+            hooks.resume()
+        if hooks.recomputes and self._manual.has_optimizer and not stack:
+            hooks.rest_in_backward()
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
         try:

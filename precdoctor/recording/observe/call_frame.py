@@ -39,7 +39,6 @@ class Frame:
         "call",
         "call_made",
         "first_node",
-        "is_visible",
         "kept",
         "mode",
         "module",
@@ -61,8 +60,6 @@ class Frame:
         self.kept: RootCall | None = None
         #: It was called in the midst of loss code (a teacher, without gradients), which goes on after it.
         self.reopens = False
-        #: Top-level calls: torch's own frame of it is among those of the thread, which a compiled one's may not be.
-        self.is_visible = False
         #: Nothing but wrappers (DistributedDataParallel and the like) around it.
         self.outermost = False
         #: Once casts to float8 have been met: the call as those see it.
@@ -71,6 +68,8 @@ class Frame:
 
 #: What stands for a module that has a name.
 _STAND_INS = (torch.fx.GraphModule, torch.jit.ScriptModule)
+#: What ``nn.DataParallel`` sets on a module that it has made for one batch.
+_REPLICA = "_is_replica"
 #: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
 _FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
@@ -136,9 +135,9 @@ def inner_mode(above: CallMode) -> CallMode:
 def has_no_identity(module: nn.Module) -> bool:
     """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
     # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
-    return issubclass(type(module), _STAND_INS) or is_replica(module)
+    return issubclass(type(module), _STAND_INS) or _REPLICA in static.module_dict(module)
 
 
 def is_replica(module: nn.Module) -> bool:
     """Whether ``nn.DataParallel`` has made it for one batch."""
-    return "_is_replica" in static.module_dict(module)
+    return _REPLICA in static.module_dict(module)

@@ -31,8 +31,6 @@ _VERSION: Final = _BASE._version.__get__
 class Judged:
     """Stands for the closure of a step; a copy or a pickle of it is the closure itself."""
 
-    __slots__ = ("_begins", "_closure", "_ends")
-
     def __init__(self, closure: Callable[..., Any], begins: Callable[[], None], ends: Callable[[], None]) -> None:
         self._closure, self._begins, self._ends = closure, begins, ends
 

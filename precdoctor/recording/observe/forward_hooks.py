@@ -208,8 +208,10 @@ class ForwardHooks:
         Returns:
             Whether they are over, and the stack is empty now.
         """
-        root = stack[0]
-        if not root.is_visible or calls_in_progress(root.module) > (module is root.module):
+        first = stack[0]
+        root = self._recorder.names.roots.get(first.place.root) if first.place is not None else None
+        visible = root is not None and root.is_visible
+        if not visible or calls_in_progress(first.module) > (module is first.module):
             return False
         while stack:
             self._left(stack[0].module, None)
@@ -222,7 +224,8 @@ class ForwardHooks:
     def _enter_root(self, frame: Frame, root: str, args: Any, *, recompute: bool) -> None:
         """Of a top-level call: what is kept for a replay of it."""
         recorder = self._recorder
-        frame.is_visible = calls_in_progress(frame.module, _NEAR) > 0
+        if recorder.live:
+            recorder.names.roots[root].is_visible = calls_in_progress(frame.module, _NEAR) > 0
         frame.reopens = self._loss_code.root_begins(frame.module)
         if self._probes is not None:
             self._probes.meet(frame.module)

@@ -97,20 +97,6 @@ class ModuleHooks:
         always[key], hooks[key] = True, self._return
         self._take_out()
 
-    def backward_begins(self, stack: list[Any] | None, *, rests: bool) -> None:
-        """A keyboard interrupt leaves a call, and no hook runs: what is left of it ends here.
-
-        Args:
-            stack: the calls that the thread seems to be in.
-            rests: modules are not looked at inside of this pass.
-        """
-        if stack:
-            self.let_go(stack)
-        if self.out:
-            self.resume()
-        if rests and not stack:
-            self.rest_in_backward()
-
     def rest_in_backward(self) -> None:
         """Take both out until :meth:`resume`, which is to be called as the backward pass ends."""
         if self.recomputes and not self._context.live and self._may_rest():

@@ -262,7 +262,7 @@ class Recorder:
         return count
 
     def _too_many_names(self, place: Place, kind: str) -> None:
-        message = f"more than {MOST_NAMES} names of one module's tensors ({kind}); the further ones share row `{OTHERS}`"
+        message = f"more than {MOST_NAMES} names of a module's tensors ({kind}); further ones share one row, `{OTHERS}`"
         self.event("warning", root=place.root, module=place.module, data={"message": message})
 
     # --- steps -------------------------------------------------------------------------------------------------------
