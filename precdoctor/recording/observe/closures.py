@@ -105,8 +105,9 @@ class Closures:
             return
         attempt.evaluations += 1
         optimizer, passes = attempt.optimizer, recorder.micro_step
-        # Without a backward pass there is nothing new: the closure is one of those that only return a loss.
-        if passes == attempt.judged or self._guard.found_bad(recorder.step):
+        # Without a backward pass in it a later evaluation has nothing new; the first one may be there for show, as in
+        # Lightning's manual optimization, and gradients have come before.
+        if (attempt.evaluations > 1 and passes == attempt.judged) or self._guard.found_bad(recorder.step):
             return
         attempt.judged = passes
         if attempt.evaluations > 1 and any(group.get("line_search_fn") for group in groups_of(optimizer)):

@@ -39,6 +39,7 @@ net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Line
 optimizer = (globals().get(name) or getattr(torch.optim, name))(net.parameters(), lr=0.05)
 if name == "LBFGS":
     optimizer.param_groups[0].update(max_iter=4, line_search_fn="strong_wolfe" if "search" in more else None)
+other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.05)
 bad_call = 2 if "late" in more else 0
 
 
@@ -61,6 +62,8 @@ for step in range(5):
     evaluation = Evaluation(step)
     if "before" in more:  # as Lightning's manual optimization does
         evaluation.run(optimizer)
+        if "second" in more:
+            other.step(closure=lambda: None)
         result = optimizer.step(closure=lambda: None)
     else:  # as its automatic optimization does
         result = optimizer.step(closure=functools.partial(evaluation.run, optimizer))
@@ -102,12 +105,12 @@ def test_trial_points_of_a_line_search_are_left_to_it(tmp_path, steps):
     assert said == []
 
 
-@pytest.mark.parametrize("name", ["Adam", "LBFGS"])
-def test_skip_leaves_the_weights_alone(tmp_path, steps, name):
-    done, said = trained(tmp_path, steps, name, policy="skip")
+@pytest.mark.parametrize("arguments", ["Adam", "LBFGS", "Adam before second"])
+def test_skip_leaves_the_weights_alone(tmp_path, steps, arguments):
+    done, said = trained(tmp_path, steps, *arguments.split(), policy="skip")
     digests = [line.split()[-1] for line in done.out.splitlines()]
-    assert said[0].endswith("the step is skipped")
-    assert len(said) == 1
+    assert len(said) == (2 if "second" in arguments else 1)
+    assert all(line.endswith("the step is skipped") for line in said)
     assert digests[3] == digests[2]
     assert len(set(digests)) == 4
 
