@@ -130,7 +130,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         TakenGradients(recorder, scene, loss_code).install()
         LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
-        OptimizerHooks(recorder, manual, thrown, kept, guard, casts, shadow, early).install()
+        OptimizerHooks(recorder, manual, thrown, kept, guard, scene, casts, shadow, early).install()
         recorder.end_open_step = manual.end_open_step
         if applier is not None:
             applier.install_after()

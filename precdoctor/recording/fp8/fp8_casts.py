@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import threading
 from collections.abc import Mapping
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +15,7 @@ from precdoctor.recording.fp8.cast_observer import Observer, measure, outside
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, Calls
 from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, open_observer, supported
 from precdoctor.recording.fp8.provenance import Notes, is_float
+from precdoctor.recording.observe.call_frame import calls_in_progress
 from precdoctor.recording.ops.dispatched_ops import is_own_run, put_on, take_off
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
@@ -189,7 +188,7 @@ class Casts:
 
     def _let_go_of_interrupted(self) -> None:
         """A keyboard interrupt leaves a call without telling anybody."""
-        while self._open and isinstance(self._open[-1][0], nn.Module) and not _is_running(self._open[-1][0]):
+        while self._open and isinstance(self._open[-1][0], nn.Module) and not calls_in_progress(self._open[-1][0]):
             self._pop()
 
     def _close_all(self) -> None:
@@ -275,13 +274,3 @@ def _put_on(mode: CastMode | None) -> None:
     """Open a mode, unless there is one of somebody else's: those may end in another order than they began."""
     if mode is not None and not is_open() and is_own_run(CastMode):
         put_on(mode)
-
-
-def _is_running(module: nn.Module) -> bool:
-    """Whether a call of the module is among this thread's frames."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module:
-            return True
-        frame = frame.f_back
-    return False

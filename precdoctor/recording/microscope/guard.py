@@ -63,6 +63,8 @@ class Guard:
         self._last_gradients.forget()
         #: A buffer that trains with the model has been non-finite since an earlier step.
         self._poisoned_before = False
+        #: Of a step with a closure: the optimizer has written to weights already; it can be had to leave them alone.
+        self.has_moved, self.may_skip = False, True
 
     @property
     def _policy(self) -> str:
@@ -105,6 +107,8 @@ class Guard:
         if judge_last is not None:
             judge_last()
         loss_bad = self._loss_is_bad(scaled=scaler is not None or self._context.current.loss_scale is not None)
+        if self.has_moved and (gradients_bad or loss_bad) and not self._finite_before(optimizer)["weights"]:
+            return False  # the optimizer did it, which is for after the step to say
         step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         self._context.current.bad = gradients_bad or loss_bad
@@ -122,7 +126,7 @@ class Guard:
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
         if self._policy == "stop":
             self._stop(f"--on-nonfinite stop, at step {step}")
-        return self._policy == "skip" and (gradients_bad or not attach.has_other_ranks())
+        return self._policy == "skip" and self.may_skip and (gradients_bad or not attach.has_other_ranks())
 
     def left_out(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """The script itself does not step: examine what it gives up. As the weights are safe, the run is never stopped.
@@ -252,11 +256,9 @@ class Guard:
         self._examined += 1
         number, settings = self._number(), optimizer_replay.bad_settings(optimizer, [p for p, _ in bad])
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad), "bad_settings": settings}
-        first = bad[0][0]
-        line = innermost_user_line(past_own=True)
+        first, line = bad[0][0], innermost_user_line(past_own=True)
         done = replay_until_closure(optimizer, given, before, line, values=values)
-        done = done or replay_step(optimizer, first, before.get(id(first)), line, values=values)
-        if done is not None:
+        if done := done or replay_step(optimizer, first, before.get(id(first)), line, values=values):
             incident = event_rows.incident_event(done, number, {**data, "weight": self.full_name(first)})
             rows = event_rows.op_events(done, number)
             context.event("incident", **incident)
@@ -275,22 +277,19 @@ class Guard:
         context = self._context
         rows = optimizer_replay.state_events(optimizer, poisoned, self._named, values=not context.options.redact_names)
         self._examined += 1
-        number = self._number()
+        number, spoilt = self._number(), [p.parameter for p in poisoned if p.parameter is not None]
         data: dict[str, Any] = {"policy": self._policy, "outcome": "origin", "phase": "optimizer"}
         data |= {
             "target": "optimizer-state",
-            "bad_settings": optimizer_replay.bad_settings(
-                optimizer, [p.parameter for p in poisoned if p.parameter is not None]
-            ),
+            "bad_settings": optimizer_replay.bad_settings(optimizer, spoilt),
             "origins": list(range(len(rows))),
             "poisoned": [event_rows.poisoned(p) for p in poisoned[:_MAX_POISONED]],
         }
         context.event("incident", id=number, data=data)
         for row in rows:
             context.event("op", **row, id=f"{number}.{row['data']['index']}", parent_id=number)
-        attach.say(
-            f"step {context.step}: state {poisoned[0].name} of the optimizer has become non-finite; training goes on"
-        )
+        name = poisoned[0].name
+        attach.say(f"step {context.step}: state {name} of the optimizer has become non-finite; training goes on")
 
     def full_name(self, parameter: Tensor) -> str:
         """``root/module/name`` of a parameter."""
@@ -384,11 +383,12 @@ class Guard:
         attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{self._then()}")
 
     def _then(self) -> str:
-        return {"stop": "", "skip": "; the step is skipped"}.get(self._policy, "; training goes on")
+        skip = "; the step is skipped" if self.may_skip else "; the step is not skipped, it has begun; training goes on"
+        return {"stop": "", "skip": skip}.get(self._policy, "; training goes on")
 
     def _stop(self, message: str) -> None:
         self._context.close(reason="stopped", message=message)
-        but = ", but for those that have been updated already" if self._context.in_backward else ""
+        but = ", but for those that have been updated already" if self._context.in_backward or self.has_moved else ""
         attach.say(f"stopping the run ({message}); the weights are as they were before this step{but}")
         raise SystemExit(STOPPED_BY_US)
 

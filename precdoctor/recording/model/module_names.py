@@ -60,6 +60,8 @@ class Root:
     modules: list[tuple[str, str]] = field(default_factory=list)
     #: What it is wrapped in.
     outer: weakref.ref[nn.Module] | None = None
+    #: Torch's own frame of a call of it is among those of the thread, which a compiled one's may not be.
+    is_visible: bool = False
 
     def called(self) -> nn.Module | None:
         """The module as it is called: the wrapper if there is one; null when it is gone."""

@@ -117,10 +117,12 @@ class BackwardHooks:
         """Between samples a module called in a backward pass is recomputed, and not recorded."""
         if self._window.is_open:
             self._window.enter_backward()
-        hooks = self._module_hooks
+        hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)
+        if stack:  # a keyboard interrupt leaves a call, and no hook runs
+            hooks.let_go(stack)
         if hooks.out:
-            hooks.resume()  # a keyboard interrupt leaves a call, and no hook runs
-        if hooks.recomputes and self._manual.has_optimizer and not getattr(self._recorder.local, "stack", None):
+            hooks.resume()
+        if hooks.recomputes and self._manual.has_optimizer and not stack:
             hooks.rest_in_backward()
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:

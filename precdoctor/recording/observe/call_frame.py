@@ -7,8 +7,10 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
+from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import Place
 
 if TYPE_CHECKING:
@@ -64,6 +66,10 @@ class Frame:
         self.call_made: Call | None = None
 
 
+#: What stands for a module that has a name.
+_STAND_INS = (torch.fx.GraphModule, torch.jit.ScriptModule)
+#: What ``nn.DataParallel`` sets on a module that it has made for one batch.
+_REPLICA = "_is_replica"
 #: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
 _FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
@@ -72,6 +78,20 @@ STAGES = "torch.distributed.pipelining.stage"
 #: Where a pipeline stage finds out shapes, under the names that torch has had for it.
 _STAGE_FILE = f"{os.sep}torch{os.sep}distributed{os.sep}pipelining{os.sep}stage.py"
 _SHAPE_RUNS = ("_forward_metadata_inference", "_shape_inference")
+
+
+def calls_in_progress(module: nn.Module, among: int | None = None) -> int:
+    """How many calls of a module this thread is in.
+
+    Args:
+        among: so many innermost frames; null for all.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    calls = looked_at = 0
+    while frame is not None and looked_at != among:
+        calls += frame.f_code.co_name == "_wrapped_call_impl" and frame.f_locals.get("self") is module
+        frame, looked_at = frame.f_back, looked_at + 1
+    return calls
 
 
 def inside_function() -> bool:
@@ -102,3 +122,22 @@ def asks_for_shapes() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def inner_mode(above: CallMode) -> CallMode:
+    """The mode of a call inside another one: without gradients (a frozen encoder, a teacher) it is marked as such."""
+    if above.phase != "train" or above.delegated or torch.is_grad_enabled():
+        return above
+    delegated = inside_function()
+    return CallMode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
+
+
+def has_no_identity(module: nn.Module) -> bool:
+    """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
+    # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
+    return issubclass(type(module), _STAND_INS) or _REPLICA in static.module_dict(module)
+
+
+def is_replica(module: nn.Module) -> bool:
+    """Whether ``nn.DataParallel`` has made it for one batch."""
+    return _REPLICA in static.module_dict(module)

@@ -23,7 +23,17 @@ from precdoctor.recording.fp8.fp8_casts import Casts
 from precdoctor.recording.kernels.outside_user_modes import modes_open, only_estimates
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Place
-from precdoctor.recording.observe.call_frame import STAGES, CallMode, Frame, asks_for_shapes, inside_function
+from precdoctor.recording.observe.call_frame import (
+    STAGES,
+    CallMode,
+    Frame,
+    asks_for_shapes,
+    calls_in_progress,
+    has_no_identity,
+    inner_mode,
+    inside_function,
+    is_replica,
+)
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
@@ -67,6 +77,7 @@ class ForwardHooks:
         #: The output hooked last: also in recomputed checkpoints, parents that return their child's tensor add nothing.
         self._last_hooked: weakref.ref[Tensor] | None = None
         self.module_hooks = ModuleHooks(recorder, stay=probes is not None)
+        self.module_hooks.let_go = self._let_go = guarded(recorder)(self._let_go_of_interrupted)
         #: By root and mode, once a call between samples was seen whole: the autocast that its forward enters by itself.
         self._inner_autocast: dict[tuple[str, str], str | None] = {}
         recorder.when_forked.append(self._inner_autocast.clear)
@@ -82,12 +93,14 @@ class ForwardHooks:
     # Plain functions, and the test for compilation first: Dynamo traces into global hooks, and must find nothing there.
 
     def _pre_hook(self) -> Callable[[nn.Module, Any], None]:
-        recorder, enter, casts, hooks = self._recorder, self._enter, self._casts, self.module_hooks
+        recorder, enter, let_go = self._recorder, self._enter, self._let_go
+        casts, hooks = self._casts, self.module_hooks
 
         def precdoctor_forward_pre(module: nn.Module, args: Any) -> None:
             if torch.compiler.is_compiling():
                 return
-            if not recorder.live and (stack := getattr(recorder.local, "stack", None)):
+            stack = None if recorder.live else getattr(recorder.local, "stack", None)
+            if stack and not (module is stack[0].module and let_go(stack, module)):
                 if self._autocast_is_new():
                     self._guarded_note_autocast(stack[-1].mode, stack[0])
                 return  # between samples only top-level calls count
@@ -95,7 +108,7 @@ class ForwardHooks:
                 return
             threads = recorder.threads
             if get_ident() != threads.own:
-                if _is_replica(module):
+                if is_replica(module):
                     threads.meet_replica()
                     return
                 if threads.elsewhere():
@@ -140,15 +153,17 @@ class ForwardHooks:
         return stack
 
     def _entered(self, module: nn.Module, args: Any) -> None:
-        stack = self._stack()
-        self._enter_call(module, args, stack)
+        stack, place = self._stack(), self._recorder.names.find(module)
+        if stack and (place is None or place.module == ""):
+            self._let_go_of_interrupted(stack, module)
+        self._enter_call(module, place, args, stack)
         if not self._recorder.live and len(stack) == 1:
             self._rest(module, stack[0])
 
-    def _enter_call(self, module: nn.Module, args: Any, stack: list[Frame]) -> None:
+    def _enter_call(self, module: nn.Module, place: Place | None, args: Any, stack: list[Frame]) -> None:
         recorder = self._recorder
         above = stack[-1] if stack else None
-        if _has_no_identity(module) or torch._C._get_tracing_state() is not None:
+        if has_no_identity(module) or torch._C._get_tracing_state() is not None:
             stack.append(Frame(module, above.place if above else None, _NOT_RECORDED))
             return
         recompute = _in_recompute() != -1
@@ -159,10 +174,10 @@ class ForwardHooks:
             self._manual.forward_begins()
             if recorder.drain is None:
                 recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
-        place = recorder.names.find(module) or self._new_place(module, inside)
+        place = place or self._new_place(module, inside)
         if inside is None and not recompute and recorder.claim.forwards_are_steps:
             self._begin_step_of(module, place)
-        mode = self._root_mode(module, place, recompute) if inside is None else _inner_mode(inside.mode)
+        mode = self._root_mode(module, place, recompute) if inside is None else inner_mode(inside.mode)
         frame = Frame(module, place, mode)
         frame.outermost = inside is None or (inside.outermost and inside.place is not None and inside.place.is_wrapper)
         stack.append(frame)
@@ -186,6 +201,25 @@ class ForwardHooks:
             arguments.update(keyword_arguments() if named else {})
             self._casts.entered(frame, arguments, recompute=recompute)
 
+    def _let_go_of_interrupted(self, stack: list[Frame], module: nn.Module | None = None) -> bool:
+        """A keyboard interrupt, or what else is no ``Exception``, leaves calls without any hook being called.
+
+        Args:
+            stack: the calls that this thread seems to be in.
+            module: whose call is about to begin.
+
+        Returns:
+            Whether they are over, and the stack is empty now.
+        """
+        first = stack[0]
+        root = self._recorder.names.roots.get(first.place.root) if first.place is not None else None
+        visible = root is not None and root.is_visible
+        if not visible or calls_in_progress(first.module) > (module is first.module):
+            return False
+        while stack:
+            self._left(stack[0].module, None)
+        return True
+
     def _new_place(self, module: nn.Module, inside: Frame | None) -> Place:
         parent, caller = (None, None) if inside is None else (inside.place, inside.module)
         return self._recorder.names.place(module, parent, caller)
@@ -193,6 +227,8 @@ class ForwardHooks:
     def _enter_root(self, frame: Frame, root: str, args: Any, *, recompute: bool) -> None:
         """Of a top-level call: what is kept for a replay of it."""
         recorder = self._recorder
+        if recorder.live:
+            recorder.names.roots[root].is_visible = calls_in_progress(frame.module, _NEAR) > 0
         frame.reopens = self._loss_code.root_begins(frame.module)
         if self._probes is not None:
             self._probes.meet(frame.module)
@@ -362,25 +398,6 @@ class ForwardHooks:
 
 
 _NOT_RECORDED = CallMode("", evaluating=False)
+#: From a hook to the call that it is run for.
+_NEAR = 16
 _TRAINS = CallMode("train", evaluating=False)
-#: What stands for a module that has a name.
-_STAND_INS = (torch.fx.GraphModule, torch.jit.ScriptModule)
-
-
-def _inner_mode(above: CallMode) -> CallMode:
-    """The mode of a call inside another one: without gradients (a frozen encoder, a teacher) it is marked as such."""
-    if above.phase != "train" or above.delegated or torch.is_grad_enabled():
-        return above
-    delegated = inside_function()
-    return CallMode("train" if delegated else "no_grad", evaluating=above.evaluating, delegated=delegated)
-
-
-def _has_no_identity(module: nn.Module) -> bool:
-    """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
-    # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
-    return issubclass(type(module), _STAND_INS) or _is_replica(module)
-
-
-def _is_replica(module: nn.Module) -> bool:
-    """Whether ``nn.DataParallel`` has made it for one batch."""
-    return "_is_replica" in static.module_dict(module)

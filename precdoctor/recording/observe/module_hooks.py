@@ -55,6 +55,8 @@ class ModuleHooks:
 
     def __init__(self, context: StepContext, *, stay: bool = False) -> None:
         self._context = context
+        #: To be called with the calls that a thread seems to be in, where they may have been interrupted.
+        self.let_go: Callable[[list[Any]], Any] = lambda _stack: None
         self._return = _Return(self)
         self._before: Callable[[nn.Module, Any], None] | None = None
         self._after: Callable[[nn.Module, Any, Any], None]

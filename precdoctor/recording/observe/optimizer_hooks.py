@@ -27,11 +27,13 @@ from precdoctor.recording.model.optimizer_contents import (
     parameters_of,
     steps_in_progress,
 )
+from precdoctor.recording.observe.closures import Closures, Judged
 from precdoctor.recording.observe.gradient_looks import EarlyLook, GradientLooks
 from precdoctor.recording.observe.optimizer_rows import OptimizerRows
 from precdoctor.recording.process import memory_limits
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
+from precdoctor.recording.scene.step_snapshot import Scene
 from precdoctor.recording.shadowing.shadow import Shadow
 from precdoctor.recording.slots.deferred import CUDA, Deferred, defer
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts, Found
@@ -53,6 +55,7 @@ class OptimizerHooks:
         thrown: AbandonedAttempts,
         kept: KeptGradients,
         guard: Guard,
+        scene: Scene,
         casts: Casts,
         shadow: Shadow | None,
         early: EarlyLook,
@@ -75,6 +78,9 @@ class OptimizerHooks:
         self._looks = GradientLooks(
             recorder, self.scalers, lambda: self._attempt is not None and self._attempt.closure, early
         )
+        self._closures = Closures(
+            recorder, guard, self._looks, scene, lambda: self._attempt if self._attempt and self._armed() else None
+        )
 
     def install(self) -> None:
         """Register with torch, for every optimizer and scaler of the process."""
@@ -82,11 +88,15 @@ class OptimizerHooks:
         begin = guarded(recorder)(self._claimed)
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
 
-        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
             if ("deepspeed" in sys.modules and not self._outer.runs and makes_states()) or not self._armed():
-                return
-            if recorder.drain is not None or begin():
-                pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
+                return None
+            if recorder.drain is None and not begin():
+                return None
+            judged = pre(optimizer, closure=args[1] if len(args) > 1 else kwargs.get("closure"))
+            if judged is None:
+                return None
+            return ((args[0], judged, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": judged})
 
         def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if self._attempt is not None and self._armed():
@@ -292,13 +302,13 @@ class OptimizerHooks:
         self._trace("gradients", optimizer)
         self._close(attempt)
 
-    def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> None:
+    def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> Judged | None:
         attempt, groups = self._attempt, groups_of(optimizer)
         # A wrapper with a property for its groups makes no attempt, but the optimizer that it drives.
         if not groups or (attempt is None and self._released is not None and self._has_released(optimizer)):
-            return
+            return None
         if attempt is not None and attempt.reached and _is_inside(attempt, optimizer):
-            return
+            return None
         judged = False
         if attempt is not None and attempt.is_shared:
             judged = self._guard.found_bad(self._recorder.step)
@@ -326,11 +336,12 @@ class OptimizerHooks:
             self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(parameters_of(optimizer))
-            return
+            return None
         if self._recorder.live:
             if not attempt.closure and not ahead:
                 self._rows.given_gradients(attempt)
             self._rows.copy_weights(attempt)
+        return self._closures.judged(attempt, closure) if attempt.closure and not attempt.by_scaler else None
 
     def _post_step(self, optimizer: torch.optim.Optimizer) -> None:
         attempt = self._attempt

@@ -33,7 +33,7 @@ from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.deferred import CUDA, is_capturing
 from precdoctor.recording.slots.group_sums import measured_groups
-from precdoctor.recording.slots.slot_table import Entry, Site, SlotTable
+from precdoctor.recording.slots.slot_table import MOST_NAMES, OTHERS, Entry, Site, SlotTable
 from precdoctor.recording.slots.step_batch import EventBatch, StepBatch, StepFacts
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Recorder:
         self.threads = Threads(lambda: self.claim.has_trained, lambda: self.on_the_clock, self.warn)
         self.claim = Claim(self)
         self.names = Names()
-        self.slots = SlotTable(inference=self.options.inference)
+        self.slots = SlotTable(inference=self.options.inference, crowded=self._too_many_names)
         self.site = self.slots.site
         self.facts: Facts | None = None
         self.drain: Drain | None = None
@@ -263,6 +263,10 @@ class Recorder:
         count = self._calls.get(key, 0)
         self._calls[key] = min(count + 1, MAX_CALLS - 1)
         return count
+
+    def _too_many_names(self, place: Place, kind: str) -> None:
+        message = f"more than {MOST_NAMES} names of a module's tensors ({kind}); further ones share one row, `{OTHERS}`"
+        self.event("warning", root=place.root, module=place.module, data={"message": message})
 
     # --- steps -------------------------------------------------------------------------------------------------------
 

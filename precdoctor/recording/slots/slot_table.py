@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 _WITHOUT_FINGERPRINT = frozenset({"input", "output", "grad_output", "update", "logits", "kv_key", "kv_value"})
 #: Kinds with blocks of 16 elements.
 _WITH_BLOCK16 = frozenset({"weight", "fp8_operand", "subbyte_operand", "kv_key", "kv_value"})
+
+#: Kinds whose names are the script's: keys and positions in what a module is given, and in what it returns.
+_NAMED_BY_SCRIPT = frozenset({"batch", "input", "output", "grad_output"})
+#: Names that a module's tensors of one kind may have, and what the further ones are called together. A script that keys
+#: them by sample has new names in each step, and every name takes a slot for good.
+MOST_NAMES = 256
+OTHERS = "*"
 
 
 class Site(NamedTuple):
@@ -74,13 +81,19 @@ class SlotTable:
 
     Args:
         inference: the run may be one of inference: activations have blocks of 16 as well.
+        crowded: called once, with the first place and kind that has too many names.
     """
 
-    def __init__(self, *, inference: bool = False) -> None:
+    def __init__(
+        self, *, inference: bool = False, crowded: Callable[[Place, str], None] = lambda _place, _kind: None
+    ) -> None:
         self._slots: dict[tuple[Site, torch.device], int] = {}
         #: Gradients arrive on a thread per device.
         self._growing = threading.Lock()
         self._sites: dict[Any, Site] = {}
+        #: The names that the script gave, by place and kind.
+        self._names: dict[tuple[Place, str], set[str]] = {}
+        self._crowded, self._is_crowded = crowded, False
         self.touched: dict[int, Entry] = {}
         self._with_block16 = _WITH_BLOCK16 | {"input", "output"} if inference else _WITH_BLOCK16
 
@@ -98,13 +111,25 @@ class SlotTable:
         phase: str = "train",
         evaluating: bool = False,
     ) -> Site:
-        """The site of ``x``, the same object every time."""
+        """The site of ``x``, the same object every time; one for all beyond :data:`MOST_NAMES`."""
         key = (place, kind, name, x.dtype, call, phase, evaluating)
         site = self._sites.get(key)
         if site is None:
+            if kind in _NAMED_BY_SCRIPT and name != OTHERS and self._is_one_too_many(place, kind, name):
+                return self.site(place, kind, OTHERS, x, call=call, phase=phase, evaluating=evaluating)
             dtype = str(x.dtype).removeprefix("torch.")
             site = self._sites[key] = Site(place, kind, name, call, phase, dtype, evaluating)
         return site
+
+    def _is_one_too_many(self, place: Place, kind: str, name: str) -> bool:
+        names = self._names.setdefault((place, kind), set())
+        if name not in names and len(names) >= MOST_NAMES:
+            if not self._is_crowded:
+                self._is_crowded = True
+                self._crowded(place, kind)
+            return True
+        names.add(name)
+        return False
 
     def entry(self, site: Site, device: torch.device) -> Entry:
         """The entry for a site in this step, made when this is its first tensor."""

@@ -44,6 +44,9 @@ class Attempt:
         self.reached = False
         #: It was given a closure: the gradients of this step come into being inside the step.
         self.closure = False
+        #: How often that was called, whether weights were written to before one of the calls, and by version counters
+        #: what they were; how many backward passes of the step have been judged.
+        self.evaluations, self.moved, self.weights, self.judged = 0, False, 0, 0
         #: The guard wants this step skipped: its gradients, while they are taken from the parameters.
         self.skipped = False
         self.aside: GradientsAside | None = None
