@@ -353,7 +353,7 @@ class ForwardHooks:
         recorder = self._recorder
         recompute = _in_recompute() != -1
         for name, x in tensor_leaves.floating(result):
-            if self._was_hooked_last(x) if recompute else self._seen.tensor(x):
+            if (self._last_hooked is not None and self._last_hooked() is x) if recompute else self._seen.tensor(x):
                 continue  # a parent that returns its child's tensor adds nothing
             dense = tensor_leaves.plain(x)
             if dense is None:
@@ -392,9 +392,6 @@ class ForwardHooks:
         return self._recorder.site(
             frame.place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating
         )
-
-    def _was_hooked_last(self, x: Tensor) -> bool:
-        return self._last_hooked is not None and self._last_hooked() is x
 
 
 _NOT_RECORDED = CallMode("", evaluating=False)

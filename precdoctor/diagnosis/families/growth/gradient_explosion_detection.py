@@ -79,7 +79,7 @@ class Explosion:
             return False
         norm, loss = median(s.grad_norm or 0.0 for s in tail), median(losses)
         best = min((s.loss for s in self.steps[: self.at] if s.loss is not None), default=0.0)
-        if loss > _BACK * best > 0.0:
+        if min(losses) > 0.0 and loss > _BACK * best > 0.0:
             return False  # back where it was before the rise, which was no healthy run
         return _left(self.baseline, self.peak, norm) < _GONE and _left(*self.loss, loss) < _GONE
 

@@ -308,7 +308,7 @@ def _finding(
     evidence: dict[str, Any] = {
         "update_to_weight": weight.ratio,
         "limit": limit,
-        "first_steps": weight.rows[:, 2].tolist() if start is not None else None,
+        "first_steps": weight.rows[:, 2].tolist() if start is not None and not start.behind else None,
         "lr": rates.measured if rates is not None else None,
         "warm_up_steps": rates.warm_up if rates is not None else 0,
         "weights": [

@@ -303,7 +303,7 @@ RULE = Rule(
                    "Shares of a few elements are chance.", 1.0),
     ),
     explains={
-        **when(same_module, "PD504"),
+        "PD504": lambda cause, effect: same_module(cause, effect) or lost_moments(cause, effect),
         **when(lost_moments, "PD603", "PD605", "PD509"),
         **when(cast_behind_the_gradients, "PD706"),
     },
