@@ -9,6 +9,7 @@ a choice: then a change of its scores changes nothing. The diagonal of its deriv
 1 - sum of squares, which is 1 - 1/n for n equal probabilities and 0 for a single one.
 
 Probabilities that a loss takes for logits, and normalises again, keep it from its bound: they lie between 0 and 1.
+Where it takes them for logarithms of probabilities, it rewards them without their logarithm.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _SOFTMAX = names("_softmax _safe_softmax")
 #: Losses that normalise what they read, by the function that does it, and the ops of that function by itself.
 _LOSSES = {"_log_softmax": "softmax", "binary_cross_entropy_with_logits": "sigmoid"}
 _NORMALISING = {"_softmax": "softmax", "_safe_softmax": "softmax", "sigmoid": "sigmoid"}
+#: Losses that read logarithms of probabilities.
+_OF_LOGARITHMS = names("nll_loss_forward nll_loss2d_forward")
 #: Ops that pass a result on as it is, beside views.
 _PASSES = names("_to_copy clone")
 #: Results of such functions remembered at a time.
@@ -97,6 +100,8 @@ class Saturation:
         if function is not None and function == _LOSSES.get(call.plain_name):
             width = given.shape[call.args[1]] if function == "softmax" else 2
             self._findings.add("closed", call, 1.0, function=function, again=True, of=given.numel(), classes=width)
+        elif function == "softmax" and call.plain_name in _OF_LOGARITHMS:
+            self._findings.add("closed", call, 1.0, function=function, without_log=True, of=given.numel())
         passed = function if call.func.is_view or call.plain_name in _PASSES else None
         if (made := passed or _NORMALISING.get(call.plain_name)) is None:
             return

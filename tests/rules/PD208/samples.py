@@ -55,6 +55,12 @@ def twice(**changes: Any) -> dict[str, Any]:
     return {**told, "root": "", "module": ""}
 
 
+def without_log(**changes: Any) -> dict[str, Any]:
+    measured = {"function": "softmax", "without_log": True, "of": 640}
+    told = fact("closed", "nll_loss_forward.default", **{"phase": "loss", **measured, **changes})
+    return {**told, "root": "", "module": ""}
+
+
 def twice_on_one_step() -> Training:
     """As a metric beside the loss."""
     return with_scans(scanned(twice(), steps=(0,)), 1, 8)
@@ -68,6 +74,10 @@ FIRING = {
     "sigmoid-twice": Sample(
         lambda: scanned(twice(function="sigmoid", classes=2)), 0, None, severity="warning",
         says=("binary_cross_entropy_with_logits is given", "below 0.31"),
+    ),
+    "without-log": Sample(
+        lambda: scanned(without_log()), 0, None, severity="warning",
+        says=("nll_loss is given probabilities without their logarithm", "-1 at best"),
     ),
     "closed-later": Sample(
         lambda: with_scans(scanned(closed(channels=0.95), steps=(8, 9)), 0, 1), 8, "blocks.0.attn", severity="warning",

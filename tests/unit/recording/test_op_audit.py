@@ -795,3 +795,14 @@ def test_what_is_flat_everywhere_ends_the_gradient(tmp_path, rounded, zeros):
     events = precdoctor.open_run(done.run).events()
     closed = [d for d in map(json.loads, events["data"][events["event"] == "scan"]) if d["kind"] == "closed"]
     assert [d["zero_gradients"] for d in closed] == ([] if zeros is None else [zeros] * 2)
+
+
+@pytest.mark.parametrize("logarithm", [torch.log, lambda p: p, lambda p: p.clone().view(64, 10)])
+def test_probabilities_that_are_read_as_logarithms_are_noted(logarithm):
+    scores, targets = torch.randn(64, 10), torch.arange(64) % 10
+    loss = facts(lambda x: torch.nn.functional.nll_loss(logarithm(x.softmax(-1)), targets), scores, stage="loss")
+    assert ("closed" in loss) == (logarithm is not torch.log)
+    if "closed" in loss:
+        assert loss["closed"]["without_log"] is True
+    plain = facts(lambda x: torch.nn.functional.cross_entropy(x, targets), scores, stage="loss")
+    assert "closed" not in plain

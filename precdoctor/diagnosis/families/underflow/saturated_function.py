@@ -36,7 +36,8 @@ does loss code if a weight's gradient is exactly zero then. `clamp(min=0)` is a 
 another path may lead around them (a straight-through estimate).
 
 Also a loss that normalises what has been normalised already: `cross_entropy` of a softmax, or
-`binary_cross_entropy_with_logits` of a sigmoid. There the loss cannot come near its own bound, zero.
+`binary_cross_entropy_with_logits` of a sigmoid. There the loss cannot come near its own bound, zero. And `nll_loss` of
+a softmax, which reads logarithms of probabilities.
 """,
     matters="""
 The layers in front of it do not learn from these elements, and nothing shows it: the outputs are finite and look
@@ -70,7 +71,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
-        if fact.data.get("again") is True:
+        if fact.data.get("again") is True or fact.data.get("without_log") is True:
             return 1.0
         lost = fact.number("lost")
         if _function(fact) == "softmax":
@@ -102,6 +103,8 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     if fact.data.get("again") is True:
         return _twice(view, group)
+    if fact.data.get("without_log") is True:
+        return _without_log(view, group)
     near = fact.data.get("near") is True
     function, lost, distance = _function(fact), fact.number("lost"), fact.number("distance")
     if function == "softmax":
@@ -172,6 +175,29 @@ def _twice(view: RunView, group: Group) -> Finding:
             change={"remove": function, "op": fact.op},
             predicted={"least_loss": {"from": least, "to": 0.0}},
             snippet=f"loss = F.{loss}(logits, target)  # it applies {function} itself\n",
+        ),
+    )
+
+
+def _without_log(view: RunView, group: Group) -> Finding:
+    """Of a loss that is given probabilities for their logarithms."""
+    fact = group.worst
+    return place_finding(
+        RULE,
+        view,
+        group,
+        title=f"nll_loss is given probabilities without their logarithm: the loss ends at -1{fact.line}",
+        message=f"{op_words(fact)} reads logarithms of probabilities, which are 0 at most. It is given what a softmax "
+        "has made. So the loss is negative, -1 at best (limit of logarithms: 0), and its gradient does not grow where "
+        "the model is wrong."
+        f"{elsewhere_words(group)}",
+        certain=(0.9, "the tensor was followed from the softmax to the loss"),
+        limits={},
+        prescription=Prescription(
+            title="give cross_entropy the logits, or nll_loss their log_softmax: least loss -1 -> 0",
+            change={"loss": {"from": "nll_loss of softmax", "to": "cross_entropy"}, "op": fact.op},
+            predicted={"least_loss": {"from": -1.0, "to": 0.0}},
+            snippet="loss = F.cross_entropy(logits, target)  # without the softmax before it\n",
         ),
     )
 
