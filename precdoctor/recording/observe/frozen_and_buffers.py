@@ -40,7 +40,7 @@ class RecordedTensors:
     def add(self, x: Tensor) -> None:
         """Note a tensor that a row was made of."""
         context = self._context
-        now = (context.step, context.micro_step)
+        now = (context.current.step, context.micro_step)
         if now != self._when:
             self._clear()
             self._when = now
@@ -51,13 +51,17 @@ class RecordedTensors:
 
     def tensor(self, x: Tensor) -> bool:
         """Whether this very tensor has a row."""
-        found = self._tensors.get(id(x))
+        found = (
+            self._tensors.get(id(x)) if self._when == (self._context.current.step, self._context.micro_step) else None
+        )
         return found is not None and found[0]() is x and found[1] == tensor_leaves.version(x)
 
     def storage_of(self, x: Tensor) -> bool:
         """Whether this tensor, or one it is a view of, has a row."""
         if x.layout is not torch.strided or tensor_leaves.is_wrapped(x):
             return self.tensor(x)
+        if self._when != (self._context.current.step, self._context.micro_step):
+            return False  # the same batch in another step
         found = self._storages.get(x.untyped_storage()._cdata)
         return found is not None and found[0]() is not None and found[1] == tensor_leaves.version(x)
 

@@ -1,12 +1,13 @@
-"""The exception that ends a process, for the log. Nothing here runs code of the exception's class."""
+"""The exception or status that ends a process, for the log. Nothing here runs code of the exception's class."""
 
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from precdoctor.recording.process.attach import is_main_code, kind_of_file, shown
 
@@ -18,8 +19,30 @@ _OF_TORCH = {
     "torch._C": ("_LinAlgError", "_DistError", "_DistBackendError", "_DistNetworkError", "_DistStoreError"),
 }
 _NAME = type.__dict__["__name__"]
+#: What ``sys.exit`` was given last.
+_given: list[Any] = []
 _TRACEBACK = BaseException.__dict__["__traceback__"]
 _MODULE_OF_BUILTINS = vars(builtins)
+
+
+def note_exits() -> None:
+    """Note what the script gives ``sys.exit``: Python keeps nothing of a ``SystemExit`` that ends it."""
+    original = sys.exit
+
+    @functools.wraps(original)
+    def leave(status: Any = None, /) -> NoReturn:
+        _given[:] = [status]
+        original(status)
+
+    sys.exit = leave
+
+
+def ends_badly() -> bool:
+    """Whether the process, or the block that is recorded, ends by an exception nobody caught, or with a status."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    if isinstance(error, SystemExit):
+        return error.code not in (None, 0)
+    return isinstance(error, Exception) or any(status not in (None, 0) for status in _given)
 
 
 def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:

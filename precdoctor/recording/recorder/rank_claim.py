@@ -8,7 +8,6 @@ something non-finite. All others leave lines in ``attach.jsonl``. With ``--infer
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from precdoctor.recording import kernels
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.deferral import HeldSignals
+from precdoctor.recording.process.fatal_exception import ends_badly
 from precdoctor.recording.slots.step_batch import EventBatch
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Claim:
             self._recorder.end_step()  # the last call has returned
         if self.made:
             return
-        if stopped or self._backward or (self._forward_trained() and (_died() or self._is_sick())):
+        if stopped or self._backward or (self._forward_trained() and (ends_badly() or self._is_sick())):
             self.make(ending=True)
 
     def step_has_begun(self, *, stopped: bool) -> bool:
@@ -179,7 +179,7 @@ class Claim:
         recorder = self._recorder
         facts, first = recorder.current, recorder.step == recorder.options.first_step
         trained = facts.losses or recorder.micro_step
-        if not (trained or first or stopped or self.forwards_are_steps or _died() or self._is_sick()):
+        if not (trained or first or stopped or self.forwards_are_steps or ends_badly() or self._is_sick()):
             return False
         rows = (e for e in recorder.slots.touched.values() if first or e.site.phase == "train")  # first: never trains
         # Weights are also exported to float8 after training: a cast alone begins no step.
@@ -235,11 +235,3 @@ def cannot_begin(recorder: Recorder, error: Exception) -> None:
     if recorder.options.strict:
         raise error
     attach.say(f"{message}; training goes on unrecorded")
-
-
-def _died() -> bool:
-    """Whether the process, or the block that is recorded, ends by an exception nobody caught."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    if isinstance(error, SystemExit):
-        return error.code not in (None, 0)
-    return isinstance(error, Exception)

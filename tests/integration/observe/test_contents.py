@@ -195,3 +195,24 @@ def test_master_weights_go_by_the_name_of_their_weight_and_round_to_it(zoo):
     assert both["sum_sq"].to_numpy() == pytest.approx(both["sum_sq_master"].to_numpy(), rel=2**-7)
     updates = zoo.rows("master_weights", kind="update")
     assert set(updates["dtype"]) == {"float32"} and set(updates["root"]) == {"PureBF16#0"}
+
+
+SAME = """
+import torch
+from torch import nn
+
+net = nn.Linear(8, 4)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+x = torch.randn(4, 8)
+for _ in range(6):
+    net(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_one_batch_for_all_steps_has_a_row_in_each(tmp_path):
+    done = record(tmp_path, "--every", "1", "--", *warm(script(tmp_path, "same.py", SAME)))
+    assert done.status == 0, done.err
+    rows = precdoctor.open_run(done.run).tensors()
+    assert rows[rows["kind"] == "batch"]["step"].tolist() == list(range(6))
