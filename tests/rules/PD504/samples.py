@@ -110,6 +110,26 @@ def without_warm_up() -> Training:
     return run
 
 
+def small_at_first(loss: float) -> Training:
+    """A small head grows to a hundred times its size at once."""
+    run = Training(steps=40)
+    for step, row in run.step_rows.items():
+        row["loss"] = 0.7 if step == 0 else loss
+        size = 3e-3 if step == 0 else 0.3
+        run.change(lambda r, size=size: r.update(normal(size)), kind="weight", module="head", step=step)
+        update = 0.3 if step < 3 else 1e-3
+        run.change(lambda r, size=update: r.update(normal(size)), kind="update", module="head", step=step)
+    return run
+
+
+def small_and_learnt() -> Training:
+    return small_at_first(0.69)
+
+
+def small_and_worse() -> Training:
+    return small_at_first(1.0)
+
+
 def from_nothing() -> Training:
     """A head that begins at exactly zero: its size at the second step is that of its first update."""
     run = thrown_off(first=0.4)
@@ -201,6 +221,7 @@ FIRING = {
     "half_of_it_lost": Sample(half_of_it_lost, module="head", severity="warning",
                               says=("half of the run the loss did not fall", "limit 0.5")),
     "without_warm_up": Sample(without_warm_up, module="head", severity="warning", says=("of its initial RMS",)),
+    "small_and_worse": Sample(small_and_worse, module="head", severity="warning", says=("the loss did not fall",)),
     "decays": Sample(
         lambda: decays(weight_decay=20.0), kind="weight", severity="warning", bare=True,
         says=("weight decay takes 2 %", "down to 1 %", "0.02 per step", "remember about 50 steps"),
@@ -231,6 +252,7 @@ HEALTHY = {
         large_at_first_without_harm,
         from_zero,
         from_nothing,
+        small_and_learnt,
         still_what_it_was,
         a_plateau_of_weights_that_keep_their_size,
         a_short_plateau,

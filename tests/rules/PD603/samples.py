@@ -43,6 +43,15 @@ def got_over_it() -> Training:
     )
 
 
+def down_to_what_was_ruined() -> Training:
+    """An explosion out of a run that had gone wrong before: to be back there is not to have got over it."""
+    return run(
+        lambda s: 0.5 if s < 20 else 80.0 if s < 30 else 6.0,
+        lambda s: 1.0 if s == 0 else 40.0 if s < 21 else 9000.0 if s < 30 else 45.0,
+        steps=60,
+    )
+
+
 def all_learnt() -> Training:
     return one_fatal_step(blow=0.6)
 
@@ -164,6 +173,7 @@ FIRING = {
         says=("limit 30", "Gradients are not clipped", "a factor of 300"),
     ),
     "got_over_it": Sample(got_over_it, 20, severity="warning", says=("the run got over it",)),
+    "down_to_what_was_ruined": Sample(down_to_what_was_ruined, 20, severity="error", says=("are not clipped",)),
     "term_switched_on": Sample(term_switched_on, 20, severity="info", says=("was the loss changed",)),
 }  # fmt: skip
 HEALTHY = {

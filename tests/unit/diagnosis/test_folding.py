@@ -51,6 +51,31 @@ def test_one_fault_of_one_module_is_told_once(cause: str, effect: str) -> None:
     assert len(fold([other, first])) == 2
 
 
+@pytest.mark.parametrize(
+    ("code", "step", "told"),
+    [("PD603", 12, "PD504"), ("PD603", 1, "PD603"), ("PD605", 9, "PD504"), ("PD606", 1, "PD504")],
+)
+def test_first_steps_that_replace_the_weights_explain_what_begins_behind_them(code: str, step: int, told: str) -> None:
+    """And an explosion that began with them explains them."""
+    start = Finding(**{**finding("PD504", 2).__dict__, "evidence": {"first_steps": [0, 1, 2]}})
+    assert [f.code for f in fold([finding(code, step), start])] == [told]
+    assert [f.code for f in fold([finding("PD603", 12), finding("PD504", 2)])] == ["PD603"], "all along, not at first"
+
+
+def test_moments_of_zero_explain_first_steps_that_are_too_long_anywhere() -> None:
+    kept = {"smallest_gradient_kept": 5e-4, "eps_in_state_format": 1e-6}
+    moments = Finding(**{**finding("PD506", 9).__dict__, "evidence": kept})
+    there = {"location": Location(step=2, root="Net#0", module="body"), "evidence": {"first_steps": [0, 1, 2]}}
+    start = Finding(**{**finding("PD504", 2).__dict__, **there})
+    assert [f.code for f in fold([start, moments, finding("PD603", 12)])] == ["PD506"]
+
+
+def test_one_softmax_of_large_logits_is_told_once() -> None:
+    here = {"location": Location(step=3, root="Net#0", module="attn")}
+    logits, hard = (Finding(**{**finding(code, 3).__dict__, **here}) for code in ("PD606", "PD208"))
+    assert [f.code for f in fold([hard, logits])] == ["PD606"]
+
+
 @pytest.mark.parametrize(("eps", "told"), [(1e-6, ["PD506"]), (0.0, ["PD506"]), (1e-4, ["PD506", "PD603"])])
 def test_moments_of_zero_explain_an_explosion_where_eps_lets_steps_be_long(eps: float, told: list[str]) -> None:
     kept = {"smallest_gradient_kept": 5e-4, "eps_in_state_format": eps}

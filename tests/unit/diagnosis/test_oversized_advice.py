@@ -46,6 +46,16 @@ def test_the_rate_is_that_of_the_steps_that_were_measured(steps: int, measured: 
     assert (finding.evidence["lr"], finding.evidence["warm_up_steps"]) == (float(measured), steps)
 
 
+def test_rates_of_two_optimizers_are_no_warm_up(tmp_path: Path) -> None:
+    run = thrown_off()
+    for step, row in run.step_rows.items():
+        row.update(optimizer=f"AdamW#{step % 2}", lr=5.0 if step % 2 else 1e-4)
+    [finding] = [f for f in diagnose(run.write(tmp_path / "run")).findings if f.code == "PD504"]
+
+    assert finding.evidence["warm_up_steps"] == 0
+    assert "warm-up of" not in finding.message
+
+
 def test_a_warm_up_that_is_there_is_made_longer_or_its_peak_lower(tmp_path: Path) -> None:
     lower, longer = advice(warmed_up(2), tmp_path / "run")
 

@@ -383,6 +383,6 @@ RULE = Rule(
                    "Chosen empirically: single heads that copy a position are sharp in every trained model.",
                    maximum=1.0),
     ),
-    explains=when(same_logits, "PD601", "PD602"),
+    explains=when(same_logits, "PD208", "PD601", "PD602"),
     check=check,
 )  # fmt: skip

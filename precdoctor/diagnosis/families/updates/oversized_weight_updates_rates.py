@@ -23,6 +23,8 @@ _WARM_UP = 1000
 #: Shares of the peak rate: a rate that begins below the first is warmed up, one above the second is at its peak (rates
 #: of a schedule are rounded).
 _BELOW, _AT_PEAK = 0.5, 0.999
+#: Fewest losses in a quarter of a run, and times the first one: the noise of batches is below it. Chosen empirically.
+_QUARTER, _ABOVE = 8, 1.1
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,17 @@ def stable_rate_of(view: RunView, process: Process) -> StableRate | None:
         if own == process and (found := stable_rate(view, well)) is not None:
             return found
     return None
+
+
+def never_was_below(view: RunView) -> bool:
+    """Whether a positive loss was above its first value in each quarter of the run."""
+    for (process, _), steps in by_optimizer(view).items():
+        losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
+        quarter = len(losses) // 4
+        parts = [losses[i * quarter : (i + 1) * quarter] for i in range(4)]
+        if quarter >= _QUARTER and min(losses) > 0.0 and min(map(median, parts)) > _ABOVE * losses[0]:
+            return True
+    return False
 
 
 def never_came_back(view: RunView, process: Process) -> bool:
