@@ -110,12 +110,12 @@ def without_warm_up() -> Training:
     return run
 
 
-def small_at_first(loss: float) -> Training:
-    """A small head grows to a hundred times its size at once."""
+def small_at_first(loss: float, first: float = 0.012) -> Training:
+    """A small head grows to many times its size at once."""
     run = Training(steps=40)
     for step, row in run.step_rows.items():
         row["loss"] = 0.7 if step == 0 else loss
-        size = 3e-3 if step == 0 else 0.3
+        size = first if step == 0 else 0.3
         run.change(lambda r, size=size: r.update(normal(size)), kind="weight", module="head", step=step)
         update = 0.3 if step < 3 else 1e-3
         run.change(lambda r, size=update: r.update(normal(size)), kind="update", module="head", step=step)
@@ -124,6 +124,11 @@ def small_at_first(loss: float) -> Training:
 
 def small_and_learnt() -> Training:
     return small_at_first(0.69)
+
+
+def policy_head() -> Training:
+    """A head that is as good as zero, and a loss that is no yardstick."""
+    return small_at_first(1.0, first=1e-3)
 
 
 def small_and_worse() -> Training:
@@ -253,6 +258,7 @@ HEALTHY = {
         from_zero,
         from_nothing,
         small_and_learnt,
+        policy_head,
         still_what_it_was,
         a_plateau_of_weights_that_keep_their_size,
         a_short_plateau,

@@ -63,7 +63,7 @@ newer half of the run, without its first eighth, is less than `learnt` below the
 times as many steps are less than `stays` below the first of them, and `most` of all weight matrices are replaced so.
 Then the weight must also have grown to `outgrown` times its initial RMS, so that nothing is left of its
 initialisation. Weights that were initialised to almost nothing (RMS times the square root of the fan-in below `sized`)
-have nothing to lose, unless the loss was above its first value in each quarter of the run.
+have nothing to lose. If the loss was above its first value in each quarter of the run, a quarter of `sized` is enough.
 
 The rule also reports weight decay that outruns the gradient. The optimizer takes the share `decay` of every weight or
 more away per step (learning rate times weight decay, over 1 - momentum under SGD), and half of the weight matrices have
@@ -224,7 +224,7 @@ def _started(view: RunView, options: Options, since: int) -> _Start | None:
         if len(losses) > few and losses[0] > 0.0:
             worse = worse or median(losses[1 : count + 1]) > 2.0 * losses[0]
             stayed = stayed or median(losses[1:]) > (1.0 - options["stays"]) * losses[0]
-    least = 0.0 if never_was_below(view) else options["sized"]  # a small start is no excuse where nothing was learnt
+    least = options["sized"] * (0.25 if never_was_below(view) else 1.0)
     sized = {p: w for p, w in _survey(view, first=count, since=since).items() if w.unit_gain >= least}
     large = {p: w for p, w in sized.items() if w.ratio >= options["early_ratio"]}
     if worse:
