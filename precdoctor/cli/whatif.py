@@ -248,13 +248,11 @@ def finite_steps(
     view: RunView, steps: tuple[int | None, int | None]
 ) -> tuple[tuple[int | None, int | None], str | None]:
     """Where a run ends non-finite, the steps before that and a sentence on it; else the steps that were asked for."""
-    from precdoctor.diagnosis.survey.healthy_steps import is_well
-
     ends = []
-    for process, timeline in view.timeline.items():
-        bad = None
+    for timeline in view.timeline.values():
+        masks, bad = min((facts.non_finite for facts in timeline), default=0), None  # weights that hold -inf, in each
         for facts in timeline:
-            if is_well(view, process, facts) or facts.skipped:
+            if facts.skipped or not (facts.loss_is_bad or facts.non_finite > masks):
                 bad = None
             elif bad is None:
                 bad = facts.step

@@ -15,8 +15,8 @@ from precdoctor.recording.fp8.cast_observer import Observer, measure, outside
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, Calls
 from precdoctor.recording.fp8.fp8_mode import CastMode, is_open, open_observer, supported
 from precdoctor.recording.fp8.provenance import Notes, is_float
-from precdoctor.recording.observe.call_frame import calls_in_progress
 from precdoctor.recording.ops.dispatched_ops import is_own_run, put_on, take_off
+from precdoctor.recording.ops.source_lines import calls_in_progress
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand

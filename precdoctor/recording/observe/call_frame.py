@@ -80,20 +80,6 @@ _STAGE_FILE = f"{os.sep}torch{os.sep}distributed{os.sep}pipelining{os.sep}stage.
 _SHAPE_RUNS = ("_forward_metadata_inference", "_shape_inference")
 
 
-def calls_in_progress(module: nn.Module, among: int | None = None) -> int:
-    """How many calls of a module this thread is in.
-
-    Args:
-        among: so many innermost frames; null for all.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    calls = looked_at = 0
-    while frame is not None and looked_at != among:
-        calls += frame.f_code.co_name == "_wrapped_call_impl" and frame.f_locals.get("self") is module
-        frame, looked_at = frame.f_back, looked_at + 1
-    return calls
-
-
 def inside_function() -> bool:
     """Whether gradients are off only because a custom autograd function will compute them itself.
 

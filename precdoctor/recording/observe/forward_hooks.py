@@ -28,7 +28,6 @@ from precdoctor.recording.observe.call_frame import (
     CallMode,
     Frame,
     asks_for_shapes,
-    calls_in_progress,
     has_no_identity,
     inner_mode,
     inside_function,
@@ -37,6 +36,7 @@ from precdoctor.recording.observe.call_frame import (
 from precdoctor.recording.observe.frozen_and_buffers import FrozenAndBuffers, RecordedTensors
 from precdoctor.recording.observe.logits import Logits
 from precdoctor.recording.observe.module_hooks import ModuleHooks, keyword_arguments
+from precdoctor.recording.ops.source_lines import calls_in_progress
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.scene.loss_code import LossCode

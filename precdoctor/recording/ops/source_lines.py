@@ -9,6 +9,7 @@ from types import FrameType
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from precdoctor.recording.process.attach import is_installed, is_main_code, shown
 
@@ -90,3 +91,17 @@ def innermost_user_line(*, past_own: bool = False, past_libraries: bool = False)
                 return tuple.__new__(Line, (file, frame.f_lineno or code.co_firstlineno))
         frame = frame.f_back
     return None
+
+
+def calls_in_progress(module: nn.Module, among: int | None = None) -> int:
+    """How many calls of a module this thread is in.
+
+    Args:
+        among: so many innermost frames; null for all.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    calls = looked_at = 0
+    while frame is not None and looked_at != among:
+        calls += frame.f_code.co_name == "_wrapped_call_impl" and frame.f_locals.get("self") is module
+        frame, looked_at = frame.f_back, looked_at + 1
+    return calls

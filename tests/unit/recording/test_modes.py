@@ -78,7 +78,7 @@ def test_one_that_another_thread_closes_stays_alive_until_its_own_takes_it_off()
 
 def traced() -> LiveTrace:
     options, names = SimpleNamespace(redact_names=False, inference=False), SimpleNamespace(roots={})
-    recorder: Any = SimpleNamespace(step=0, micro_step=0, options=options, names=names)
+    recorder: Any = SimpleNamespace(step=0, micro_step=0, options=options, names=names, when_forked=[])
     return LiveTrace(recorder, (0, 9), lambda: None)
 
 
