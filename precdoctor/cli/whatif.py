@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from precdoctor.diagnosis.offline.whatif.plan import Plan
     from precdoctor.diagnosis.offline.whatif.recipe import Recipe
     from precdoctor.diagnosis.offline.whatif.target import Target
-    from precdoctor.diagnosis.survey.view import RunView
     from precdoctor.runlog import Run
 
 PlanT = TypeVar("PlanT", "Plan", "InferencePlan")
@@ -211,6 +210,7 @@ def _write_plan(
     stream: IO[str],
 ) -> None:
     from precdoctor.diagnosis.engine import describe, view_of
+    from precdoctor.diagnosis.offline.whatif.plan import finite_steps
     from precdoctor.reporting import plan_view
     from precdoctor.reporting.console import make_console
     from precdoctor.reporting.json_report import dumps
@@ -242,28 +242,6 @@ def _write_plan(
 
 def _with(plan: PlanT, remark: str | None) -> PlanT:
     return replace(plan, warnings=(remark, *plan.warnings)) if remark is not None else plan
-
-
-def finite_steps(
-    view: RunView, steps: tuple[int | None, int | None]
-) -> tuple[tuple[int | None, int | None], str | None]:
-    """Where a run ends non-finite, the steps before that and a sentence on it; else the steps that were asked for."""
-    ends = []
-    for timeline in view.timeline.values():
-        masks, bad = min((facts.non_finite for facts in timeline), default=0), None  # weights that hold -inf, in each
-        for facts in timeline:
-            if facts.skipped or not (facts.loss_is_bad or facts.non_finite > masks):
-                bad = None
-            elif bad is None:
-                bad = facts.step
-        ends += [] if bad is None else [bad]
-    if not ends or (steps[1] is not None and steps[1] <= min(ends)):
-        return steps, None
-    first, since = steps[0] or 0, min(ends)
-    gone = f"The run is non-finite from step {since} to its end"
-    if not any(first <= f.step < since for timeline in view.timeline.values() for f in timeline if f.sampled):
-        return steps, f"{gone}, and the plan rests on those steps: it says nothing of a healthy run."
-    return (steps[0], since), f"{gone}: the plan rests on the steps before."
 
 
 def _shape(asked: str | None, output: Path | None, *, plan: bool) -> str:

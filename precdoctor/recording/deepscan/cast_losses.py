@@ -54,6 +54,9 @@ _MANY = 0.25
 #: Least number of elements of a channel, and channels.
 _PER_CHANNEL, _CHANNELS = 8, 4
 
+#: Least, median and largest.
+_Range = tuple[int, int, int]
+
 
 class Casts:
     """Looks at every narrowing cast of a forward pass, and of the code around it."""
@@ -62,8 +65,8 @@ class Casts:
         self._findings, self._effects = findings, effects
         #: Integers that were floats of too few bits before, by their memory.
         self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
-        #: Floats that were integers of too many bits before something was added to them, by their memory: those.
-        self._moved: dict[int, tuple[StorageWeakRef, Tensor]] = {}
+        #: Ranges of floats that were integers of too many bits before something was added to them, by the sum's memory.
+        self._moved: dict[int, tuple[StorageWeakRef, _Range]] = {}
         #: Integers that wrapped round, by their memory, until they are read as floats.
         self._wrapped: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
         #: The last result of a clamp to the range of an FP8 format, and what it was.
@@ -146,7 +149,7 @@ class Casts:
             return
         key = storage_key(result) if len(self._moved) < _MAX_INDICES else None
         if key is not None and _holds_integers(source, _BITS[source.dtype]):
-            self._moved[key] = StorageWeakRef(result.untyped_storage()), source.detach().long()
+            self._moved[key] = StorageWeakRef(result.untyped_storage()), _range(source)
 
     def _from_half(self, call: Call) -> None:
         source, result = call.args[0], call.whole[0] if call.whole else None
@@ -157,12 +160,11 @@ class Casts:
         if len(self._indices) >= _MAX_INDICES:
             return
         moved = self._moved.get(storage_key(source) or 0)
-        integers = moved[1] if moved is not None and not moved[0].expired() else result
-        least, largest = int(integers.min()), int(integers.max())
+        least, median, largest = moved[1] if moved is not None and not moved[0].expired() else _range(result)
         if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype] or (key := storage_key(result)) is None:
             return
         if largest - least >= _MAX_INTEGERS:  # as many of them, around the median
-            least = max(least, min(int(integers.median()), largest + 1 - _MAX_INTEGERS))
+            least = max(least, min(median, largest + 1 - _MAX_INTEGERS))
             largest = min(largest, least + _MAX_INTEGERS - 1)
         whole = torch.arange(least, largest + 1, device=result.device)
         exist = int(torch.unique(whole.to(source.dtype).double()).numel())
@@ -250,6 +252,12 @@ class Casts:
             told = {"distinct_before": before, "distinct_after": after, "largest": largest}
             kinds = _kinds(source, result)
             self._findings.add("cast", call, 1 - after / before, **kinds, numel=result.numel(), **told)
+
+
+def _range(x: Tensor) -> _Range:
+    """Least, median and largest of integers, in whatever format."""
+    whole = x.detach().long()
+    return int(whole.min()), int(whole.median()), int(whole.max())
 
 
 def _channels_gone(x: Tensor, y: Tensor) -> float:

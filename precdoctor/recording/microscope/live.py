@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from precdoctor.recording import kernels
 from precdoctor.recording.microscope.event_rows import incident_event, op_events
 from precdoctor.recording.microscope.examination import Examination
 from precdoctor.recording.microscope.replay import Replay
@@ -115,7 +115,7 @@ class LiveTrace:
             self._found()
 
     def _is_bad(self, x: Tensor) -> bool:
-        with _disable_current_modes():
+        with kernels.apart_from_every_mode():
             return bool(badness(x.detach()))
 
     def _note_known(self, tracer: Tracer) -> None:

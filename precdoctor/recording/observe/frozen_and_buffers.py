@@ -51,9 +51,9 @@ class RecordedTensors:
 
     def tensor(self, x: Tensor) -> bool:
         """Whether this very tensor has a row."""
-        found = (
-            self._tensors.get(id(x)) if self._when == (self._context.current.step, self._context.micro_step) else None
-        )
+        if self._when != (self._context.current.step, self._context.micro_step):
+            return False  # the same batch in another step
+        found = self._tensors.get(id(x))
         return found is not None and found[0]() is x and found[1] == tensor_leaves.version(x)
 
     def storage_of(self, x: Tensor) -> bool:
@@ -61,7 +61,7 @@ class RecordedTensors:
         if x.layout is not torch.strided or tensor_leaves.is_wrapped(x):
             return self.tensor(x)
         if self._when != (self._context.current.step, self._context.micro_step):
-            return False  # the same batch in another step
+            return False
         found = self._storages.get(x.untyped_storage()._cdata)
         return found is not None and found[0]() is not None and found[1] == tensor_leaves.version(x)
 

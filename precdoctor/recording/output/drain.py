@@ -32,7 +32,6 @@ from precdoctor.runlog.writer import DiskBudgetReached, RankWriter
 #: Rows of memory in flight (each takes about 13 kB of the host's), and the steps that may be whatever their size.
 _MAX_ROWS = 10_000
 _MAX_STEPS = 8
-_ROWS = operator.attrgetter("rows")
 #: Anything in flight: steps rows and events are small, but a file system may hang for days.
 _MAX_ITEMS = 20_000
 #: Lists of ops in flight: each may hold 65 MB.
@@ -48,6 +47,9 @@ _MAX_EVIDENCE = 16
 #: How long a fork waits for the thread to put down what it is doing.
 _FORK_SECONDS = 5.0
 
+
+#: Rows of memory that a snapshot holds.
+_ROWS = operator.attrgetter("rows")
 
 #: What the training side hands over.
 Item = StepBatch | EventBatch | OpBatch

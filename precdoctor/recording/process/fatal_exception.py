@@ -19,10 +19,10 @@ _OF_TORCH = {
     "torch._C": ("_LinAlgError", "_DistError", "_DistBackendError", "_DistNetworkError", "_DistStoreError"),
 }
 _NAME = type.__dict__["__name__"]
-#: What ``sys.exit`` was given last.
-_given: list[Any] = []
 _TRACEBACK = BaseException.__dict__["__traceback__"]
 _MODULE_OF_BUILTINS = vars(builtins)
+#: What ``sys.exit`` was given last.
+_given: list[Any] = []
 
 
 def note_exits() -> None:
@@ -38,11 +38,16 @@ def note_exits() -> None:
 
 
 def ends_badly() -> bool:
-    """Whether the process, or the block that is recorded, ends by an exception nobody caught, or with a status."""
+    """Whether the process, or the block that is recorded, ends by an exception nobody caught, or as one that failed."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(error, SystemExit):
-        return error.code not in (None, 0)
-    return isinstance(error, Exception) or any(status not in (None, 0) for status in _given)
+        return _is_failure(error.code)
+    return isinstance(error, Exception) or any(map(_is_failure, _given))
+
+
+def _is_failure(status: object) -> bool:
+    """Whether Python makes anything but 0 of what ``sys.exit`` was given."""
+    return status is not None and not (issubclass(type(status), int) and int.__eq__(status, 0))  # type: ignore[operator]
 
 
 def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:

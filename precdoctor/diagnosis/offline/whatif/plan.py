@@ -14,6 +14,7 @@ from precdoctor.diagnosis.offline.whatif.operands import Operands, modules_with_
 from precdoctor.diagnosis.offline.whatif.recipe import Recipe, ask
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.diagnosis.survey.rows import known_format
+from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.prediction import Prediction
 from precdoctor.runlog.shell import quoted_path
@@ -264,3 +265,25 @@ def _warnings(gathered: Gathered) -> list[str]:
             else f"Rests on {count} recorded step{plural} ({window}) only: rare outliers may lie between them."
         )
     return out
+
+
+def finite_steps(
+    view: RunView, steps: tuple[int | None, int | None]
+) -> tuple[tuple[int | None, int | None], str | None]:
+    """Where a run ends non-finite, the steps before that and a sentence on it; else the steps that were asked for."""
+    ends = []
+    for timeline in view.timeline.values():
+        masks, bad = min((facts.non_finite for facts in timeline), default=0), None  # weights that hold -inf, in each
+        for facts in timeline:
+            if facts.skipped or not (facts.loss_is_bad or facts.non_finite > masks):
+                bad = None
+            elif bad is None:
+                bad = facts.step
+        ends += [] if bad is None else [bad]
+    if not ends or (steps[1] is not None and steps[1] <= min(ends)):
+        return steps, None
+    first, since = steps[0] or 0, min(ends)
+    gone = f"The run is non-finite from step {since} to its end"
+    if not any(first <= f.step < since for timeline in view.timeline.values() for f in timeline if f.sampled):
+        return steps, f"{gone}, and the plan rests on those steps: it says nothing of a healthy run."
+    return (steps[0], since), f"{gone}: the plan rests on the steps before."
