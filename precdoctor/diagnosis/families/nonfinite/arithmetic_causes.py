@@ -54,6 +54,7 @@ _COUNTED = op_names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll
 #: Ops in which an infinite scalar is a fault; in a mask, a bound or a fill it is intended.
 _WITH_SCALARS = op_names("add sub rsub mul div pow lerp addcmul")
 _NORMS = op_names("linalg_vector_norm norm frobenius_norm sqrt hypot")
+_SPREADS = op_names("std std_mean var var_mean")
 #: Ops behind which a norm is still one.
 _SAME = op_names("clone _to_copy expand unsqueeze squeeze view reshape add clamp clamp_min detach")
 _QUOTIENTS = op_names("div reciprocal true_divide addcdiv remainder floor_divide")
@@ -141,12 +142,17 @@ def _maker(replay: Replay, op: Op, at: int) -> Op | None:
 
 def is_norm(replay: Replay, op: Op, operand: Operand) -> bool:
     """Whether an operand is a norm, or the root of a sum."""
+    return _made_as(replay, op, operand) in _NORMS
+
+
+def _made_as(replay: Replay, op: Op, operand: Operand) -> str:
+    """What made an operand, past ops that hand it on; empty if that is not in the replay."""
     if operand not in op.operands:
-        return False
+        return ""
     made = _maker(replay, op, op.operands.index(operand))
     while made is not None and made.short in _SAME and made.makers:
         made = _maker(replay, made, 0)
-    return made is not None and made.short in _NORMS
+    return made.short if made is not None else ""
 
 
 def too_large_constant(op: Op) -> float | None:
@@ -206,7 +212,9 @@ def _quotient_cause(replay: Replay, op: Op) -> Cause:
         words = f"the divisor holds {plural(divisor.zero, 'exact zero')}"
         if divisor not in op.integers:
             words = _zero_words(replay, op, op.operands.index(divisor), "the divisor")
-        return Cause("division-by-zero", 0.97, words + ("" if UNDERFLOWED in words else _nothing_words(op, divisor)))
+        return Cause(
+            "division-by-zero", 0.97, words + ("" if UNDERFLOWED in words else _nothing_words(replay, op, divisor))
+        )
     if constant is not None:
         return Cause("division-by-zero", 0.6, f"divided by {constant}")
     if divisor is None:
@@ -215,9 +223,14 @@ def _quotient_cause(replay: Replay, op: Op) -> Cause:
     return Cause("division-by-zero", 0.7, why)
 
 
-def _nothing_words(op: Op, divisor: Operand) -> str:
-    """That a quotient is 0 / 0, which nobody computes of things that are there; empty if it is not."""
+def _nothing_words(replay: Replay, op: Op, divisor: Operand) -> str:
+    """That a quotient is 0 / 0, which nobody computes of things that are there; empty if it is not.
+
+    A norm or a standard deviation of zero counts nothing: its numbers are there, and alike.
+    """
     divided = op.operand("self")
+    if _made_as(replay, op, divisor) in _NORMS | _SPREADS:
+        return ""
     if op.phase != "forward" or not op.bad_out & NAN or divided is None or divided is divisor or divided.bad:
         return ""
     both = all(o.amax == 0.0 or o.value == 0.0 for o in (divided, divisor))
