@@ -571,6 +571,13 @@ def test_zero_by_zero_is_a_count_of_nothing(numerator, low, high, nothing, title
     assert prescribe(None, None, culprit).title.startswith(title)
 
 
+@pytest.mark.parametrize("made", ["aten.std.correction", "aten.linalg_vector_norm.default"])
+def test_numbers_that_are_all_alike_are_no_count_of_nothing(made):
+    culprit = quotient(0.0, 0.0, made=made, high=0.0)
+    assert culprit.cause.name == "division-by-zero"
+    assert "count of nothing" not in culprit.cause.why
+
+
 @pytest.mark.parametrize(
     ("made", "name"), [("aten.linalg_vector_norm.default", "norm"), ("aten.sum.dim_IntList", "divisor")]
 )

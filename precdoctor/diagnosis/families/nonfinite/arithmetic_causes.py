@@ -212,9 +212,8 @@ def _quotient_cause(replay: Replay, op: Op) -> Cause:
         words = f"the divisor holds {plural(divisor.zero, 'exact zero')}"
         if divisor not in op.integers:
             words = _zero_words(replay, op, op.operands.index(divisor), "the divisor")
-        return Cause(
-            "division-by-zero", 0.97, words + ("" if UNDERFLOWED in words else _nothing_words(replay, op, divisor))
-        )
+        words += "" if UNDERFLOWED in words else _nothing_words(replay, op, divisor)
+        return Cause("division-by-zero", 0.97, words)
     if constant is not None:
         return Cause("division-by-zero", 0.6, f"divided by {constant}")
     if divisor is None:
