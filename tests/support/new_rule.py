@@ -1,6 +1,6 @@
-"""Writes the skeleton of a rule: ``python -m tests.support.new_rule PD511 zero-learning-rate`` (``make new-rule``).
+"""Writes the skeleton of a rule: ``python -m tests.support.new_rule PD512 my-new-rule`` (``make new-rule``).
 
-The files are those of docs/add-a-rule.md under another code and name.
+The files are those of PD511, which docs/add-a-rule.md shows, under another code and name.
 """
 
 from __future__ import annotations
@@ -9,9 +9,16 @@ import re
 import sys
 from pathlib import Path
 
-from tests.support.blocks import blocks
-
 ROOT = Path(__file__).resolve().parents[2]
+_SAMPLES = ROOT / "tests" / "rules" / "PD511"
+#: The files that docs/add-a-rule.md shows, by the titles of their blocks there.
+TEMPLATES = {
+    "rule": ROOT / "precdoctor" / "diagnosis" / "families" / "updates" / "decayed_learning_rate.py",
+    "samples": _SAMPLES / "samples.py",
+    "firing": _SAMPLES / "firing" / "schedule-per-batch" / "train.py",
+    "expected": _SAMPLES / "firing" / "schedule-per-batch" / "expected.json",
+    "healthy": _SAMPLES / "healthy" / "schedule-as-long-as-the-run" / "train.py",
+}
 FAMILIES = dict(
     zip("1234567", ("nonfinite", "underflow", "loss_scaling", "fp8", "updates", "growth", "configuration"), strict=True)
 )
@@ -34,10 +41,9 @@ def write(code: str, name: str, root: Path = ROOT) -> list[Path]:
     for path in (rule, samples):
         if path.exists():
             raise SystemExit(f"{path.relative_to(root)} exists already")
-    texts = {b.title: b.code for b in blocks(ROOT / "docs" / "add-a-rule.md") if b.title}
 
     def text(title: str) -> str:
-        return texts[title].replace("PD511", code).replace("zero-learning-rate", name)
+        return TEMPLATES[title].read_text().replace("PD511", code).replace("decayed-learning-rate", name)
 
     files = {
         rule: text("rule"),
@@ -63,6 +69,6 @@ def register(path: Path, module: str) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3:
-        raise SystemExit("usage: make new-rule CODE=PD511 NAME=zero-learning-rate")
+        raise SystemExit("usage: make new-rule CODE=PD512 NAME=my-new-rule")
     for made in write(sys.argv[1].upper(), sys.argv[2]):
         print(made.relative_to(ROOT))

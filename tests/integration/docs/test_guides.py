@@ -10,12 +10,10 @@ import sys
 
 import pytest
 
-from precdoctor.diagnosis.engine import diagnose_view, resolve_options, view_of
 from tests.support import new_rule
 from tests.support.blocks import blocks
 from tests.support.processes import AS_ANYWHERE, PATIENCE, ROOT, environment
 from tests.support.runs import write_run
-from tests.support.samples import check_form
 
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 WITH_COMMANDS = [page for page in GUIDES if any(b.language == "bash" for b in blocks(page))]
@@ -110,34 +108,14 @@ def test_the_sql_recipes(run_a):
     assert found["histogram"][["exponent", "elements"]].to_numpy().tolist() == [[-1, 10], [0, 0], [1, 20]]
 
 
-@pytest.fixture
-def tutorial():
-    """Everything that the blocks of the tutorial define."""
-    found = {}
-    for title in ("rule", "samples"):
-        exec(example("add-a-rule.md", title), found)
-    return found
+def test_the_tutorial_shows_the_files_of_its_rule():
+    for title, path in new_rule.TEMPLATES.items():
+        assert example("add-a-rule.md", title) == path.read_text()
 
 
-def test_the_rule_of_the_tutorial_fires(run_a, tutorial, capsys):
-    exec(example("add-a-rule.md", "try"), tutorial)
-    assert capsys.readouterr().out == "the learning rate is 0 on 19 of 20 steps\n"
-
-
-def test_the_rule_of_the_tutorial_passes_the_tests_of_samples(tutorial, tmp_path):
-    rule = tutorial["RULE"]
-
-    def found(training, name):
-        view = view_of(training.write(tmp_path / name))
-        return diagnose_view(view, [rule], resolve_options({}, [rule])).findings
-
-    for name, sample in tutorial["FIRING"].items():
-        [finding] = found(sample.make(), name)
-        check_form(finding, bare=sample.bare)
-        assert finding.severity.value == sample.severity
-        assert all(piece in f"{finding.title} {finding.message}" for piece in sample.says)
-    for name, make in tutorial["HEALTHY"].items():
-        assert found(make(), name) == ()
+def test_the_rule_of_the_tutorial_fires(run_a, capsys):
+    exec(example("add-a-rule.md", "try"), {})
+    assert capsys.readouterr().out.startswith("the learning rate has decayed to 0: the last 19 of 20 steps")
 
 
 def test_a_new_rule_is_a_rule_of_its_family(tmp_path):

@@ -59,6 +59,7 @@ NAMES = {
     "PD508": "master-weights-apart",
     "PD509": "stalled-state",
     "PD510": "cleared-gradients",
+    "PD511": "decayed-learning-rate",
     "PD601": "near-format-limit",
     "PD602": "activation-growth",
     "PD603": "gradient-explosion",

@@ -9,7 +9,8 @@ PD501 counts lost updates, PD502 predicts them for the end of a learning-rate sc
 or weight decay so large that a weight forgets what it learnt. PD503 finds gradients below Adam's eps. *Moments* are
 Adam's averages of the gradient and of its square: in 16 bits the second moment may never decay (PD505) or be zero
 (PD506). A tensor *stands still* if writes to it change no bit: averages and statistics (PD507), any state that a deep
-scan saw (PD509). PD508 compares masters with their weights, and PD510 finds gradients that never reach the optimizer.
+scan saw (PD509). PD508 compares masters with their weights, PD510 finds gradients that never reach the optimizer, and
+PD511 a learning rate that decays to nothing long before the run ends.
 
 A module that carries the name of a rule belongs to that rule alone.
 """
@@ -18,6 +19,7 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families.updates import (
     adam_eps_dominates,
     cleared_gradients,
+    decayed_learning_rate,
     lost_weight_updates,
     master_weights_apart,
     no_master_weights,
@@ -39,4 +41,5 @@ RULES: tuple[Rule, ...] = (
     master_weights_apart.RULE,
     stalled_state.RULE,
     cleared_gradients.RULE,
+    decayed_learning_rate.RULE,
 )

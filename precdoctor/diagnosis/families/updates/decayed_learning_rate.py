@@ -1,0 +1,107 @@
+"""PD511: optimizer steps after the learning rate has decayed to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription, Severity, Status
+from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
+from precdoctor.diagnosis.claims.words import percent, plural
+from precdoctor.diagnosis.survey.histories import by_optimizer
+from precdoctor.diagnosis.survey.step_facts import StepFacts
+from precdoctor.diagnosis.survey.view import Process, RunView
+
+PAGE = RulePage(
+    finds="""
+The last steps of a run, if their learning rate is at most `negligible` times the largest of that optimizer: at least
+`min_steps` steps, and `share` of all its steps. The rate of a step is the largest of its parameter groups. Optimizers
+whose rate is always 0 are left out.
+""",
+    matters="""
+These steps cost as much as any other and change no weight. The loss stops falling, which looks like convergence.
+Usually a schedule that counts epochs is advanced once per batch, or got the number of epochs as its length.
+""",
+    example="""
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+    for batch in loader:
+        ...
+        scheduler.step()   # belongs after the loop over the batches: after 160 of them the rate is 2^-24 of its start
+""",
+    remedy="""
+Advance the schedule once per epoch, or give it the number of optimizer steps as its length.
+""",
+    confidence="""
+0.9: the learning rate is recorded on every step. That nobody wanted to end the training there is an assumption.
+""",
+    references=("PyTorch documentation: torch.optim, How to adjust learning rate",),
+)
+
+
+def check(view: RunView, options: Options) -> Checked:
+    """One finding: the first optimizer that spends the end of the run at a negligible rate."""
+    longest = 0
+    for (process, optimizer), steps in by_optimizer(view).items():
+        known = [s for s in steps if s.lr is not None]
+        limit = options["negligible"] * max((s.lr or 0.0 for s in known), default=0.0)
+        moving = [i for i, s in enumerate(known) if (s.lr or 0.0) > limit]
+        idle = known[moving[-1] + 1 :] if moving else []
+        longest = max(longest, len(idle))
+        if len(idle) >= max(options["min_steps"], options["share"] * len(known)):
+            finding = _finding(process, optimizer, known, idle, options)
+            return Checked([finding], finding.title, Status.FAILED)
+    return Checked((), f"{plural(longest, 'step')} at the end of a decayed learning rate")
+
+
+def _finding(
+    process: Process, optimizer: str, known: Sequence[StepFacts], idle: Sequence[StepFacts], options: Options
+) -> Finding:
+    peak, first, last = max(s.lr or 0.0 for s in known), idle[0], idle[-1].lr or 0.0
+    share = len(idle) / len(known)
+    advice = "advance the schedule once per epoch, or stretch it over the run"
+    return RULE.finding(
+        confidence=0.9,
+        title=f"the learning rate has decayed to {last:.3g}: the last {len(idle):,} of {len(known):,} steps of "
+        f"{optimizer} change nothing",
+        message=(
+            f"From step {first.step:,} on the learning rate of {optimizer} is at most {first.lr:.3g}; its largest is "
+            f"{peak:.3g}. An update so much smaller is below half an ulp of FP32 weights, so {percent(share)} of the "
+            f"steps (limit {percent(options['share'])}) leave the weights as they are."
+        ),
+        location=Location(phase=Phase.OPTIMIZER, rank=process.rank, step=first.step),
+        evidence={
+            "idle_steps": len(idle),
+            "share": share,
+            "limit": options["share"],
+            "largest_rate": peak,
+            "last_rate": last,
+            "confidence_reason": "the learning rate is recorded on every step",
+        },
+        prescriptions=(
+            Prescription(
+                title=f"{advice}: idle steps {len(idle):,} -> 0",
+                change={"schedule": {"from": "per batch", "to": "per epoch"}},
+                predicted={"idle_steps": {"from": len(idle), "to": 0}},
+                snippet="for epoch in range(epochs):\n    for batch in loader:\n        ...\n        optimizer.step()\n"
+                "    scheduler.step()  # or after each batch, with a schedule as long as epochs * len(loader)\n",
+            ),
+        ),
+    )
+
+
+RULE = Rule(
+    code="PD511",
+    name="decayed-learning-rate",
+    severity=Severity.WARNING,
+    triage=Triage.OPTIMIZER,
+    page=PAGE,
+    options=(
+        RuleOption("negligible", 2.0**-24, "fraction", "Largest rate that counts as none, as a share of the peak.",
+                   "Half an ulp of FP32 at 1.", maximum=1.0),
+        RuleOption("min_steps", 16.0, "steps", "Minimum number of steps at such a rate.", minimum=1.0),
+        RuleOption("share", 0.5, "fraction", "Minimum share of the optimizer's steps.",
+                   "Chosen empirically: half of the run; schedules may end with a long tail.", maximum=1.0),
+    ),
+    check=check,
+    sampled_steps=False,
+    step_columns=("lr",),
+)  # fmt: skip

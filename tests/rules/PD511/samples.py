@@ -1,0 +1,50 @@
+"""Schedules that end too early, and schedules that touch zero."""
+
+from tests.support.samples import Sample
+from tests.support.training import Training
+
+
+def rates(*values: float, steps: int = 40) -> Training:
+    """Steps at these learning rates; the last one holds to the end."""
+    run = Training(steps=steps)
+    for step, row in run.step_rows.items():
+        row["lr"] = values[min(step, len(values) - 1)]
+    return run
+
+
+def warm_up_from_zero() -> Training:
+    return rates(0.0, 1e-4, 1e-3)
+
+
+def zero_from_the_beginning() -> Training:
+    return rates(0.0)
+
+
+def small_to_the_end() -> Training:
+    return rates(1e-3, 1e-9)
+
+
+def a_long_tail() -> Training:
+    return rates(*[1e-3] * 60, 0.0, steps=100)
+
+
+def too_few_steps() -> Training:
+    return rates(1e-3, 0.0, steps=16)
+
+
+FIRING = {
+    "schedule_ran_out": Sample(
+        lambda: rates(1e-3, 1e-4, 0.0), 2, module=None, kind=None, severity="warning", bare=True,
+        says=("the last 38 of 40 steps", "limit 50 %"), evidence={"idle_steps": 38},
+    ),
+    "decays_on_every_step": Sample(
+        lambda: rates(*[0.5**n for n in range(60)], steps=60), 24, module=None, kind=None, severity="warning",
+        bare=True, says=("decayed to 1.73e-18", "60 % of the steps"), evidence={"idle_steps": 36},
+    ),
+}  # fmt: skip
+HEALTHY = {
+    f.__name__: f
+    for f in (
+        warm_up_from_zero, zero_from_the_beginning, small_to_the_end, a_long_tail, too_few_steps, Training,
+    )
+}  # fmt: skip
