@@ -66,12 +66,13 @@ _COLUMNS = ("module_class", "numel", "exp_lo", "exp_hist", "nan")
 
 @dataclass(frozen=True)
 class _Gradient:
-    """A weight's gradient.
+    """The gradient of one weight over the recorded steps.
 
     Attributes:
-        shares, sizes: per step the share of elements far below eps, and the L2 norm without the loss scale.
+        shares, sizes: share of the non-zero elements at or below eps / damping, and L2 norm without the loss scale; one
+            value per recorded step, ascending.
         last: process and step of the last row.
-        histogram: of all rows together; with a loss scale, as scaled.
+        histogram: exponents of all rows together, as recorded: times the loss scale, if there is one.
     """
 
     module_class: str
@@ -86,7 +87,7 @@ class _Gradient:
 
     @property
     def growth(self) -> float:
-        """Its size in the last quarter of the steps over that in the first."""
+        """Median L2 norm in the last quarter of the steps over that in the first; infinite if the first is zero."""
         quarter = max(1, self.sizes.size // 4)
         before = float(np.median(self.sizes[:quarter]))
         return float(np.median(self.sizes[-quarter:])) / before if before > 0.0 else math.inf
@@ -100,7 +101,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
     eps = min(given)
     gradients, roots = _survey(view, eps, options), _measured(view, eps, options)
-    if others:  # Muon for the matrices, AdamW for the rest: those with a second moment are AdamW's
+    if others:  # as Muon for the matrices, AdamW for the rest: only AdamW's parameters have a second moment
         gradients = {k: g for k, g in gradients.items() if parameter_in(k) in roots}
     if not gradients:
         return Checked.not_applicable("no gradient of a weight was recorded as Adam was given it")
@@ -119,6 +120,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
+    """Return the gradients that the optimizer gets for weight matrices, on recorded steps that were not skipped."""
     moving = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
     steps = [s for s in watched_steps(view) if s in moving]
     rows = view.measured(("dimensions", "norm"), ("weight_grad_step",), columns=_COLUMNS, steps=steps)
@@ -146,14 +148,14 @@ class _Root:
 
 
 def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
-    """The recorded sqrt(v) of the weights that have one."""
+    """Return the recorded sqrt(v) of each weight; weights without recorded state, or of unknown beta2, are left out."""
     moments = second_moments(view)
     held, names = histograms(moments.held), moments.held["state"].to_numpy()
     decay = np.full(len(moments.held), np.nan)
     for rows in moments.of.values():
         known = decay_of(view, names[rows[-1]])
         decay[rows] = np.nan if known is None else known
-    corrected = 1.0 - decay ** (column(moments.held, "step") + 1.0)  # v is divided by it before the root is taken
+    corrected = 1.0 - decay ** (column(moments.held, "step") + 1.0)  # bias correction: Adam takes sqrt(v / corrected)
     below = held.at_most((eps / options["damping"]) ** 2 * corrected * unscaling(moments.held))[0]
     shares, used = share(below, held.total), (held.total > 0) & ~np.isnan(decay)
     roots = np.sqrt(share(np.nan_to_num(column(moments.held, "sum")), column(moments.held, "numel")) / corrected)
@@ -165,7 +167,11 @@ def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _R
 
 
 def _damped(gradient: _Gradient, eps: float, options: Options) -> bool:
-    """Whether it is below eps from the start (later it has converged), and is not growing out of it."""
+    """Return whether most of a gradient is below eps in the first quarter of the steps and in the median.
+
+    A gradient that falls below eps only later has converged. A gradient that grows (behind a gate that opens) is left
+    out, unless a large eps damps it to the end.
+    """
     shares = gradient.shares
     if shares.size < options["min_steps"]:
         return False
@@ -177,7 +183,10 @@ def _damped(gradient: _Gradient, eps: float, options: Options) -> bool:
 
 
 def _smaller(histogram: ExponentHistogram, eps: float) -> float:
-    """The largest power of ten with at most a twentieth of the elements below it; at least 1e-30."""
+    """Return the eps to propose: a power of ten, at least ten times below both ``eps`` and 95 % of the elements.
+
+    It is never below 1e-30.
+    """
     counts = histogram.counts.cumsum()
     index = int((counts <= 0.05 * histogram.total).sum())
     edge = histogram.lo + index

@@ -94,7 +94,7 @@ _DETERMINISTIC = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "LBFGS",
 
 @dataclass(frozen=True)
 class _Narrow:
-    """The updates of all narrow weights; ``stuck``: of those that stand still."""
+    """Update counts of all narrow weights; ``stuck``: of those that lose `stuck_share` of their updates or more."""
 
     weights: Mapping[Key, Counts]
     stuck: Mapping[Key, Counts]
@@ -105,7 +105,7 @@ class _Narrow:
 
     @property
     def share(self) -> float:
-        """Lost updates among the intended ones."""
+        """Lost share of the intended updates; 0 if none was intended."""
         return sum(p.lost for p in self.weights.values()) / self.intended if self.intended else 0.0
 
 
@@ -127,7 +127,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -> Checked | None:
-    """The check of weights in 16 bits and less; None without their updates."""
+    """Check the weights in 16 bits and less; None if no update of one was recorded."""
     weights = survey(view, usable, _NARROW, int(options["fp32_binades"]))
     if not weights:
         return None
@@ -147,6 +147,7 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
 
 
 def _nothing(view: RunView, large: int, options: Options) -> Checked:
+    """Return the outcome without a finding: indeterminate if narrow weights are trained but no update is recorded."""
     if large:
         return Checked(
             (), f"{plural(large, 'large FP32 weight')}: updates stick (limit {percent(options['lost_share'])})"
@@ -215,7 +216,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
 
 
 def _counted(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options: Options) -> str:
-    """The lost share against its limit, in a sentence; ``shown`` is a weight, its updates, and its format in words."""
+    """State lost share and limit in a sentence; ``shown``: name, update counts and format in words of one weight."""
     share, (parameter, worst, name) = narrow.share, shown
     if share >= options["lost_share"]:
         return (
@@ -232,14 +233,14 @@ def _counted(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options
 
 
 def _foreign(view: RunView) -> str:
-    """The first optimizer whose rounding is not known; empty if all of them are torch's own."""
+    """Return the class of the first optimizer whose rounding is unknown (torch's own round to nearest), else ""."""
     inexact = (o for o in view.optimizers if text(o.get("intended_update")) == "gradient")
     classes = ((text(o.get("class")), text(o.get("package")) in ("torch", "")) for o in inexact)
     return next((c for c, torchs in classes if not (torchs and c in _DETERMINISTIC)), "")
 
 
 def _kept(view: RunView, moves: Moves | None) -> str:
-    """Whether FP32 weights would have kept the updates, in a sentence."""
+    """State in one or two sentences whether FP32 weights would have kept the updates."""
     if moves is None:
         return "FP32 weights would have kept them."
     if moves.rounding is Rounding.UNKNOWN:
@@ -254,6 +255,7 @@ def _kept(view: RunView, moves: Moves | None) -> str:
 
 
 def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[float, str]:
+    """Return the confidence of the finding, and the reason for it."""
     exact = bool(view.optimizers) and all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
     confidence = 0.95 if exact else 0.7
     why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
@@ -287,14 +289,14 @@ def _prescribe(view: RunView, narrow: _Narrow, dtype: str) -> Prescription:
 
 
 def _lost_in_fp32(parameter: Counts) -> float:
-    """Counted updates that FP32 would lose: half of those in the binade below its last bit."""
+    """Estimate how many of the counted updates FP32 would also lose: half of those 24 binades below the weight."""
     index = -(FP32.mantissa_bits + 1) - parameter.relative.lo
     inside = 0 <= index < parameter.relative.counts.size
     return math.floor(0.5 * float(parameter.relative.counts[index])) if inside else 0.0
 
 
 def stalled_weights(_cause: Finding, effect: Finding) -> bool:
-    """Whether it is the line of code that leaves the weights as they are."""
+    """Return whether ``effect`` is about weights: then it names the line of code that leaves them unchanged."""
     return effect.evidence.get("target") == "weight"
 
 

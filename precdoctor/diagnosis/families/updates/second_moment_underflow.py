@@ -68,7 +68,10 @@ _USUAL_EPS, _USUAL_DECAY = 1e-8, 0.999
 
 @dataclass(frozen=True)
 class _Lost:
-    """Per recorded step the share of a parameter's second moment that was lost; ``rows``: those of :class:`Moments`."""
+    """Share of a parameter's second moments that were rounded to zero, per recorded step.
+
+    ``rows``: the steps' rows in :class:`Moments`.
+    """
 
     rows: Ints
     shares: Floats
@@ -78,12 +81,12 @@ class _Lost:
         return float(np.median(self.shares))
 
 
-#: Learning rates per step from which on a run may be thrown off its course: Adam's longest step is 7 of them.
+#: Length of a step, in learning rates, from which it may make a run diverge: Adam's own are at most 7 long.
 _LONG_STEP = 10.0
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the second moment that has lost most."""
+    """One finding: the second moment that has lost most; else FP32 state that was rounded between steps."""
     moments = second_moments(view)
     if not moments.of:
         return Checked.not_applicable("no second moment was recorded with its gradient")
@@ -105,15 +108,17 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _limit(view: RunView, options: Options) -> float:
+    """Return the share of zeros that counts: `share` for optimizers that add eps to the root, else `others_share`."""
     return options["share"] if adds_eps_to_root(view) else options["others_share"]
 
 
 def _eps(view: RunView) -> float:
-    """The largest eps, below which zeros do no harm; torch's default for an optimizer without one."""
+    """Return the largest eps, below which zeros do no harm; torch's default for an optimizer without one."""
     return max((e for g in parameter_groups(view) if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
 
 
 def _lost(view: RunView, moments: Moments, eps: float, options: Options) -> dict[Parameter, _Lost]:
+    """Return, by parameter, how many elements with a gradient above eps have a second moment of zero, as a share."""
     held, gradient = moments.held, histograms(moments.gradient)
     scale = unscaling(moments.gradient)
     intended = gradient.total - gradient.at_most(eps * scale)[1]
@@ -126,9 +131,10 @@ def _lost(view: RunView, moments: Moments, eps: float, options: Options) -> dict
 
 
 def _largest_lost(view: RunView, held: pd.DataFrame) -> Floats:
-    """Per moment the largest gradient whose square is rounded to zero; no such limit with a scale per block.
+    """Return per row the largest gradient whose square is rounded to zero; no limit with a scale per block.
 
-    Of larger gradients a moment of zero has another reason: optimizers that leave out their first steps make them.
+    A moment of zero under a larger gradient has another reason: optimizers that leave out their first steps make such
+    zeros.
     """
     largest = np.full(len(held), np.finfo(np.float64).max / 2)
     plain = ~held["format"].map(text).astype(bool)
@@ -139,13 +145,13 @@ def _largest_lost(view: RunView, held: pd.DataFrame) -> Floats:
 
 
 def _added(view: RunView, state: str) -> float:
-    """The share of a squared gradient that a step adds to a second moment; that of Adam's default where unknown."""
+    """Return the share of a squared gradient that a step adds to a moment, 1 - beta2; Adam's default if unknown."""
     decay = decay_of(view, state)
     return 1.0 - (_USUAL_DECAY if decay is None else decay)
 
 
 def _lost_below(fmt: Format | None, added: float) -> float:
-    """The largest gradient whose square is rounded to zero in a format; 0 where that is not known."""
+    """Return the largest gradient whose square is rounded to zero in ``fmt``; 0 if unknown."""
     return (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
 
 
@@ -196,11 +202,11 @@ def _subnormal_share(row: TensorRow) -> float:
 
 
 def _narrow(view: RunView, row: TensorRow, both: tuple[float, float], limit: float, added: float) -> str:
-    """Which gradients the format of a state loses, and what zeros do.
+    """State which gradients the format of a state loses, and how long a step with a second moment of zero is.
 
     Args:
         both: eps, and eps in that format.
-        limit: the largest of these gradients.
+        limit: the largest lost gradient.
     """
     eps, stored_eps = both
     step = (
@@ -216,7 +222,7 @@ def _narrow(view: RunView, row: TensorRow, both: tuple[float, float], limit: flo
 
 
 def _quantised(view: RunView, stored: str, added: float) -> str:
-    """Why a state with a scale per block has zeros, and what they do."""
+    """State why a state with a scale per block has zeros, and how long the steps are there."""
     longer = f"; else steps are up to {(1.0 / added) ** 0.5:.3g} times too long" if added > 0.0 else ""
     return (
         f". It is kept in {stored} with a scale per block: elements far below the largest of a block become zero. "
@@ -225,11 +231,12 @@ def _quantised(view: RunView, stored: str, added: float) -> str:
 
 
 def _foreign(view: RunView) -> str:
+    """Return the class of the first optimizer, for messages."""
     return next((text(o.get("class")) for o in view.optimizers if text(o.get("class"))), "the optimizer")
 
 
 def _rows(view: RunView, moments: Moments, at_row: int) -> tuple[TensorRow, TensorRow]:
-    """The rows of one moment and of its gradient."""
+    """Return the rows of one moment and of its gradient; ``at_row``: position in :class:`Moments`."""
     one = moments.held.iloc[[at_row]]
     (process, step), owner = at(one)[0], parameters(one)[0]
     names = {"opt_state": moments.held["state"].iloc[at_row], "weight_grad_step": owner[2]}
@@ -264,9 +271,9 @@ def _prescribe(
 
 
 def lost_moments(cause: Finding, effect: Finding) -> bool:
-    """Whether moments of zero threw the run off, or a state of the optimizer stalls in their format.
+    """Return whether zero moments made the run diverge, or PD509 found optimizer state stalled in their format.
 
-    With a gradient of g lost from the second moment, a step is g / eps learning rates long.
+    An element whose gradient g is lost from the second moment moves by g / eps learning rates in one step.
     """
     if effect.code == "PD509":
         same = cause.evidence.get("dtype") == effect.evidence.get("dtype") is not None
@@ -278,7 +285,7 @@ def lost_moments(cause: Finding, effect: Finding) -> bool:
 
 
 def cast_behind_the_gradients(_cause: Finding, effect: Finding) -> bool:
-    """Whether a lossy cast lies in the optimizer step, in code of no module: it is where the moments are stored."""
+    """Return whether a lossy cast lies in the optimizer step, outside of modules: there the moments are stored."""
     return effect.location.phase is Phase.OPTIMIZER and effect.location.root is None
 
 

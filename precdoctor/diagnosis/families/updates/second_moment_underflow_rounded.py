@@ -42,7 +42,7 @@ _COLUMNS = ("module_class", "dtype", "numel", "zero", "exp_lo", "exp_hist")
 
 @dataclass(frozen=True)
 class _Shown:
-    """A parameter on the step that shows it."""
+    """A parameter, and the step that shows that its state was rounded."""
 
     owner: Parameter
     process: Process
@@ -51,16 +51,16 @@ class _Shown:
 
     @property
     def name(self) -> str:
-        """As messages call the parameter."""
+        """The name of the parameter in messages."""
         return parameter_label(self.owner)
 
 
 @dataclass(frozen=True)
 class Orphaned(_Shown):
-    """First moments whose second is exactly zero, after a step.
+    """A parameter with *orphaned* elements after a step: first moment above eps, second moment exactly zero.
 
     Attributes:
-        elements: least number with a first moment above eps and a second moment of zero.
+        elements: least number of such elements.
         share: the same over the parameter's elements.
     """
 
@@ -88,7 +88,7 @@ def adam_bound(beta1: float, beta2: float) -> float | None:
 
 
 def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Mapping[Parameter, Orphaned]:
-    """FP32 moments with ``least_share``, and ``least`` elements, orphaned: the first such step of each parameter."""
+    """Return FP32 parameters with ``least`` orphaned elements and ``least_share`` of them, at their first such step."""
     if not adds_eps_to_root(view):
         return {}
     rows = states(view.measured((), ("opt_state",), columns=_COLUMNS, where=[("dtype", "==", "float32")]))
@@ -105,7 +105,7 @@ def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Map
 
 
 def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
-    """Steps of FP32 weights ``times`` longer than Adam can make them: the longest of each weight."""
+    """Return FP32 weights with a step more than ``times`` longer than Adam can make it, each on its longest step."""
     bound = _bound(view)
     if bound is None:
         return {}
@@ -119,13 +119,13 @@ def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
     rows = rows[(rows["dtype"] == "float32") & rows["amax"].notna()]
     known, (size, change) = by_kind(rows, column(rows, "amax"), ("weight", "update"))
     length = share(change, step_values(known, rates))
-    own = decay * (np.nan_to_num(size) + change)  # decoupled decay adds to the step
+    own = decay * (np.nan_to_num(size) + change)  # decoupled decay adds this many learning rates to the step
     found = known.assign(length=length)[length > times * (bound + own)]
     return {o.owner: o for o in starmap(Leap, _foremost(found, -found["length"], ("length",)))}
 
 
 def _foremost(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Of each weight the row that comes first in ``order``: weight, process, step, class of the module, ``columns``."""
+    """Yield each weight's first row by ``order``: weight, process, step, class of the module, ``columns``."""
     first = rows.iloc[[own[0] for own in rows_of(groups(rows, PARAMETER), order)]]
     values = zip(first["module_class"].map(text), *(first[c] for c in columns), strict=True)
     for place, (process, step), own in zip(parameters(first), at(first), values, strict=True):
@@ -133,7 +133,7 @@ def _foremost(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str])
 
 
 def _bound(view: RunView) -> float | None:
-    """The largest bound over the groups; None unless every optimizer is torch's own Adam."""
+    """Return Adam's longest step over all groups; None without a bound, or if an optimizer is not torch's Adam."""
     groups = parameter_groups(view)
     if not groups or not all(text(o.get("class")) in ADAM for o in view.optimizers):
         return None
@@ -150,7 +150,7 @@ def _bound(view: RunView) -> float | None:
 def rounded_finding(
     rule: Rule, view: RunView, lost: Mapping[Parameter, Orphaned], long: Mapping[Parameter, Leap], eps: float
 ) -> Finding:
-    """The finding about both; at least one is not empty."""
+    """Return one finding about orphaned elements (``lost``) and leaps (``long``); at least one is not empty."""
     worst = max(lost.values(), key=lambda o: o.share, default=None)
     leap = max(long.values(), key=lambda o: o.rates, default=None)
     kind, shown = ("opt_state", worst) if worst is not None else ("update", leap)

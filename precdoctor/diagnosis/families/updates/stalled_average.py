@@ -64,13 +64,13 @@ one tensor only; 0.85 for a count, which the script could also have stopped ther
     ),
 )
 _COLUMNS = ("dtype", "module_class", "shape", "numel", "fingerprint")
-#: Trailing parts of a dotted name that an average shares with its weight: the parameter's and one of the module's.
+#: Trailing parts of its dotted name that an average must share with its weight: the parameter's, one of the module's.
 _SHARED = 2
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight; its fingerprint on each recorded step, ascending."""
+    """A weight; ``prints``: its fingerprint on each recorded step, ascending."""
 
     dtype: str
     module_class: str
@@ -82,6 +82,7 @@ class _Weight:
 
     @property
     def moves(self) -> int:
+        """Number of times that the fingerprint changed between two recorded steps."""
         return int(np.count_nonzero(self.prints[1:] != self.prints[:-1]))
 
 
@@ -118,6 +119,7 @@ def _together(findings: Sequence[Finding]) -> Finding:
 
 
 def _averages(view: RunView, options: Options) -> Checked:
+    """Check the averages of weights in BF16 or FP16."""
     weights = _survey(view)
     trained = view.places("weight_grad") | view.places("weight_grad_step")
     averages = {
@@ -137,7 +139,7 @@ def _averages(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView) -> dict[Parameter, _Weight]:
-    """All weights with fingerprints, from the first process that has them."""
+    """Return all weights with fingerprints, each from the first process that recorded it."""
     frame = view.measured((), ("weight",), columns=_COLUMNS)
     frame = frame[frame["shape"].notna() & frame["fingerprint"].notna()]
     steps, prints = frame["step"].to_numpy(), frame["fingerprint"].to_numpy()
@@ -148,7 +150,10 @@ def _survey(view: RunView) -> dict[Parameter, _Weight]:
 
 
 def _twin(place: Parameter, weight: _Weight, trained: Mapping[Parameter, _Weight]) -> Parameter | None:
-    """The trained weight that an average follows: of the same shape, with the longest common end of the name."""
+    """Return the trained weight that an average follows: of the same shape, with the longest common end of the name.
+
+    None if no name shares `_SHARED` parts.
+    """
     own = _parts(place)
     best, most = None, _SHARED - 1
     for other, candidate in trained.items():

@@ -62,12 +62,12 @@ _NOTICEABLE = 1.5
 
 @dataclass(frozen=True)
 class _Narrow:
-    """The second moments in one 16-bit format."""
+    """The second moments in the 16-bit format with most elements."""
 
     dtype: str
     #: Element count by full name of the parameter.
     weights: Mapping[str, int]
-    #: Measured sqrt(v) over the exact one; None when the state is not on record.
+    #: Recorded sqrt(v) over that of exact arithmetic, median over weights; None if it is unknown.
     measured: float | None = None
 
 
@@ -89,12 +89,12 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _groups(view: RunView) -> list[Mapping[str, Any]]:
-    """The groups of all optimizers if state was recorded, else those of torch's own Adam."""
+    """Return the parameter groups of all optimizers if state was recorded, else those of torch's own Adam."""
     return parameter_groups(view) if second_moments(view).of else adam_groups(view)
 
 
 def _recorded(view: RunView, beta2: float) -> _Narrow | None:
-    """The 16-bit moments of the recorded state; None when none is on record."""
+    """Return the 16-bit moments of the recorded state; None if no second moment of Adam's kind was recorded."""
     moments = second_moments(view)
     held, gradient = moments.held, moments.gradient
     names, dtypes, numel, steps = (held[c].to_numpy() for c in ("state", "dtype", "numel", "step"))
@@ -115,17 +115,17 @@ def _recorded(view: RunView, beta2: float) -> _Narrow | None:
 
 
 def _by_weights(view: RunView) -> _Narrow:
-    """The 16-bit moments of torch's Adam, which keeps them in the format of the weight."""
+    """Return the 16-bit moments that torch's Adam must have: it keeps them in the format of the weight."""
     return _Narrow(*stepped_in_half(view))
 
 
 def _half_ulp(dtype: str) -> float:
-    """Half an ulp, relative to the largest number of a binade: below it every product rounds back."""
+    """Half an ulp, relative to the largest number of a binade. If 1 - beta2 is smaller, v * beta2 rounds back to v."""
     return format_of_dtype(dtype).ulp_at_one / 4.0
 
 
 def _fall(view: RunView) -> tuple[float, float, float]:
-    """Peak and present gradient norm of the optimizer whose norm fell furthest, and their ratio (1 when unknown)."""
+    """Return peak and present norm of the optimizer whose gradient norm fell most, and their ratio (1 if unknown)."""
     best = (0.0, 0.0, 1.0)
     for steps in by_optimizer(view).values():
         norms = [s.grad_norm for s in steps if s.grad_norm and not s.skipped]
