@@ -1,4 +1,4 @@
-"""PD403: gradients in E4M3 with one scale per tensor, whose range E4M3 does not have."""
+"""PD403: gradients cast to E4M3 with one scale per tensor, although they need the range of E5M2."""
 
 from __future__ import annotations
 
@@ -94,11 +94,12 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _lost(operand: Operand) -> float:
+    """Return the flushed or the clipped share, whichever is larger."""
     return max(operand.flushed_share, operand.saturated_share)
 
 
 def _needs_range(operand: Operand, options: Options) -> bool:
-    """Whether it is lost at the cast and at the amax scale, and E5M2 keeps it."""
+    """Return whether the cast loses too much, the scale of amax would too, and E5M2 flushes at most half of that."""
     limit = options["flushed_share"]
     if _lost(operand) < limit:
         return False
@@ -107,6 +108,7 @@ def _needs_range(operand: Operand, options: Options) -> bool:
 
 
 def _harmed(view: RunView, operand: Operand, options: Options) -> bool:
+    """Return whether casting at the scale of amax makes too much noise, in the gradient or in a bulk that matters."""
     if harmful(operand.fitted, operand.fmt, options["lost_db"]):
         return True
     bulk = bulk_of(operand)

@@ -70,6 +70,8 @@ _MOST = 0.5
 
 @dataclass(frozen=True, eq=False)
 class _Growing:
+    """An operand whose amax grows and leaves its bulk behind."""
+
     operand: Operand
     amax: Trend
     #: Trend of the distance between amax and the lower end of the bulk.
@@ -103,11 +105,12 @@ def reach(fmt: Format) -> float:
 
 
 def _sized(operand: Operand) -> Casts:
+    """Return the settled casts of known scale that are not all zeros."""
     return operand.scaled[operand.scaled.amax > 0.0]
 
 
 def _floors(casts: Casts, share: float) -> Floats:
-    """log2 of the magnitude below which ``share`` of the non-zero elements lie, in the unit of each cast."""
+    """log2 of the magnitude that ``share`` of the non-zero elements lie below, in the unit of each cast."""
     table = HistogramTable.of(casts.histograms.taken(casts.row))
     wanted, rows = share * table.running[:, -1], np.arange(len(casts))
     at = ((table.running >= wanted[:, None]) & (table.running > 0.0)).argmax(axis=1)
@@ -117,7 +120,7 @@ def _floors(casts: Casts, share: float) -> Floats:
 
 
 def _trend(operand: Operand, options: Options) -> Trend | None:
-    """The trend of amax; None unless it grows."""
+    """Return the trend of amax; None unless it grows by `min_growth` binades while the cast flushes little."""
     casts = _sized(operand)
     if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
         return None
@@ -126,7 +129,7 @@ def _trend(operand: Operand, options: Options) -> Trend | None:
 
 
 def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
-    """The operand with its forecast; None unless the bulk stays behind."""
+    """Return the operand with its forecast; None if the bulk grows with amax or the forecast exceeds `horizon`."""
     casts = _sized(operand)
     spreads = np.exp2(np.log2(casts.peak) - _floors(casts, options["flushed_share"]))
     spread = fit(list(zip(casts.step.tolist(), spreads.tolist(), strict=True)))
@@ -182,7 +185,7 @@ def _forecast(growing: _Growing, options: Options) -> str:
 
 
 def _prescribe(view: RunView, growing: _Growing) -> Prescription:
-    """E5M2 for a gradient, else blocks, else the tensor's own dtype, with the steps or blocks that it saves."""
+    """Prescribe E5M2 for a gradient in E4M3, else blocks, else no cast; predict the steps or the blocks it saves."""
     operand, soon = growing.operand, growing.left.estimate
     predicted: dict[str, dict[str, float]]
     if operand.gradient and operand.fmt.mantissa_bits == E4M3FN.mantissa_bits:
@@ -198,7 +201,7 @@ def _prescribe(view: RunView, growing: _Growing) -> Prescription:
 
 
 def _blocked(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
-    """Yield block formats, each with its share of blocks with an outlier."""
+    """Yield the recorded block formats, each with the share of its blocks that hold an outlier."""
     for cure in in_blocks(view, operand):
         size = int(str(cure.change["block"]))
         last = round(median(cut(c.statistics.histogram) for c in operand.spots))

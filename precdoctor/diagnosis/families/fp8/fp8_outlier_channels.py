@@ -81,6 +81,8 @@ exponents, to within a few tenths of a dB.
 
 @dataclass(frozen=True, eq=False)
 class _Outlying:
+    """An operand whose bulk loses precision to a few outliers; ``fmt``: blocks that would help."""
+
     operand: Operand
     bulk: Bulk
     fmt: BlockFormat
@@ -109,16 +111,18 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool:
+    """Return whether a few outliers cost a bulk that matters more than the limit."""
     few = bulk.outliers <= options["outlier_share"] and bulk.lost_db >= options["lost_db"]
     return few and matters(view, operand, bulk)
 
 
 def _recorded(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
+    """Return whether block histograms of any of these operands were recorded."""
     return any(histograms(view, o, size) for o, _ in hurt for size in SIZES)
 
 
 def _outlying(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> _Outlying | None:
-    """The operand with the coarsest blocks that help; None if none do."""
+    """Return the operand with the coarsest blocks that help; None if none do, or no blocks were recorded."""
     last = round(median(cut(c.statistics.histogram) for c in operand.spots))
     tried = []
     for fmt in (TILE_1X128, MXFP8_E4M3):
@@ -170,7 +174,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
 
 
 def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescription, ...]:
-    """Blocks, smoothing, no cast; of the first two those that leave little flushed come first."""
+    """Prescribe blocks, smoothing and no cast; blocks or smoothing that flush little come first."""
     cost = worst.operand.cost
     offered = [(cure.damage.flushed, _prescribe(worst, cure, worst.operand.fitted))]
     offered += [(c.damage.flushed, prescription(c, cost)) for c in smoothed(view, worst.operand)]
@@ -180,7 +184,7 @@ def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescri
 
 
 def _prescribe(worst: _Outlying, cure: Cure, whole: Damage) -> Prescription:
-    """The change with the gain of the bulk: figures of the whole tensor are those of its outliers."""
+    """Prescribe ``cure`` with its gain for the bulk, because figures of the whole tensor are those of its outliers."""
     bulk, cold = worst.bulk, 1.0 - worst.hot
     return Prescription(
         title=f"{cure.words}: flushed {percent(whole.flushed)} -> {percent(cure.damage.flushed)}, SQNR of the rest "

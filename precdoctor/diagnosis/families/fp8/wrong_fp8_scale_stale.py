@@ -30,6 +30,8 @@ from precdoctor.numerics.fp8_scaling import DelayedScaling, Recipe
 
 @dataclass(frozen=True, eq=False)
 class _Stale:
+    """An operand whose scale lags behind amax, with what its recorded scales did."""
+
     operand: Operand
     course: Course
 
@@ -105,7 +107,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
 def _better(
     operand: Operand, present: DelayedScaling | None, course: Course, options: Options
 ) -> tuple[Recipe, Course]:
-    """The smallest change that stays below the limit of stale steps and flushes no more than the limit, or than now."""
+    """Return the smallest change with few stale steps that flushes no more than the limit, or than now."""
     span = int(operand.casts.step[-1] - operand.casts.step[0]) + 1
     room = max(options["flushed_share"], course.flushed)
 
