@@ -72,7 +72,7 @@ logits: some runs end well with a one-hot softmax.
         "Gemma Team, Gemma 2, arXiv:2408.00118, section 2 (logit soft-capping, 50 for attention)",
     ),
 )
-#: Recorded steps at the start and at the end of a history whose median is compared; empirical.
+#: Number of recorded steps at the start and at the end of a history whose medians are compared; chosen empirically.
 _FIRST, _NEWEST = 4, 8
 #: Gemma 2's soft cap of attention logits.
 _CAP = 50.0
@@ -80,7 +80,7 @@ _SOFTMAX = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_back
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the tensor that reaches its limit first. Weights that are multiplied up come before it."""
+    """One finding: weights that are multiplied up, else the first tensor to reach its limit, else coarse logits."""
 
     def guilty(fact: Fact) -> float:
         factor = _over_run(view, fact)
@@ -112,7 +112,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _over_run(view: RunView, fact: Fact) -> float:
-    """The factor of a step to the power of the steps of the run."""
+    """Return the factor per step to the power of the run's steps; at most e^700."""
     return math.exp(min(700.0, (view.last_step + 1) * math.log(max(fact.number("factor"), 1.0))))
 
 
@@ -141,6 +141,7 @@ def _amplified(view: RunView, group: Group, options: Options) -> Finding:
 
 
 def _growing(history: History, options: Options) -> Trend | None:
+    """Return the trend of amax; None unless it is near its format's limit and reaches it within `horizon`."""
     points = history.points()
     if len(points) < 2 * options["min_points"] or history.at_max:
         return None
@@ -216,8 +217,8 @@ class _CoarseLogits:
     """Logits whose format is too coarse at their amax.
 
     Attributes:
-        first, last: median amax over the first recorded steps, and over the newest ones with a wide spacing.
-        spacing: of the format at ``last``, in nats.
+        first, last: median amax over the first recorded steps, and over those of the newest with a wide spacing.
+        spacing: distance of neighbours in the format at ``last``, in nats.
     """
 
     history: History
@@ -232,6 +233,7 @@ def _spacing(history: History, magnitude: float) -> float:
 
 
 def _coarse_logits(view: RunView, options: Options) -> Mapping[Key, _CoarseLogits]:
+    """Return logits that have grown, with neighbours `logit_spacing` or more apart on most of the newest steps."""
     found = {}
     for key, history in _logits(view).items():
         points = [amax for _, amax in history.points()]
@@ -247,7 +249,8 @@ def _coarse_logits(view: RunView, options: Options) -> Mapping[Key, _CoarseLogit
 def _logits(view: RunView) -> dict[Key, History]:
     """Half-precision outputs that a softmax reads: deep scans show where softmaxes run and on how many elements.
 
-    It is the last output with as many elements inside the softmax's module, or anywhere if it runs in the loss code.
+    For each softmax this is the last output with as many elements inside the softmax's module, or of the whole model if
+    it runs in the loss code.
     """
     sizes: dict[tuple[str, str], set[int]] = {}
     for op in op_dtypes(view):

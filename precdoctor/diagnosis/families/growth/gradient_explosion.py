@@ -88,6 +88,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _explosions(view: RunView, options: Options) -> Checked:
+    """Check the gradient norms of every optimizer for an explosion."""
     series = {
         k: [s for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm) and not s.skipped]
         for k, steps in by_optimizer(view).items()
@@ -142,11 +143,13 @@ def _severity(explosion: Explosion) -> Severity:
 
 
 def _limit(explosion: Explosion) -> str:
+    """Name of the option whose limit the explosion exceeds."""
     whole = "diverged" if explosion.diverged and not explosion.unbounded else "factor"
     return "fatal" if explosion.fatal else whole
 
 
 def _what(explosion: Explosion) -> str:
+    """State what happened, for the title."""
     if explosion.fatal:
         return f"one exploded gradient ends the training at step {explosion.first.step}"
     if not explosion.diverged or explosion.loss is None:
@@ -200,9 +203,10 @@ def _name(row: TensorRow) -> str:
 
 
 def _culprit(view: RunView, explosion: Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
-    """The weight gradient whose unscaled norm grew most, by which factor, and the backward rows; None if unknown.
+    """Return the weight gradient whose unscaled norm grew most, its factor, and the backward rows; None if unknown.
 
-    Between the last sampled step before and the first one after; of a run that diverged, the last one.
+    Compares the last sampled step before the explosion with the first one from it on, or, if the run diverged, with the
+    last one.
     """
     later = explosion.steps[explosion.at :]
     before = next((s for s in reversed(explosion.steps[: explosion.at]) if s.sampled), None)
@@ -219,11 +223,12 @@ def _culprit(view: RunView, explosion: Explosion) -> tuple[TensorRow | None, flo
 
 
 def _norm(row: TensorRow) -> float:
+    """L2 norm, without the loss scale."""
     return math.sqrt(row.sum_sq or 0.0) / (row.scale or 1.0)
 
 
 def _prescriptions(explosion: Explosion, module: str, rate: StableRate | None) -> tuple[Prescription, ...]:
-    """The cause before the symptom.
+    """Prescribe against the cause before the symptom.
 
     Args:
         explosion: the explosion.
@@ -237,6 +242,7 @@ def _prescriptions(explosion: Explosion, module: str, rate: StableRate | None) -
 
 
 def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
+    """Prescribe the usual rate if the learning rate had been raised, else clipping."""
     raised = explosion.raised
     if raised is not None:
         usual, present = raised
@@ -262,6 +268,7 @@ def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
 
 
 def _bound(explosion: Explosion, module: str) -> Prescription:
+    """Prescribe a bound on the gradients of an objective that has no minimum."""
     return Prescription(
         title=f"normalise the weights' spectra, or penalise the gradient: its norm {explosion.peak:.3g} -> about "
         f"{explosion.baseline:.2g}, as in the first steps",

@@ -69,12 +69,12 @@ scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding s
     ),
 )
 
-#: Binades by which a module's output may lie below what has grown inside it. Chosen empirically.
+#: Binades by which a module's output may lie below the results that have grown inside it. Chosen empirically.
 _AS_LARGE = 4.0
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the chain that grows most, else the op whose repetitions do."""
+    """One finding: the chain that grows most, else the op whose results grow most over its repetitions."""
     along = _along_layers(view, options)
     if along.findings:
         return along
@@ -91,13 +91,13 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _course(fact: Fact) -> list[float]:
-    """Amax of the results of some repetitions, from the first to the last."""
+    """Return the recorded amax of an op's results, from the first repetition to the last."""
     values = fact.data.get("amax")
     return [v for x in values if (v := real(x) or 0.0) > 0.0] if isinstance(values, list) else []
 
 
 def _limit(fact: Fact, last: float, options: Options) -> float:
-    """Binades that are too many; ``last``: amax of the last results."""
+    """Return the least growth, in binades, that is reported; ``last``: amax of the last repetition's results."""
     if fact.backward:
         return float(options["gradient_growth"])
     fmt = known_format(fact.dtype)
@@ -105,12 +105,12 @@ def _limit(fact: Fact, last: float, options: Options) -> float:
 
 
 def _least_growth(headroom: float, options: Options) -> float:
-    """Binades that are too many, by the headroom of the last layer: half of them if it is near its format's end."""
+    """Return the least growth, in binades, that is reported: half as much if the last layer's ``headroom`` is small."""
     return float((0.5 if headroom <= options["headroom"] else 1.0) * options["growth"])
 
 
 def _excess(view: RunView, fact: Fact, options: Options) -> float:
-    """Growth over its limit, from one on; else 0."""
+    """Return growth over its limit; 0 below the limit, or if the results neither rise steadily nor reach the output."""
     course = _course(fact)
     if len(course) < 2 or fact.count("calls") < options["min_calls"]:
         return 0.0
@@ -123,9 +123,10 @@ def _excess(view: RunView, fact: Fact, options: Options) -> float:
 
 
 def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
-    """Whether an output of the module, of any one below a top-level module, is about as large on the scanned step.
+    """Return whether the module's output is about as large as the last results, on the scanned step.
 
-    A module that gives on what its last child returns has no row of its own.
+    For an op directly in a top-level module any output counts. A module that returns its last child's result has no row
+    of its own; then the last output inside it counts.
     """
     rows = [r for r in view.any_rows(fact.step) if r.kind == "output" and r.root == fact.root and r.amax]
     own = [r for r in rows if fact.module in ("", r.module)]
@@ -171,6 +172,7 @@ def _repeated(view: RunView, group: Group, options: Options) -> Finding:
 
 
 def _along_layers(view: RunView, options: Options) -> Checked:
+    """Check chains of like layers, and of calls of one module."""
     known = [
         *chains(view, "output", int(options["min_layers"])),
         *call_chains(view, "output", int(options["min_calls"])),
@@ -188,18 +190,20 @@ def _along_layers(view: RunView, options: Options) -> Checked:
 
 
 def _named(chain: Chain, link: Link) -> str:
+    """Name a link in messages."""
     if not chain.of_calls:
         return f"`{link.module}`"
     return f"call {link.index}{' and later' * (link.index == LAST_CALL)} of `{link.module}`"
 
 
 def _gain(chain: Chain) -> float:
-    """The factor per link; a last link that stands for many calls is left out."""
+    """Return the growth factor per link; a last link that stands for many calls is left out."""
     whole = not chain.of_calls or chain.links[-1].index < LAST_CALL
     return float(2.0 ** slope(_sizes(chain) if whole else _sizes(chain)[:-1]))
 
 
 def _sizes(chain: Chain) -> list[float]:
+    """RMS of the outputs along the chain."""
     return [k.rms for k in chain.alive]
 
 
@@ -217,6 +221,7 @@ def _headroom(chain: Chain) -> float:
 
 
 def _grows(chain: Chain, options: Options) -> bool:
+    """Return whether the outputs rise steadily along the chain, and by more than the limit."""
     if rising_share(_sizes(chain)) < options["consistent_share"]:
         return False
     return _growth(chain) >= _least_growth(_headroom(chain), options)

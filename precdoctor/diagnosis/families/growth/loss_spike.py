@@ -59,25 +59,29 @@ Losses of each optimizer are evaluated separately.
 )
 #: Steps before a jump that make its range, and steps after it that show whether the loss stays up. Chosen empirically.
 _WINDOW, _AFTER = 32, 5
-#: Steps before the jump in which a tensor can move first; a cause acts within a few updates. Chosen empirically.
+#: Number of steps before the jump that are searched for its cause: a cause acts within a few updates. Chosen
+#: empirically.
 _BEFORE = 8
-#: Steps of the ``_AFTER`` on which the loss must stay up, and fewest steps that show it.
+#: How many of the ``_AFTER`` steps the loss must stay up on.
 _STAY = 3
-#: Fewest recorded values that make the range of a tensor.
+#: Least number of recorded values that make the range of a tensor.
 _KNOWN = 4
 #: Updates before the jump in which a spike of the learning rate is searched. Chosen empirically.
 _RATE_WINDOW = 3
 #: Least height of a jump, as a share of the level: without progress any wobble would be one. Chosen empirically.
 _LEAST_HARM = 0.25
-#: Of the standard normal distribution, in standard deviations.
+#: Ninth decile of the standard normal distribution, in standard deviations.
 _NINTH_DECILE = 1.2816
-#: Factor that makes another batch size, not a smaller last batch. Chosen empirically.
+#: Factor between batch sizes from which the loss may have another scale. Chosen empirically.
 _RESIZED = 1.5
 
 
 @dataclass(frozen=True)
 class _Spike:
-    """A jump of the loss at index ``at``, from ``level`` (with ``deviation``) to ``peak``."""
+    """A jump of the loss at index ``at`` of ``steps``, from ``level`` (with ``deviation``) to ``peak``.
+
+    ``stays``: the loss stays up afterwards.
+    """
 
     process: Process
     steps: Sequence[StepFacts]
@@ -118,6 +122,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _Spike | None:
+    """Return the first jump of the loss that stays, else the highest that undid all progress; None without any."""
     losses = [s.loss or 0.0 for s in steps]
     found: _Spike | None = None
     for i in range(int(options["min_steps"]), len(losses)):
@@ -152,7 +157,10 @@ def _upper_deviation(losses: Sequence[float], level: float) -> float:
 
 
 def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved | None, int]:
-    """The tensor that left its range first, up to the spike; and the number of steps that make up that range."""
+    """Return the tensor that left its range first, up to the spike, and the number of steps that make up that range.
+
+    None instead of the tensor if none left its range, or too few steps are known.
+    """
     sampled = [s.step for s in spike.steps[: spike.at + 1] if s.sampled]
     recent = [s for s in sampled if s > spike.steps[max(0, spike.at - _BEFORE)].step]
     usual_steps = [s for s in sampled if s not in recent][-_WINDOW:]
@@ -163,7 +171,7 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
     frame = view.measured((), kinds, columns=("amax",), steps=usual_steps, where=usual)
     tensors, amaxes = groups(frame, IDENTITY), frame["amax"].to_numpy()
     seen = dict(zip(keys(frame.iloc[firsts(tensors)]), map(amaxes.__getitem__, rows_of(tensors)), strict=True))
-    # Gradients act through the update they make: after an ordinary one they are innocent.
+    # Gradients act through the update they make: after an ordinary update no gradient is to blame.
     innocent = after_an_ordinary_update(spike.steps, spike.at)
     moved: dict[int, dict[Key, _Moved]] = {step: {} for step in recent}
     for step in recent:
@@ -181,7 +189,7 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
 
 
 def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
-    """In order of time the tensors that moved and did not come back; a gradient acts at once and need not stay."""
+    """Yield the tensors that moved and did not come back, in order of time; gradients act at once and need not stay."""
     for step, found in moved.items():
         for key, each in found.items():
             gradient = each.row.kind in BACKWARD_KINDS
@@ -190,7 +198,7 @@ def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
 
 
 def _resized(view: RunView, spike: _Spike) -> float:
-    """The factor by which the batch grew at the spike, from the numbers of elements of outputs; 1 if unknown."""
+    """Return the factor by which the batch grew at the spike, from the numbers of elements of outputs; 1 if unknown."""
     before = next((s.step for s in reversed(spike.steps[: spike.at]) if s.sampled), None)
     after = next((s.step for s in spike.steps[spike.at :] if s.sampled), None)
     if before is None or after is None:
@@ -201,7 +209,7 @@ def _resized(view: RunView, spike: _Spike) -> float:
 
 
 def _norm_rises(spike: _Spike, options: Options) -> bool:
-    """Whether the gradient norm left its range with the loss, after an extraordinary update."""
+    """Return whether the gradient norm left its range with the loss, after an update of unusual size or rate."""
     before = [s.grad_norm for s in spike.steps[max(0, spike.at - _WINDOW) : spike.at] if s.grad_norm is not None]
     after = [s.grad_norm for s in spike.steps[spike.at : spike.at + _AFTER] if s.grad_norm is not None]
     if after_an_ordinary_update(spike.steps, spike.at):
@@ -257,7 +265,7 @@ def _location(spike: _Spike, moved: _Moved | None) -> Location:
 
 @dataclass(frozen=True)
 class _RateSpike:
-    """A learning rate beyond all before it, in one of the updates just before the loss jumped."""
+    """A learning rate far above all before it, in one of the updates just before the loss jumped."""
 
     step: int
     before: float
@@ -268,13 +276,14 @@ class _RateSpike:
 
 
 def _sound(spike: _Spike, rate: _RateSpike | None) -> int | None:
-    """The last step before the cause of the jump; None if that is the first one."""
+    """Return the last step before the cause of the jump; None if the cause is in the first step."""
     begun = spike.steps[course_left(spike.steps, spike.at)].step
     begun = begun if rate is None else min(begun, rate.step)
     return max((s.step for s in spike.steps if s.step < begun), default=None)
 
 
 def _rate_spike(spike: _Spike, options: Options) -> _RateSpike | None:
+    """Return the first learning rate far above all older ones, in the last updates before the jump, else None."""
     rates = [(s.step, s.lr) for s in spike.steps[: spike.at] if s.lr]
     newest, older = rates[-_RATE_WINDOW:], rates[:-_RATE_WINDOW]
     if len(older) < options["min_steps"] // 2:
@@ -294,10 +303,12 @@ def _prescribe_rate(spike: _Spike, rate: _RateSpike) -> Prescription:
 
 
 def _other_size(resized: float) -> bool:
+    """Return whether the batch size changed."""
     return not 1.0 / _RESIZED < resized < _RESIZED
 
 
 def _deviations(spike: _Spike) -> float:
+    """Height of the jump in standard deviations; infinite if there is no deviation."""
     return (spike.peak - spike.level) / spike.deviation if spike.deviation > 0.0 else math.inf
 
 

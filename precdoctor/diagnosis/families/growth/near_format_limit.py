@@ -51,7 +51,7 @@ when it will overflow and includes this finding.
 )
 
 
-#: Newest steps whose rows show what a clamp hides: bounds the work.
+#: Number of newest steps whose rows are searched for a clamp, to bound the time.
 _CLAMP_STEPS = 8
 
 
@@ -77,14 +77,17 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _least_headroom(history: History) -> float:
+    """Headroom at the largest amax of the history, in binades."""
     return history.fmt.headroom(max(history.amax.values()))
 
 
 def _close(history: History, options: Options) -> list[tuple[int, float]]:
+    """Return step and amax of the steps with `headroom` binades or less."""
     return [(s, a) for s, a in history.points() if history.fmt.headroom(a) <= options["headroom"]]
 
 
 def _near(history: History, options: Options) -> bool:
+    """Return whether a tensor stays close to its limit, and neither a mask nor a clamp makes it so large."""
     return _stays_close(history, options) and not history.at_max and not _constant(history, options)
 
 
@@ -95,6 +98,7 @@ def _constant(history: History, options: Options) -> bool:
 
 
 def _stays_close(history: History, options: Options) -> bool:
+    """Return whether a tensor is close to its limit on enough of the newest steps."""
     needed, close = int(options["steps"]), _close(history, options)
     newest = {s for s, _ in history.points()[-2 * needed :]}
     return sum(s in newest for s, _ in close) >= needed
@@ -147,7 +151,7 @@ def _row(view: RunView, key: Key, step: int) -> tuple[TensorRow | None, tuple[Te
 
 
 def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequence[TensorRow]) -> Prescription:
-    """A wider format, with its headroom."""
+    """Prescribe a wider format, with the headroom it gives."""
     change = widening(rows, key, history.dtype, view.device)
     before, after = history.fmt.headroom(amax), change.to.headroom(amax)
     return Prescription(
@@ -161,8 +165,8 @@ def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequenc
 # -- clamps that hide an overflow -------------------------------------------------------------------------------------
 #
 # ``torch.clamp(x, -65504 + 1000, 65504 - 1000)`` before a cast to FP16 prevents the infinity and hides that there would
-# be one: every element above the limit becomes the same number, with a gradient of zero. The tensor before it, in a
-# wider format, shows how many these are.
+# be one: every element above the limit becomes the same number, with a gradient of zero. The tensor before the clamp,
+# in a wider format, shows how many elements that affects.
 
 
 @dataclass(frozen=True)
@@ -184,12 +188,13 @@ class _Clamp:
 
 
 def _worst_clamp(view: RunView, constant: Mapping[Key, History]) -> _Clamp | None:
-    """The clamp with the largest share, among tensors with a constant amax."""
+    """Return the clamp with the largest share, among tensors with a constant amax; None without one."""
     found = [c for key, history in constant.items() if (c := _clamp(view, key, history)) is not None]
     return max(found, key=lambda c: c.share, default=None)
 
 
 def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
+    """Return the clamp in front of a tensor; None if too few steps have a wider tensor before it."""
     seen: list[tuple[float, TensorRow, TensorRow, tuple[TensorRow, ...]]] = []
     for step in sorted(history.amax)[-_CLAMP_STEPS:]:
         rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in ("batch", "input", "output"))
@@ -204,7 +209,7 @@ def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
 
 
 def _in_front(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
-    """The last tensor before ``row`` with as many elements, if it is in another format."""
+    """Return the last tensor before ``row`` with as many elements; None if non-finite or of the same dtype."""
     earlier = [r for r in rows if r.order is not None and r.order < (row.order or 0) and r.numel == row.numel]
     last = max(earlier, key=lambda r: r.order or 0, default=None)
     return last if last is not None and last.dtype != row.dtype and not last.bad else None
