@@ -88,7 +88,10 @@ def check(view: RunView, options: Options) -> Checked:
         return wrong_share(fact) if wrong_share(fact) >= least and has_effect(fact, options["effect"]) else 0.0
 
     def lasts(group: Group) -> bool:
-        """Whether it cancels by design, from the start: predictions come close to their targets only late in a run."""
+        """Return whether rounded numbers cancel by design, from the start; True for any other cancellation.
+
+        Predictions come close to their targets only late in a run.
+        """
         return not _rounded_before(group.worst) or stands(view, group)
 
     return check_facts(
@@ -98,22 +101,22 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _rounded_before(fact: Fact) -> bool:
-    """Whether it is a difference of two numbers that had been cast to half."""
+    """Return whether the op subtracts two numbers that had been cast to half precision."""
     return fact.data.get("rounded_before") is True
 
 
 def _rows(fact: Fact) -> float:
-    """Share of the rows of expanded distances in which at least one is wrong."""
+    """Return the share of the rows of expanded distances with at least one wrong element."""
     return fact.share("rows_wrong", "rows")
 
 
 def _format(fact: Fact) -> str:
-    """The format that rounded: of a difference in FP32 that of its operands."""
+    """Return the dtype that rounded: of a difference in FP32 that of its operands before they were widened."""
     return text(fact.data.get("dtype")) or fact.dtype
 
 
 def _difference(view: RunView, group: Group, options: Options) -> Finding:
-    """The finding about numbers that were rounded before they were subtracted."""
+    """Return the finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
     dtype, share, noise = _format(fact), percent(wrong_share(fact)), fact.number("noise")
@@ -151,7 +154,7 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
 
 
 def _coarse(view: RunView, group: Group, options: Options) -> Finding:
-    """The finding about data that no scan saw in a wider format, and whose differences are an ulp or nothing."""
+    """Return the finding about FP32 data, never seen in a wider format, whose differences are an ulp or zero."""
     fact = group.worst
     wrong, of, ulp, largest = (fact.number(name) for name in ("wrong", "of", "ulp", "largest"))
     share, near = percent(wrong_share(fact)), f"{largest:.4g}"

@@ -93,24 +93,27 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _flushes(fact: Fact) -> bool:
+    """Return whether the cast flushes more elements than it clips."""
     return fact.count("flushed") > fact.count("clipped")
 
 
 def _is_read_back(fact: Fact) -> bool:
-    """Whether half-precision numbers are turned into indices; what they were before their cast is not known."""
+    """Return whether narrow floats are used as indices; the integers that they were before their cast are unknown."""
     return "read_by" in fact.data
 
 
 def _limit(fact: Fact, options: Options) -> float:
-    """Least share of integers that are lost."""
+    """Return the least share of lost integers that is reported."""
     return options["missing"] if _is_read_back(fact) else options["collided"]
 
 
 def _collided(fact: Fact) -> float:
+    """Return the share of the distinct integers that became equal to another one."""
     return 1.0 - fact.share("distinct_after", "distinct_before")
 
 
 def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
+    """Return the finding about integers that their type cannot hold."""
     fact = group.worst
     to, share = text(fact.data.get("to")), percent(fact.share("wrapped", "numel"))
     op, there = fact.where("read_by")
@@ -206,7 +209,7 @@ def _prescription(fact: Fact, after: str) -> Prescription:
 
 
 def _keep_integers(fact: Fact, after: str) -> Prescription:
-    """For integers that the cast makes equal, or that an earlier one had when they are read back as indices."""
+    """Prescribe to keep integers that this cast makes equal, or an earlier one before they were used as indices."""
     narrow, wide = after, "float32"
     snippet = f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n"
     if _is_read_back(fact):
@@ -238,7 +241,7 @@ def _exponent(fact: Fact, fmt: Format) -> int | None:
 
 
 def cast_of_angles(cause: Finding, effect: Finding) -> bool:
-    """Whether the angles of ``effect`` come from this cast, which is nearer to the fault than their sine."""
+    """Return whether the angles of ``effect`` come from this cast: it is nearer to the fault than their sine."""
     return same_module(cause, effect) and effect.evidence.get("effect") == "angles"
 
 

@@ -48,7 +48,7 @@ function), widen these inputs, or rewrite it so that it does not cancel. Then sh
 
 
 def limits_of(options: Options) -> Limits:
-    """The options as limits of the comparison."""
+    """Return the options as limits of the comparison."""
     return Limits(options["expected"], options["limit"], options["bits"], options["amplification"])
 
 
@@ -143,6 +143,7 @@ def _title_and_message(found: Shadowed, guilty: Sequence[Piece], limits: Limits)
 
 
 def _what(p: Piece) -> str:
+    """Name the tensor that is off."""
     if p.kind == "output":
         return "the output"
     if p.kind == "input":
@@ -153,6 +154,7 @@ def _what(p: Piece) -> str:
 
 
 def _quoted(p: Piece) -> str:
+    """Name the piece of code."""
     own = f"`{p.module or p.root}`"
     if p.beside is None:
         return own

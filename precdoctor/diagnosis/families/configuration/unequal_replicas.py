@@ -62,12 +62,12 @@ rarely than recorded steps show look the same.
         "Dixit et al., Silent Data Corruptions at Scale, arXiv:2102.11245",
     ),
 )
-#: Weights that a finding lists.
+#: How many weights or ranks a finding lists.
 _LISTED = 16
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding a run: the weight whose copies part first."""
+    """One finding a run: the weight whose copies are the first to differ."""
     if len({p.rank for p in view.everyone}) < 2:
         return Checked.not_applicable("the run has one rank")
     replicas = Replicas({p: view.facts(p) for p in view.everyone})
@@ -99,6 +99,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _difference(record: Mapping[str, Any], replicas: Replicas) -> Difference:
+    """Return a row of the summary as a :class:`Difference`."""
     number = record["weight"]
     return Difference(
         weight=replicas.weights[number],
@@ -159,6 +160,7 @@ def _evidence(lasting: Sequence[Difference], copies: Copies, cause: Cause, compa
 
 
 def _who(view: RunView, copies: Copies, first: Difference) -> str:
+    """Return the start of the title: the weight, and the rank that is to blame if it is known."""
     if len(copies.alone) == 1:
         return f"`{first.name}` on {_rank(view, copies.alone[0])} is not what its replicas hold,"
     if copies.suspect is not None:
@@ -167,7 +169,7 @@ def _who(view: RunView, copies: Copies, first: Difference) -> str:
 
 
 def _held_by(copies: Copies) -> str:
-    """``rank 3 is alone against 3 equal copies``."""
+    """State which ranks hold which value, as in ``rank 3 is alone against 3 equal copies``."""
     if len(copies.alone) == 1:
         return f"rank {copies.alone[0]} is alone against {len(copies.groups[0]):,} equal copies"
     if copies.alone:
@@ -180,12 +182,13 @@ def _held_by(copies: Copies) -> str:
 
 
 def as_they_part(cause: Finding, effect: Finding) -> bool:
-    """Whether ``effect`` begins after the last step with equal copies, and no later than they are seen to differ."""
+    """Return whether ``effect`` begins after the last step with equal copies, and no later than they differ."""
     equal, since, begin = cause.evidence.get("last_equal_step"), cause.location.step, effect.location.step
     return equal is not None and since is not None and begin is not None and equal < begin <= since
 
 
 def _rank(view: RunView, rank: int) -> str:
+    """Name a rank and its place in the layout."""
     return rank_place(rank, coordinates(view, rank))
 
 

@@ -50,9 +50,7 @@ def every_step(operand: Operand) -> bool:
 
 
 def recipe_of(operand: Operand) -> DelayedScaling | None:
-    """Return the delayed recipe that makes the recorded scales, the shortest of several; None without any, or with
-    gaps.
-    """
+    """Return the shortest delayed recipe that makes the recorded scales; None without one, or if steps are missing."""
     casts = operand.casts
     known = ~np.isnan(casts.amax)
     if known.sum() < 4 or not every_step(operand):
