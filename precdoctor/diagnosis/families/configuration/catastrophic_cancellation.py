@@ -74,6 +74,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        """Return the share of wrong elements, or rows, or the noise, whichever exceeds its limit; 0 if none does."""
         if "ulp" in fact.data:
             return wrong_share(fact) if wrong_share(fact) >= options["wrong_share"] else 0.0
         if fact.data.get("of_data") is True and fact.number("noise") >= options["noise"]:

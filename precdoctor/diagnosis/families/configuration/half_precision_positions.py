@@ -118,6 +118,7 @@ def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
 
 
 def _check_tables(view: RunView, options: Options) -> Checked:
+    """Check the buffers of positions and frequencies."""
     named = _named(view)
     if not named:
         return Checked.not_applicable("no table and no sine of positions or frequencies in BF16 or FP16 was seen")

@@ -77,6 +77,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        """Return the share that the cast wraps, makes equal or loses; 0 below its limit."""
         if "wrapped" in fact.data:
             wrapped = fact.share("wrapped", "numel")
             return wrapped if wrapped >= options["wrapped"] else 0.0

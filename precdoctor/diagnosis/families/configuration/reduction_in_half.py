@@ -61,6 +61,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        """Return the relative error of the sum, or the lost share of what was added; 0 below the limits."""
         if _is_swamped(fact, options):
             return fact.number("of_added")
         fmt, error = known_format(fact.dtype), fact.number("error")

@@ -177,6 +177,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
 
 
 def _forecast(growing: _Growing, options: Options) -> str:
+    """State when the bulk is flushed, in a sentence."""
     return (
         f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
         f"{growing.spread.level:.1f} of the format's {reach(growing.operand.fmt):.1f} binades and full in "

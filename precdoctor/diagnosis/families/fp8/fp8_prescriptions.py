@@ -187,6 +187,7 @@ def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
 
 
 def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
+    """Read the rows with block histograms by operand, without recomputed and all-zero tensors."""
     columns = [f"block{size}{part}" for size in SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
     frame = view.measured((), (KIND,), columns=("phase", "amax", *columns), steps=_block_steps(view))
     frame = frame[(frame["phase"] != "recompute") & (frame["amax"] > 0.0)]
@@ -220,6 +221,7 @@ def block_damage(view: RunView, operand: Operand, fmt: BlockFormat) -> Damage | 
 
 
 def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> Damage:
+    """Cost of the cast in a block format on one step."""
     found = predict_blocks(histogram, fmt, amax=amax)
     sqnr, flushed = found.sqnr_db.estimate, found.flushed.estimate
     lost = max(0.0, rounding_db(fmt.element) - sqnr)

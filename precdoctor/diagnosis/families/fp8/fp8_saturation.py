@@ -90,6 +90,7 @@ class _Tensor:
 
     @property
     def share(self) -> float:
+        """Median of ``shares``."""
         return float(np.median(self.shares))
 
 

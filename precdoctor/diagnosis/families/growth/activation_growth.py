@@ -83,6 +83,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding: weights that are multiplied up, else the first tensor to reach its limit, else coarse logits."""
 
     def guilty(fact: Fact) -> float:
+        """Return the weight's growth over the run; 0 below the limit."""
         factor = _over_run(view, fact)
         return factor if factor >= options["amplified"] else 0.0
 

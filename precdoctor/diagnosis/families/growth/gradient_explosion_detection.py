@@ -1,4 +1,4 @@
-"""PD603's detection: a gradient norm that rose and stayed up, by a jump or over the whole run."""
+"""PD603, detection: a gradient norm that rose and stayed up, by a jump or over the whole run."""
 
 from __future__ import annotations
 

@@ -149,6 +149,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _limits(options: Options) -> dict[str, float]:
+    """Return the largest logit allowed in each role."""
     return {
         "attention": options["attention_limit"],
         "output": options["output_limit"],

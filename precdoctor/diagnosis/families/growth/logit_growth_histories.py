@@ -117,6 +117,7 @@ def loss_course(view: RunView) -> LossCourse:
 
 
 def _course(losses: Sequence[float]) -> LossCourse:
+    """Judge finite losses, in order, by quarters of the run."""
     size = len(losses) // 4
     quarters = [median(losses[i * size : (i + 1) * size]) for i in range(3)] + [median(losses[-size:])]
     first, last, best = median(losses[:_FIRST]), quarters[-1], min(quarters)
@@ -132,6 +133,7 @@ def logit_histories(view: RunView) -> Mapping[Key, LogitHistory]:
 
 
 def _histories(view: RunView) -> dict[Key, LogitHistory]:
+    """Read the logits of training, without NaN and +Inf, on the healthy recorded steps."""
     training = [("phase", "==", "train"), ("nan", "==", 0), ("pos_inf", "==", 0)]
     rows = view.measured((), ("logits",), columns=_COLUMNS, steps=watched_steps(view), where=training)
     rows = rows[rows["role"].map(text, na_action=None).astype(bool) & rows["amax"].notna()]

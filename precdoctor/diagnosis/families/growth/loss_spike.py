@@ -93,6 +93,7 @@ class _Spike:
 
     @property
     def first(self) -> StepFacts:
+        """The step of the jump."""
         return self.steps[self.at]
 
 
@@ -150,8 +151,8 @@ def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _S
 def _upper_deviation(losses: Sequence[float], level: float) -> float:
     """The standard deviation that the highest tenth implies; for a normal distribution, the standard deviation.
 
-    A loss of rare events (rewards, collisions) is low on most steps and high on some. The median deviation measures
-    only the former, and every cluster of such events would be a jump.
+    A loss of rare events (rewards, collisions) is low on most steps and high on some. The median deviation measures the
+    low steps only: by it, every cluster of such events would be a jump.
     """
     return (quantiles(losses, n=10, method="inclusive")[-1] - level) / _NINTH_DECILE
 

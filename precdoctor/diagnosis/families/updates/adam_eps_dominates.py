@@ -83,6 +83,7 @@ class _Gradient:
 
     @property
     def share(self) -> float:
+        """Median of ``shares``."""
         return float(np.median(self.shares))
 
     @property

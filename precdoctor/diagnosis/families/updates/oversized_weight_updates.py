@@ -135,6 +135,7 @@ class _Weight:
 
     @property
     def _middle(self) -> int:
+        """Index of the median ratio."""
         return int(np.argsort(self.ratios, kind="stable")[(self.ratios.size - 1) // 2])
 
     @property

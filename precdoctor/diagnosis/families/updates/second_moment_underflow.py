@@ -68,7 +68,7 @@ _USUAL_EPS, _USUAL_DECAY = 1e-8, 0.999
 
 @dataclass(frozen=True)
 class _Lost:
-    """Share of a parameter's second moments that were rounded to zero, per recorded step.
+    """Share of a parameter's elements with a gradient above eps whose second moment is zero, per recorded step.
 
     ``rows``: the steps' rows in :class:`Moments`.
     """
@@ -78,6 +78,7 @@ class _Lost:
 
     @property
     def share(self) -> float:
+        """Median of ``shares``."""
         return float(np.median(self.shares))
 
 
@@ -118,7 +119,7 @@ def _eps(view: RunView) -> float:
 
 
 def _lost(view: RunView, moments: Moments, eps: float, options: Options) -> dict[Parameter, _Lost]:
-    """Return, by parameter, how many elements with a gradient above eps have a second moment of zero, as a share."""
+    """Return by parameter, and step, the share of elements whose squared gradient was lost from the second moment."""
     held, gradient = moments.held, histograms(moments.gradient)
     scale = unscaling(moments.gradient)
     intended = gradient.total - gradient.at_most(eps * scale)[1]
@@ -198,6 +199,7 @@ def _finding(
 
 
 def _subnormal_share(row: TensorRow) -> float:
+    """Return the subnormal share of the non-zero elements."""
     return row.subnormal / max(1, row.histogram.total)
 
 

@@ -1,4 +1,4 @@
-"""PD506, rounded state: the second of Adam's moments is zero where the first is not, because state was rounded.
+"""PD506, rounded state: Adam's second moment is zero under a first moment that is not, because state was rounded.
 
 Both moments are averages over the same gradients, so that the second one bounds the first. State that goes through a
 narrower format between steps (a checkpoint saved in FP16) keeps the first moment, of the gradient's size, and loses the
@@ -212,7 +212,7 @@ def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float)
 
 
 def _prescribe(view: RunView, worst: Orphaned | None, leap: Leap | None) -> Prescription:
-    """Prescribe FP32 checkpoints: what changed the state is not on record, and checkpoints are where it happens."""
+    """Prescribe FP32 checkpoints: the log does not show what changed the state, and checkpoints are the usual place."""
     predicted: dict[str, Any] = {}
     if worst is not None:
         predicted["zero_under_first_moment"] = {"from": worst.share, "to": 0.0}

@@ -99,6 +99,7 @@ def _survey(view: RunView) -> Mapping[Parameter, Buffer]:
 
 
 def _read(view: RunView) -> dict[Parameter, Buffer]:
+    """Read all rows of 16-bit buffers that have a fingerprint and finite elements."""
     frame = view.measured((), ("buffer",), columns=_COLUMNS, where=[("dtype", "in", HALF)])
     frame = frame[finite(frame) & frame[["fingerprint", "sum", "amax"]].notna().all(axis=1)]
     steps, prints, amax = (frame[c].to_numpy() for c in ("step", "fingerprint", "amax"))

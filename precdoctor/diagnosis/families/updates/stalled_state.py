@@ -71,6 +71,7 @@ def check(view: RunView, options: Options) -> Checked:
     stepped = any(s.optimizer for steps in view.timeline.values() for s in steps)
 
     def guilty(fact: Fact) -> float:
+        """Return the share of elements that the write leaves unchanged; 0 if it is not this rule's to report."""
         if _target(fact) == "weight" and _short(fact) == "mul":
             if _decay(fact, view.last_step + 1) < options["decayed"]:
                 return 0.0
