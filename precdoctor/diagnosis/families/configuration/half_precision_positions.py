@@ -72,7 +72,7 @@ _POSITIONS = re.compile(r"(?:^|_)(?:positions?|position_ids|pos_ids)(?:$|_)")
 #: Every FP64 number above this one is whole: larger quotients prove no multiple.
 _EXACT = 2.0**52
 #: Numbers with at most this many significant bits below the leading one (counts, say) need no rounding to be narrow.
-_OWN = 4
+_FEW_BITS = 4
 
 
 #: Least share of the angles that is off by an eighth of a radian or more.
@@ -119,11 +119,11 @@ def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
 
 def _check_tables(view: RunView, options: Options) -> Checked:
     """Check the buffers of positions and frequencies."""
-    named = _named(view)
+    named = _candidates(view)
     if not named:
         return Checked.not_applicable("no table and no sine of positions or frequencies in BF16 or FP16 was seen")
-    length = _longest(view)
-    tables = [t for row in named if (t := _judge(row, length)) is not None]
+    length = _longest_sequence(view)
+    tables = [t for row in named if (t := _table_of(row, length)) is not None]
     limits = {"radians": options["radians"], "collision": options["collision"]}
     guilty = [t for t in tables if t.error >= limits[t.what]]
     seen = plural(len(named), "half-precision position table")
@@ -133,7 +133,7 @@ def _check_tables(view: RunView, options: Options) -> Checked:
     return Checked([_finding(worst, guilty, length, limits)], f"{len(guilty):,} of {seen} lose positions")
 
 
-def _named(view: RunView) -> list[TensorRow]:
+def _candidates(view: RunView) -> list[TensorRow]:
     """Return the first row of every buffer named like positions or frequencies that holds half-precision numbers."""
     frame = view.measured((), ("buffer",), columns=("dtype",), where=[("dtype", "in", (*HALF, FP32.dtype))])
     names = {name: str(name).rsplit(".", maxsplit=1)[-1].lower() for name in frame["name"].unique()}
@@ -162,7 +162,7 @@ def rounded_to(row: TensorRow) -> Format | None:
     if row.dtype != "float32" or row.bad or not row.amin_nonzero or row.amax is None or row.numel < 2:
         return None
     exponent = math.frexp(row.amin_nonzero)[1] - 1
-    if _are_multiples(row, 2.0 ** (exponent - _OWN)):
+    if _are_multiples(row, 2.0 ** (exponent - _FEW_BITS)):
         return None
     return next((f for f in (BF16, FP16) if _are_multiples(row, 2.0 ** (exponent - f.mantissa_bits))), None)
 
@@ -175,7 +175,7 @@ def _are_multiples(row: TensorRow, grid: float) -> bool:
     return all(c <= _EXACT and c == round(c) for c in counts)
 
 
-def _longest(view: RunView) -> int:
+def _longest_sequence(view: RunView) -> int:
     """Return the longest second dimension of an activation with three (batch, sequence, width); 0 without any."""
     frame = view.measured((), ("output",), columns=("shape",), steps=view.kept_steps[:1])
     lengths, extents = lists(frame, "shape")
@@ -183,7 +183,7 @@ def _longest(view: RunView) -> int:
     return int(extents[second].max(initial=0))
 
 
-def _judge(row: TensorRow, length: int) -> _Table | None:
+def _table_of(row: TensorRow, length: int) -> _Table | None:
     """Return a buffer with the error of its numbers at sequences of ``length``; None if it is no such table."""
     fmt = known_format(row.dtype) if row.dtype in HALF else rounded_to(row)
     if fmt is None or not row.amax:

@@ -68,7 +68,7 @@ def angles_of(view: RunView) -> list[Angles]:
             continue
         place = text(event.get("root")), text(event.get("module"))
         step, process = integer(event.get("step")) or 0, Process.of(event)
-        for entry, dtype, amax in _angles([o for o in ops if isinstance(o, Mapping)]):
+        for entry, dtype, amax in _sine_operands([o for o in ops if isinstance(o, Mapping)]):
             fmt, line = known_format(dtype), integer(entry.get("line"))
             source = Source(text(entry.get("file")), line, None) if line is not None else None
             known = found.get(place)
@@ -97,7 +97,7 @@ def measured_angles(view: RunView) -> list[Angles]:
     return sorted((max(group, key=lambda a: a.error) for group in several), key=lambda a: -a.error)
 
 
-def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
+def _sine_operands(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
     """Yield each sine or cosine of one module with the dtype and the amax of its operand.
 
     The operand is the last result before it of the same dtype and number of elements. An operand in a wide dtype came
@@ -179,7 +179,7 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
             else "dtype and largest angle are recorded"
             + ("; their size alone identifies them as the ones that were widened" if angles.widened else ""),
         },
-        prescriptions=((_reduced if wide else _in_fp32)(angles, line),),
+        prescriptions=((_subtract_turns if wide else _in_fp32)(angles, line),),
     )
 
 
@@ -213,7 +213,7 @@ def _in_fp32(angles: Angles, line: str) -> Prescription:
     )
 
 
-def _reduced(angles: Angles, line: str) -> Prescription:
+def _subtract_turns(angles: Angles, line: str) -> Prescription:
     """Prescribe to subtract whole turns first: they do not change a sine, but take up all the digits."""
     fine = math.pi * 2.0 ** -(angles.fmt.mantissa_bits + 1)
     return Prescription(

@@ -82,8 +82,8 @@ def check(view: RunView, options: Options) -> Checked:
             wrapped = fact.share("wrapped", "numel")
             return wrapped if wrapped >= options["wrapped"] else 0.0
         if "distinct_before" in fact.data:
-            collided = _collided(fact)
-            return collided if collided >= _limit(fact, options) else 0.0
+            collided = _collided_share(fact)
+            return collided if collided >= _collision_limit(fact, options) else 0.0
         lost = fact.number("lost")
         return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
 
@@ -103,12 +103,12 @@ def _is_read_back(fact: Fact) -> bool:
     return "read_by" in fact.data
 
 
-def _limit(fact: Fact, options: Options) -> float:
+def _collision_limit(fact: Fact, options: Options) -> float:
     """Return the least share of lost integers that is reported."""
     return options["missing"] if _is_read_back(fact) else options["collided"]
 
 
-def _collided(fact: Fact) -> float:
+def _collided_share(fact: Fact) -> float:
     """Return the share of the distinct integers that became equal to another one."""
     return 1.0 - fact.share("distinct_after", "distinct_before")
 
@@ -148,13 +148,13 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     before, after = text(fact.data.get("from")), text(fact.data.get("to"))
     if "distinct_before" in fact.data:
         effect = f"{fact.count('distinct_before'):,} integers become {fact.count('distinct_after'):,} different numbers"
-        measured = f"up to {fact.number('largest'):,.0f}, {percent(_collided(fact))} collide"
+        measured = f"up to {fact.number('largest'):,.0f}, {percent(_collided_share(fact))} collide"
         if _is_read_back(fact):
             among = f"{fact.count('distinct_before'):,} integers from {fact.number('least'):,.0f} to"
             effect = f"only {fact.count('distinct_after'):,} of the {among} {fact.number('largest'):,.0f} can occur"
             op, there = fact.where("read_by")
             measured = f"{before} holds no others; they are used as indices by {short_name(op)}{there}"
-        least = _limit(fact, options)
+        least = _collision_limit(fact, options)
         limit, limits = percent(least), {"missing" if _is_read_back(fact) else "collided": least}
     else:
         effect = f"{percent(fact.number('lost'))} of its magnitude is lost"

@@ -114,7 +114,7 @@ def check(view: RunView, options: Options) -> Checked:
     key = next(iter(gradients))
     fmt, reduction = gradients[key].fmt, reductions[key[0]]
     if reduction.ranks >= 2 ** (fmt.mantissa_bits + 1):
-        return Checked([_many_ranks(fmt, reduction, key)], f"{seen}: a running sum stalls")
+        return Checked([_many_ranks_finding(fmt, reduction, key)], f"{seen}: a running sum stalls")
     worst = max(median(g.flushed) for g in gradients.values())
     return Checked((), f"{seen}: at most {percent(worst)} flushed")
 
@@ -144,11 +144,11 @@ def _survey(view: RunView, reductions: Mapping[str, _Reduction], options: Option
                     continue
                 gradient = found.setdefault(row.key, _Gradient(fmt))
                 gradient.last = (process, step)
-                _add(gradient, row, reduction)
+                _add_losses(gradient, row, reduction)
     return found
 
 
-def _add(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
+def _add_losses(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
     """Add what this rank's part of the sum loses by the cast and the division."""
     limit = math.floor(math.log2(gradient.fmt.flush_limit * reduction.divides_by))
     below = row.histogram[:limit]  # magnitudes up to 2^limit
@@ -245,7 +245,7 @@ def _snippet(reduction: _Reduction, to: str) -> str:
     )
 
 
-def _many_ranks(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
+def _many_ranks_finding(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
     """Return the finding about so many ranks that a running sum over them stalls."""
     limit = 2 ** (fmt.mantissa_bits + 1)
     how = reduction.words(fmt)

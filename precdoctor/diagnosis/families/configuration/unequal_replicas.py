@@ -125,11 +125,11 @@ def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[We
     return RULE.finding(
         confidence=cause.confidence,
         severity=Severity.WARNING if cause.mild else None,
-        title=f"{_who(view, copies, first)} since step {first.since}",
+        title=f"{_subject_words(view, copies, first)} since step {first.since}",
         message=(
             f"By the layout of the run ({first.weight.by}), {plural(first.weight.replicas, 'rank')} hold a copy of "
             f"`{first.name}`. From step {first.since} on its bits differ, on {plural(first.steps, 'recorded step')}: "
-            f"{_held_by(copies)}.{equal}{rest}{later} {cause.sentence}"
+            f"{_values_words(copies)}.{equal}{rest}{later} {cause.sentence}"
         ),
         location=Location(
             first.weight.root, first.weight.module, copies.module_class, "weight", Phase.OPTIMIZER, rank, first.since
@@ -159,7 +159,7 @@ def _evidence(lasting: Sequence[Difference], copies: Copies, cause: Cause, compa
     }
 
 
-def _who(view: RunView, copies: Copies, first: Difference) -> str:
+def _subject_words(view: RunView, copies: Copies, first: Difference) -> str:
     """Return the start of the title: the weight, and the rank that is to blame if it is known."""
     if len(copies.alone) == 1:
         return f"`{first.name}` on {_rank(view, copies.alone[0])} is not what its replicas hold,"
@@ -168,7 +168,7 @@ def _who(view: RunView, copies: Copies, first: Difference) -> str:
     return f"`{first.name}` differs between its {plural(first.weight.replicas, 'replica')}"
 
 
-def _held_by(copies: Copies) -> str:
+def _values_words(copies: Copies) -> str:
     """State which ranks hold which value, as in ``rank 3 is alone against 3 equal copies``."""
     if len(copies.alone) == 1:
         return f"rank {copies.alone[0]} is alone against {len(copies.groups[0]):,} equal copies"

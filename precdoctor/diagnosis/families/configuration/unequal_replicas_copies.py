@@ -18,7 +18,7 @@ _KINDS = ("weight", "weight_grad_step", "update")
 #: an optimizer step explains only rounding is left.
 _STANDS_OUT = 4.0
 #: Number of steps searched for signs that a rank counts its steps differently.
-_NEAR = 8
+_SEARCHED_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,9 @@ def copies_of(view: RunView, difference: Difference) -> Copies:
     return Copies(
         groups=groups,
         alone=alone,
-        moved=None if difference.equal is None else _moved(before, now, difference.since - difference.equal == 1),
+        moved=None
+        if difference.equal is None
+        else _rank_that_changed(before, now, difference.since - difference.equal == 1),
         gradients_differ=len(set(given["fingerprint"])) > 1 if known else None,
         module_class=text(now["module_class"].iloc[0]) or None,
     )
@@ -119,7 +121,7 @@ def steps_apart(view: RunView, difference: Difference) -> str | None:
     """
     one, other = (ranks[0] for ranks in copies_of(view, difference).groups[:2])
     holders = {(p.rank, p.attempt) for p in difference.holders if p.rank in (one, other)}
-    near = [s for s in view.sampled_steps if s >= difference.since][:_NEAR]
+    near = [s for s in view.sampled_steps if s >= difference.since][:_SEARCHED_STEPS]
     held: dict[int, dict[int, int]] = {one: {}, other: {}}
     where = [*_rows_of(difference.weight), *((count, "==", 0) for count in BAD_COUNTS)]
     for batch in view.batches(("fingerprint",), ("weight",), steps=near, where=where, everyone=True):
@@ -139,7 +141,7 @@ def _rows_of(weight: Weight) -> Sequence[tuple[str, str, Any]]:
     return [("root", "==", weight.root), ("module", "==", weight.module), ("name", "==", weight.name)]
 
 
-def _moved(before: pd.DataFrame, now: pd.DataFrame, adjacent: bool) -> int | None:
+def _rank_that_changed(before: pd.DataFrame, now: pd.DataFrame, adjacent: bool) -> int | None:
     """Return the rank whose sum changed most beyond its update; None if none stands out or sums are missing.
 
     Args:

@@ -65,7 +65,7 @@ block, so that only the outlier's own block sinks, or keep the operand wide.
 
 
 #: Largest share of blocks with an outlier for blocks to help: the default of PD408's `hot_blocks`.
-_MOST = 0.5
+_MOST_HOT = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +89,8 @@ def check(view: RunView, options: Options) -> Checked:
     longest = max((len(o.scaled) for o in judged), default=0)
     if longest < 2 * options["min_points"]:
         return Checked((), f"{seen_words(found)}: too few steps of known scale for a trend")
-    trends = [(o, trend) for o in judged if (trend := _trend(o, options)) is not None]
-    growing = [g for o, trend in trends if (g := _running_away(o, trend, options)) is not None]
+    trends = [(o, trend) for o in judged if (trend := _amax_trend(o, options)) is not None]
+    growing = [g for o, trend in trends if (g := _with_forecast(o, trend, options)) is not None]
     if not trends:
         return Checked((), f"{seen_words(found)}: amax of none grows by {options['min_growth']:g} binades")
     if not growing:
@@ -104,7 +104,7 @@ def reach(fmt: Format) -> float:
     return math.log2(fmt.max) - math.log2(fmt.flush_limit)
 
 
-def _sized(operand: Operand) -> Casts:
+def _nonzero_casts(operand: Operand) -> Casts:
     """Return the settled casts of known scale that are not all zeros."""
     return operand.scaled[operand.scaled.amax > 0.0]
 
@@ -119,18 +119,18 @@ def _floors(casts: Casts, share: float) -> Floats:
     return floors
 
 
-def _trend(operand: Operand, options: Options) -> Trend | None:
+def _amax_trend(operand: Operand, options: Options) -> Trend | None:
     """Return the trend of amax; None unless it grows by `min_growth` binades while the cast flushes little."""
-    casts = _sized(operand)
+    casts = _nonzero_casts(operand)
     if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
         return None
     amax = fit(list(zip(casts.step.tolist(), casts.amax.tolist(), strict=True)))
     return amax if amax is not None and amax.rises and amax.climbed >= options["min_growth"] else None
 
 
-def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
+def _with_forecast(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
     """Return the operand with its forecast; None if the bulk grows with amax or the forecast exceeds `horizon`."""
-    casts = _sized(operand)
+    casts = _nonzero_casts(operand)
     spreads = np.exp2(np.log2(casts.peak) - _floors(casts, options["flushed_share"]))
     spread = fit(list(zip(casts.step.tolist(), spreads.tolist(), strict=True)))
     if spread is None or not spread.rises:
@@ -143,7 +143,7 @@ def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing |
 def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Finding:
     worst = growing[0]
     operand, trend, left = worst.operand, worst.amax, worst.left
-    casts = _sized(operand)
+    casts = _nonzero_casts(operand)
     cast, first = casts[-1], casts[0]
     steps = plural(trend.last - trend.first, "step")
     message = (
@@ -194,14 +194,14 @@ def _prescribe(view: RunView, growing: _Growing) -> Prescription:
         words = f"steps until the bulk is flushed {soon:,.0f} -> {later:,.0f}"
         predicted = {"steps_to_flush": {"from": round(soon), "to": round(later)}}
     else:
-        found = next(((c, hot) for c, hot in _blocked(view, operand) if hot <= _MOST), None)
+        found = next(((c, hot) for c, hot in _block_cures(view, operand) if hot <= _MOST_HOT), None)
         cure, hot = found if found is not None else (kept_wide(operand), 0.0)
         words = f"share of its blocks that sinks with the amax {percent(1.0)} -> {percent(hot)}"
         predicted = {"sinking_share": {"from": 1.0, "to": hot}}
     return Prescription(f"{cure.words}: {words}", cure.change, predicted, cure.snippet)
 
 
-def _blocked(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
+def _block_cures(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
     """Yield the recorded block formats, each with the share of its blocks that hold an outlier."""
     for cure in in_blocks(view, operand):
         size = int(str(cure.change["block"]))

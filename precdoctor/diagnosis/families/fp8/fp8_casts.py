@@ -109,7 +109,7 @@ class Casts(Sequence[Cast]):
         """Return one cast for an index; for a slice, a mask or several indices the casts there."""
         if isinstance(at, (int, np.integer)):
             return self._cast(int(at))
-        return replace(self, **{name: getattr(self, name)[at] for name in _COUNTED})
+        return replace(self, **{name: getattr(self, name)[at] for name in _PER_CAST})
 
     def _cast(self, at: int) -> Cast:
         row = int(self.row[at])
@@ -154,7 +154,7 @@ class Casts(Sequence[Cast]):
         return self.saturated / np.maximum(self.numel, 1)
 
 
-_COUNTED = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histograms"))
+_PER_CAST = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histograms"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +259,7 @@ class Operand:
     @cached_property
     def typical(self) -> Cast:
         """The settled cast whose flushed share is the median one (the lower of two)."""
-        return _middle(self.settled, self.settled.flushed_share)
+        return _median_cast(self.settled, self.settled.flushed_share)
 
     @cached_property
     def clipping(self) -> Damage:
@@ -268,7 +268,7 @@ class Operand:
         A scale that is computed only now and then costs nothing on some steps and much on others; ``cost``, which
         examines a few casts, may miss the latter.
         """
-        return damage(_middle(self.settled, self.settled.saturated_share).statistics, self.fmt)
+        return damage(_median_cast(self.settled, self.settled.saturated_share).statistics, self.fmt)
 
     @cached_property
     def cost(self) -> Damage:
@@ -289,7 +289,7 @@ class Operand:
         """
         target = fmt or self.fmt
         return Damage.median(
-            [damage(c.statistics, target, _filling(c, target) if rescaled else 1.0) for c in self.spots]
+            [damage(c.statistics, target, _filling_factor(c, target) if rescaled else 1.0) for c in self.spots]
         )
 
     def replay(self, recipe: Recipe) -> Replayed:
@@ -315,7 +315,7 @@ class Operand:
         return tensor_evidence(replace(mine[0], dtype=self.fmt.dtype), rows)
 
 
-def _filling(cast: Cast, fmt: Format) -> float:
+def _filling_factor(cast: Cast, fmt: Format) -> float:
     """Multiplier that brings the cast's amax to the format's maximum."""
     return fmt.max / cast.peak if cast.peak else 1.0
 
@@ -325,7 +325,7 @@ def operands(view: RunView) -> Mapping[Key, Operand]:
     return view.remember("fp8-operands", lambda: _read(view))
 
 
-def _steps(view: RunView) -> list[int]:
+def _examined_steps(view: RunView) -> list[int]:
     """Return the examined steps: the newest, and some evenly spread over the older ones."""
     steps = list(view.kept_steps)
     older, newest = steps[:-_NEWEST], steps[-_NEWEST:]
@@ -334,11 +334,11 @@ def _steps(view: RunView) -> list[int]:
 
 def _read(view: RunView) -> dict[Key, Operand]:
     """Return the operands of all casts in training, without recomputed activations."""
-    frame = view.measured(("non_finite",), (KIND,), columns=_READ, steps=_steps(view))
+    frame = view.measured(("non_finite",), (KIND,), columns=_READ, steps=_examined_steps(view))
     cast = (frame["phase"] != "recompute") & frame["flushed"].notna() & ~np.isnan(format_values(frame, "max", "format"))
     frame = frame[cast]
     held, tensors = histograms(frame), groups(frame, IDENTITY)
-    casts = _together(frame, held, tensors)
+    casts = _merged_casts(frame, held, tensors)
     last = frame.iloc[lasts(tensors)]
     described = zip(last["module_class"].map(text), last["format"], last["dtype"], strict=True)
     found = {}
@@ -349,7 +349,7 @@ def _read(view: RunView) -> dict[Key, Operand]:
     return found
 
 
-def _together(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Casts]:
+def _merged_casts(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Casts]:
     """Return the casts of each operand by step, several on one step merged as :class:`Cast` describes."""
     counted = ("numel", "saturated", "flushed", "non_finite")
     amax = column(frame, "amax")
@@ -388,6 +388,6 @@ def _statistics(r: Mapping[str, Any], histogram: ExponentHistogram) -> TensorSta
         return TensorStatistics(histogram)
 
 
-def _middle(casts: Casts, shares: Floats) -> Cast:
+def _median_cast(casts: Casts, shares: Floats) -> Cast:
     """Return the cast with the median share (the lower of two)."""
     return casts[int(np.argsort(shares, kind="stable")[(len(casts) - 1) // 2])]

@@ -105,7 +105,7 @@ def check(view: RunView, options: Options) -> Checked:
     if clipped:
         clipped.sort(key=lambda o: (-o.saturated_share, o.key))
         reason = f"{plural(len(clipped), 'operand')} of {seen_words(casts)} above the limit"
-        return Checked([_clipped(view, clipped, options)], reason)
+        return Checked([_clipped_finding(view, clipped, options)], reason)
     if not tensors:
         worst = max((o.saturated_share for o in casts.values()), default=0.0)
         return Checked((), f"{seen_words(casts)}: at most {percent(worst)} clipped")
@@ -187,7 +187,7 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     )
 
 
-def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Finding:
+def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options) -> Finding:
     """Return the finding about recorded casts, whose rows still hold the elements beyond the maximum."""
     operand = clipped[0]
     share, largest = operand.saturated_share, operand.fmt.max
@@ -212,11 +212,11 @@ def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Fin
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_lower(operand, share),),
+        prescriptions=(_prescribe_amax_scale(operand, share),),
     )
 
 
-def _lower(operand: Operand, share: float) -> Prescription:
+def _prescribe_amax_scale(operand: Operand, share: float) -> Prescription:
     """Prescribe the scale of the tensor's own amax, with the shares that it clips and flushes."""
     cure = rescaled(operand)
     return Prescription(

@@ -76,7 +76,7 @@ _NAMES = (
     ("logits", re.compile(r"^(lm_?head|head|logits|classifier|unembed(ding)?|output_projection)$")),
 )
 #: Roles in the words of messages.
-_WHAT = {
+_ROLE_WORDS = {
     "embedding": "an embedding",
     "norm": "a norm",
     "router": "a router",
@@ -109,9 +109,11 @@ def check(view: RunView, options: Options) -> Checked:
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     placed = [(o, *where) for o in found.values() if o.settled and (where := _role(view, o)) is not None]
-    judged = [_judged(view, placed, o, role, module, options) for o, role, module in placed]
+    judged = [_judge(view, placed, o, role, module, options) for o, role, module in placed]
     named = {o.key for o, _, _ in placed}
-    judged += [s for o in found.values() if o.settled and o.key not in named and (s := _result(view, o, options))]
+    judged += [
+        s for o in found.values() if o.settled and o.key not in named and (s := _result_operand(view, o, options))
+    ]
     if not judged:
         return Checked((), f"{seen_words(found)}: none in an embedding, norm, router or the final logits")
     judged.sort(
@@ -151,7 +153,7 @@ def _beside_experts(view: RunView, root: str, module: str) -> bool:
     return any("expert" in m.rpartition(".")[2].lower() for m in siblings)
 
 
-def _judged(
+def _judge(
     view: RunView,
     placed: Sequence[tuple[Operand, str, str]],
     operand: Operand,
@@ -173,7 +175,7 @@ def _judged(
     return _Sensitive(operand, role, module, nats, noise, damaged)
 
 
-def _result(view: RunView, operand: Operand, options: Options) -> _Sensitive | None:
+def _result_operand(view: RunView, operand: Operand, options: Options) -> _Sensitive | None:
     """Return an operand that the model returns, whatever the name of its layer; None unless rounding does damage."""
     noise = _noise(view, operand)
     if noise is None or noise < options["noise_share"]:
@@ -231,7 +233,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
     operand, cost = worst.operand, worst.operand.cost
     cast = operand.typical
     sure, why = confidence(operand) if worst.damaged else (0.6, "recognised by class and name; no damage in this run")
-    what = _WHAT[worst.role]
+    what = _ROLE_WORDS[worst.role]
     shown = [s for s in judged if s.damaged] or judged
     harm = (
         f"{percent(operand.flushed_share)} flushed, {percent(operand.saturated_share)} clipped, signal to noise "

@@ -14,11 +14,11 @@ from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Casts, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import harmful, listed, location
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
-    Course,
+    ScaleEffect,
     every_step,
-    first_that,
+    first_accepted,
     moves,
-    recorded,
+    recorded_effect,
     shorter,
     snippet,
     words,
@@ -84,11 +84,11 @@ def _held(operand: Operand, options: Options) -> _Held:
     newest = np.where(explains, np.arange(len(sized)), -1).max(axis=1, initial=-1)
     held = (newest >= 0) & (np.append(sized.amax, 0.0)[newest] >= 2.0 ** options["spike"] * casts.amax)
     casts, spikes = casts[held], sized[newest[held]]
-    tried = [_costs(cast, operand, options) for cast in casts[:: max(1, len(casts) // _PREDICTED)]]
+    tried = [_is_harmful(cast, operand, options) for cast in casts[:: max(1, len(casts) // _PREDICTED)]]
     return _Held(operand, casts, spikes) if 2 * sum(tried) > len(tried) else _Held(operand, casts[:0], spikes[:0])
 
 
-def _costs(cast: Cast, operand: Operand, options: Options) -> bool:
+def _is_harmful(cast: Cast, operand: Operand, options: Options) -> bool:
     """Return whether the scale in force does harm and that of the tensor's own amax would not."""
     fmt = operand.fmt
     if not harmful(damage(cast.statistics, fmt), fmt, options["lost_db"]):
@@ -134,19 +134,19 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
     )
 
 
-def _better(held: _Held, options: Options) -> tuple[Recipe, Course]:
+def _better_recipe(held: _Held, options: Options) -> tuple[Recipe, ScaleEffect]:
     """Return the longest history that flushes on less than half the limit of steps and is stale no more often."""
-    now = recorded(held.operand, options["stale_db"], options["flushed_share"])
+    now = recorded_effect(held.operand, options["stale_db"], options["flushed_share"])
 
-    def accept(course: Course) -> bool:
-        quiet = len(course.flushing) < 0.5 * options["held_share"] * course.steps
-        return quiet and len(course.stale) <= len(now.stale)
+    def accept(effect: ScaleEffect) -> bool:
+        quiet = len(effect.flushing) < 0.5 * options["held_share"] * effect.steps
+        return quiet and len(effect.stale) <= len(now.stale)
 
-    return first_that(held.operand, shorter(held.longest), accept, options["stale_db"], options["flushed_share"])
+    return first_accepted(held.operand, shorter(held.longest), accept, options["stale_db"], options["flushed_share"])
 
 
 def _prescribe(held: _Held, options: Options) -> Prescription:
-    operand, (recipe, better) = held.operand, _better(held, options)
+    operand, (recipe, better) = held.operand, _better_recipe(held, options)
     return Prescription(
         title=f"scale by {words(recipe)}: steps above the limit {len(held.casts)} -> {len(better.flushing)}, "
         f"stale steps {len(better.stale)}",

@@ -46,11 +46,11 @@ def invalid_amax(rule: Rule, view: RunView, found: Mapping[Key, Operand], option
 
 def _invalid(view: RunView, operand: Operand, absurd: float) -> _Invalid:
     """Return the operand with its casts of invalid scale, without those whose input was already non-finite."""
-    bad = operand.casts[_suspicious(operand, absurd)]
-    return _Invalid(operand, bad[[i for i, cast in enumerate(bad) if not _came_in(view, operand, cast)]])
+    bad = operand.casts[_has_invalid_scale(operand, absurd)]
+    return _Invalid(operand, bad[[i for i, cast in enumerate(bad) if not _input_was_bad(view, operand, cast)]])
 
 
-def _suspicious(operand: Operand, absurd: float) -> Mask:
+def _has_invalid_scale(operand: Operand, absurd: float) -> Mask:
     """Return which casts have a scale that is infinite, zero, negative or NaN, or absurdly large for their operand."""
     casts = operand.casts
     unknown = np.isnan(casts.scale)  # or NaN: in the log both are null
@@ -63,7 +63,7 @@ def _suspicious(operand: Operand, absurd: float) -> Mask:
     return found
 
 
-def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
+def _input_was_bad(view: RunView, operand: Operand, cast: Cast) -> bool:
     """Return whether an earlier tensor of the same step was already non-finite, so that no scale is to blame."""
     if not cast.non_finite:
         return False

@@ -22,7 +22,7 @@ _MARGINS = (0, 1, 2, 3)
 #: 0.006); a scale rounded down to a power of two may lie a binade lower.
 _SAME = 0.02
 #: Least share of the steps on which the scales must agree; chosen empirically.
-_AGREES = 0.8
+_AGREEMENT = 0.8
 #: Casts per recipe whose noise is predicted, to bound the time of a replay.
 _PREDICTED = 24
 #: Peaks up to this factor over the maximum clip too little to reach any limit.
@@ -63,7 +63,7 @@ def recipe_of(operand: Operand) -> DelayedScaling | None:
         for low, high in ((-_SAME, _SAME), (-_SAME, 1.0 + _SAME)):
             agrees = float(np.mean((off[1:] >= low) & (off[1:] <= high))) - (0.05 if high > 0.5 else 0.0)
             best = max(best, (agrees, recipe), key=lambda item: item[0])
-    return best[1] if best[0] >= _AGREES else None
+    return best[1] if best[0] >= _AGREEMENT else None
 
 
 def _recipes() -> Iterator[DelayedScaling]:
@@ -74,8 +74,8 @@ def _recipes() -> Iterator[DelayedScaling]:
 
 
 @dataclass(frozen=True)
-class Course:
-    """What a recipe, or the recorded scales, did to the settled casts of an operand.
+class ScaleEffect:
+    """Effect of a recipe, or of the recorded scales, on the settled casts of an operand.
 
     Attributes:
         stale: steps on which clipping costs more than the limit.
@@ -92,11 +92,11 @@ class Course:
     steps: int
 
 
-def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
-    """Return what the recorded scales did. A clipped cast is stale only if amax has just jumped past the scale."""
+def recorded_effect(operand: Operand, lost_db: float, flushed_share: float) -> ScaleEffect:
+    """Return the effect of the recorded scales. A clipped cast is stale only if amax has just jumped past the scale."""
     casts = operand.scaled
     peaks = np.where(_jumped(operand), casts.peak / operand.fmt.max, 0.0)
-    return _course(
+    return _effect(
         operand, casts, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share,
         (lost_db, flushed_share),
     )  # fmt: skip
@@ -111,17 +111,17 @@ def _jumped(operand: Operand) -> Mask:
     return jumped
 
 
-def under(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> Course:
-    """Return what ``recipe`` would have done, without the first recorded step, whose history is empty."""
+def replayed_effect(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> ScaleEffect:
+    """Return the effect that ``recipe`` would have had, without the first recorded step, whose history is empty."""
     replayed, casts = operand.replay(recipe), operand.scaled
     mine = operand.settles[~np.isnan(operand.casts.amax)]
-    return _course(
+    return _effect(
         operand, casts, replayed.peak[mine], replayed.scale[mine] / casts.scale, replayed.flushed[mine],
         replayed.saturated[mine], (lost_db, flushed_share),
     )  # fmt: skip
 
 
-def _course(
+def _effect(
     operand: Operand,
     casts: Casts,
     peaks: Floats,
@@ -129,8 +129,8 @@ def _course(
     flushed: Floats,
     clipped: Floats,
     limits: tuple[float, float],
-) -> Course:
-    """Return what scales do, from peaks over the maximum, ``factors`` on the recorded scales, and lost shares."""
+) -> ScaleEffect:
+    """Return the effect of scales, from peaks over the maximum, ``factors`` on the recorded scales, and lost shares."""
     lost_db, flushed_share = limits
     over = np.flatnonzero((peaks > _SLIGHT) & (clipped > 0.0))
     chosen = over[:: max(1, math.ceil(len(over) / _PREDICTED))]
@@ -139,7 +139,7 @@ def _course(
     # casts whose noise was not predicted count as stale if their peak reaches that of a cast found stale
     least = peaks[bad].min(initial=math.inf)
     stale = over[np.isin(over, bad) | (~np.isin(over, chosen) & (peaks[over] >= least))]
-    return Course(
+    return ScaleEffect(
         tuple(casts.step[stale].tolist()),
         float(clipped.max(initial=0.0)),
         float(np.median(flushed)) if flushed.size else 0.0,
@@ -171,19 +171,19 @@ def shorter(held: int) -> Iterator[Recipe]:
     yield CurrentScaling()
 
 
-def first_that(
+def first_accepted(
     operand: Operand,
     recipes: Iterable[Recipe],
-    accept: Callable[[Course], bool],
+    accept: Callable[[ScaleEffect], bool],
     lost_db: float,
     flushed_share: float,
-) -> tuple[Recipe, Course]:
-    """Return the first recipe whose course is accepted, else the last one; with its course."""
+) -> tuple[Recipe, ScaleEffect]:
+    """Return the first recipe whose effect is accepted, else the last one; with its effect."""
     for recipe in recipes:
-        course = under(operand, recipe, lost_db, flushed_share)
-        if accept(course):
+        effect = replayed_effect(operand, recipe, lost_db, flushed_share)
+        if accept(effect):
             break
-    return recipe, course
+    return recipe, effect
 
 
 def words(recipe: Recipe) -> str:

@@ -84,11 +84,11 @@ def check(view: RunView, options: Options) -> Checked:
 
     def guilty(fact: Fact) -> float:
         """Return the weight's growth over the run; 0 below the limit."""
-        factor = _over_run(view, fact)
+        factor = _growth_over_run(view, fact)
         return factor if factor >= options["amplified"] else 0.0
 
     multiplied = check_facts(
-        view, ("amplified",), guilty, lambda g: _amplified(view, g, options), seen="no weight is multiplied up",
+        view, ("amplified",), guilty, lambda g: _amplified_finding(view, g, options), seen="no weight is multiplied up",
         keep=lambda g: stands(view, g),
     )  # fmt: skip
     if multiplied.findings:
@@ -100,7 +100,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = plural(len(histories), "activation")
     if longest < 2 * options["min_points"]:
         return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
-    growing = {k: trend for k, h in histories.items() if (trend := _growing(h, options)) is not None}
+    growing = {k: trend for k, h in histories.items() if (trend := _amax_trend(h, options)) is not None}
     coarse = {} if growing else _coarse_logits(view, options)
     if coarse:
         reason = f"{plural(len(coarse), 'output')} of {seen}: logits too large for their format"
@@ -112,13 +112,13 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(growing):,} of {seen} grow into their limit")
 
 
-def _over_run(view: RunView, fact: Fact) -> float:
+def _growth_over_run(view: RunView, fact: Fact) -> float:
     """Return the factor per step to the power of the run's steps; at most e^700."""
     return math.exp(min(700.0, (view.last_step + 1) * math.log(max(fact.number("factor"), 1.0))))
 
 
-def _amplified(view: RunView, group: Group, options: Options) -> Finding:
-    fact, whole = group.worst, _over_run(view, group.worst)
+def _amplified_finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact, whole = group.worst, _growth_over_run(view, group.worst)
     factor, name = fact.number("factor"), str(fact.data.get("name"))
     less = f"{1.0 / factor:.6g}"
     return place_finding(
@@ -141,7 +141,7 @@ def _amplified(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _growing(history: History, options: Options) -> Trend | None:
+def _amax_trend(history: History, options: Options) -> Trend | None:
     """Return the trend of amax; None unless it is near its format's limit and reaches it within `horizon`."""
     points = history.points()
     if len(points) < 2 * options["min_points"] or history.at_max:

@@ -110,7 +110,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     rate = None if explosion.unbounded else stable_rate(view, explosion.way_up)
     evidence = {
         "norm_ratio": explosion.peak / explosion.baseline,
-        "limit": options[_limit(explosion)],
+        "limit": options[_limit_option(explosion)],
         "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
         "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
         "clip_norm": first.clip_norm,
@@ -128,7 +128,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     return RULE.finding(
         severity=_severity(explosion),
         confidence=0.75 if explosion.unbounded else 0.85 if explosion.loss is not None else 0.7,
-        title=f"{f'{root}; ' if root else ''}{_what(explosion)}: {norms}{where}",
+        title=f"{f'{root}; ' if root else ''}{_title_words(explosion)}: {norms}{where}",
         message=_message(explosion, row, grown, options) + (f" {rate.words}" if rate is not None else ""),
         location=location(row, Phase.BACKWARD, explosion.process, first.step),
         evidence=evidence | tensor_evidence(row, rows),
@@ -142,13 +142,13 @@ def _severity(explosion: Explosion) -> Severity:
     return Severity.INFO if explosion.sudden or explosion.passed else Severity.ERROR
 
 
-def _limit(explosion: Explosion) -> str:
+def _limit_option(explosion: Explosion) -> str:
     """Name of the option whose limit the explosion exceeds."""
     whole = "diverged" if explosion.diverged and not explosion.unbounded else "factor"
     return "fatal" if explosion.fatal else whole
 
 
-def _what(explosion: Explosion) -> str:
+def _title_words(explosion: Explosion) -> str:
     """State what happened, for the title."""
     if explosion.fatal:
         return f"one exploded gradient ends the training at step {explosion.first.step}"
@@ -171,7 +171,7 @@ def _message(explosion: Explosion, row: TensorRow | None, grown: float, options:
     message = (
         f"The gradient norm rose from {explosion.baseline:.3g} ({before}) to {first.grad_norm:.3g} at step "
         f"{first.step} and at most {explosion.peak:.3g}: {explosion.peak / explosion.baseline:.3g} times, limit "
-        f"{options[_limit(explosion)]:g}. "
+        f"{options[_limit_option(explosion)]:g}. "
     )
     if explosion.loss is not None:
         message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "

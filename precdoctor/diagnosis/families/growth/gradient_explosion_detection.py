@@ -82,7 +82,7 @@ class Explosion:
         best = min((s.loss for s in self.steps[: self.at] if s.loss is not None), default=0.0)
         if min(losses) > 0.0 and loss > _BACK * best > 0.0:
             return False  # norm and loss may be back at their level before the rise, but that run was not healthy
-        return _left(self.baseline, self.peak, norm) < _GONE and _left(*self.loss, loss) < _GONE
+        return _share_left(self.baseline, self.peak, norm) < _GONE and _share_left(*self.loss, loss) < _GONE
 
     @property
     def raised(self) -> tuple[float, float] | None:
@@ -100,7 +100,7 @@ class Explosion:
         return self.steps[: norms.index(max(norms)) + 1]
 
 
-def _left(before: float, peak: float, now: float) -> float:
+def _share_left(before: float, peak: float, now: float) -> float:
     """Return the share of a rise that is left."""
     return (now - before) / max(peak - before, 1e-30)
 
@@ -120,7 +120,7 @@ def find_explosion(process: Process, steps: Sequence[StepFacts], options: Option
         if stays < _STAY:
             continue
         losses = _losses(steps, i)
-        if losses is None or _undone(steps, i, losses) >= options["undone_share"]:
+        if losses is None or _undone_share(steps, i, losses) >= options["undone_share"]:
             return Explosion(process, steps, i, baseline, max(norms[i:]), losses)
     return _divergence(process, steps, options)
 
@@ -169,7 +169,7 @@ def _losses(steps: Sequence[StepFacts], i: int) -> tuple[float, float] | None:
     return (median(before), max(after)) if before and after else None
 
 
-def _undone(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> float:
+def _undone_share(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> float:
     """Share of the progress since the first steps that the jump undid.
 
     Without progress: infinite if the loss doubled, else 0.

@@ -19,9 +19,9 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.logit_growth_histories import (
     ONE_HOT,
     LogitHistory,
-    LossCourse,
+    LossProgress,
     logit_histories,
-    loss_course,
+    loss_progress,
 )
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.trends import Trend, fit
@@ -138,7 +138,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = plural(len(histories), "softmax")
     if longest < _MIN_POINTS:
         return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
-    loss = loss_course(view)
+    loss = loss_progress(view)
     cases = {k: case for k, h in histories.items() if (case := _case(h, options, loss)) is not None}
     if not cases:
         largest = max(h.last for h in histories.values())
@@ -157,7 +157,7 @@ def _limits(options: Options) -> dict[str, float]:
     }
 
 
-def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | None:
+def _case(history: LogitHistory, options: Options, loss: LossProgress) -> _Case | None:
     """Return what is wrong with the logits of a softmax; None if nothing is, or too few steps were recorded."""
     if len(history) < _MIN_POINTS:
         return None
@@ -193,17 +193,17 @@ def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | 
     return None
 
 
-def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
+def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossProgress) -> Finding:
     case = cases[key]
     history, trend = case.history, case.trend
     begun, last = history.steps[[0, -1]].tolist()
     place, role = key[1] or key[0] or "the loss", history.role
     slope = trend.slope if trend is not None and trend.low > 0.0 else None
-    course = (
+    change = (
         f"The largest {role} logit of `{place}` went from {history.first:.3g} at step {begun} to "
         f"{history.last:.3g} at step {last} (limit {case.limit:g})."
     )
-    words = [course]
+    words = [change]
     if slope is not None:
         words.append(f"It grows by a factor of {2.0**slope:.3g} per step.")
     if case.state == "growing" and trend is not None:
@@ -248,7 +248,7 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
         message=" ".join(words),
         location=Location(key[0], key[1], history.module_class or None, "logits", phase, 0, case.step),
         evidence=evidence,
-        prescriptions=(_smaller(key, history),) if from_the_start else _prescriptions(key, history, slope),
+        prescriptions=(_smaller_start(key, history),) if from_the_start else _prescriptions(key, history, slope),
     )
 
 
@@ -347,7 +347,7 @@ def _cap(key: Key, history: LogitHistory, level: float) -> Prescription:
     )
 
 
-def _smaller(key: Key, history: LogitHistory) -> Prescription:
+def _smaller_start(key: Key, history: LogitHistory) -> Prescription:
     to = _CAPS[history.role]
     factor = history.first / to
     return Prescription(

@@ -90,7 +90,7 @@ class LogitHistory:
 
 
 @dataclass(frozen=True)
-class LossCourse:
+class LossProgress:
     """Whether the loss of a run with sharp softmaxes falls; all False if unknown.
 
     Attributes:
@@ -107,16 +107,16 @@ class LossCourse:
     last: float = 0.0
 
 
-def loss_course(view: RunView) -> LossCourse:
+def loss_progress(view: RunView) -> LossProgress:
     """Judge the loss of the first process with enough losses, none of them negative: those do not measure learning."""
     for steps in view.timeline.values():
         losses = [s.loss for s in steps if s.complete and s.loss is not None and not s.loss_is_bad]
         if len(losses) >= _MIN_LOSSES and min(losses) >= 0.0:
-            return _course(losses)
-    return LossCourse()
+            return _progress(losses)
+    return LossProgress()
 
 
-def _course(losses: Sequence[float]) -> LossCourse:
+def _progress(losses: Sequence[float]) -> LossProgress:
     """Judge finite losses, in order, by quarters of the run."""
     size = len(losses) // 4
     quarters = [median(losses[i * size : (i + 1) * size]) for i in range(3)] + [median(losses[-size:])]
@@ -124,7 +124,7 @@ def _course(losses: Sequence[float]) -> LossCourse:
     lost = last - best > _LOST * max(0.0, first - best)
     stalls = last > (1.0 - _FALL) * first or lost
     learnt = last <= _LEARNT * max(first, quarters[0]) and not stalls
-    return LossCourse(learnt, falls=last <= (1.0 - _FALL) * quarters[1], stalls=stalls, first=first, last=last)
+    return LossProgress(learnt, falls=last <= (1.0 - _FALL) * quarters[1], stalls=stalls, first=first, last=last)
 
 
 def logit_histories(view: RunView) -> Mapping[Key, LogitHistory]:

@@ -98,7 +98,7 @@ class _Spike:
 
 
 @dataclass(frozen=True)
-class _Moved:
+class _MovedTensor:
     """A tensor that left its range; ``usual``: its median amax before."""
 
     row: TensorRow
@@ -157,7 +157,7 @@ def _upper_deviation(losses: Sequence[float], level: float) -> float:
     return (quantiles(losses, n=10, method="inclusive")[-1] - level) / _NINTH_DECILE
 
 
-def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved | None, int]:
+def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_MovedTensor | None, int]:
     """Return the tensor that left its range first, up to the spike, and the number of steps that make up that range.
 
     None instead of the tensor if none left its range, or too few steps are known.
@@ -174,7 +174,7 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
     seen = dict(zip(keys(frame.iloc[firsts(tensors)]), map(amaxes.__getitem__, rows_of(tensors)), strict=True))
     # Gradients act through the update they make: after an ordinary update no gradient is to blame.
     innocent = after_an_ordinary_update(spike.steps, spike.at)
-    moved: dict[int, dict[Key, _Moved]] = {step: {} for step in recent}
+    moved: dict[int, dict[Key, _MovedTensor]] = {step: {} for step in recent}
     for step in recent:
         for row in view.rows(spike.process, step):
             before = seen.get(row.key, ())
@@ -185,11 +185,11 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
             middle, deviation = spread(logs)
             amax = math.log2(row.amax)
             if amax > middle + max(options["moved"], 4.0 * deviation):
-                moved[step][row.key] = _Moved(row, 2.0**middle)
-    return next(_lasting(moved), None), len(usual_steps)
+                moved[step][row.key] = _MovedTensor(row, 2.0**middle)
+    return next(_not_come_back(moved), None), len(usual_steps)
 
 
-def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
+def _not_come_back(moved: Mapping[int, Mapping[Key, _MovedTensor]]) -> Iterator[_MovedTensor]:
     """Yield the tensors that moved and did not come back, in order of time; gradients act at once and need not stay."""
     for step, found in moved.items():
         for key, each in found.items():
@@ -198,7 +198,7 @@ def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
                 yield each
 
 
-def _resized(view: RunView, spike: _Spike) -> float:
+def _batch_growth(view: RunView, spike: _Spike) -> float:
     """Return the factor by which the batch grew at the spike, from the numbers of elements of outputs; 1 if unknown."""
     before = next((s.step for s in reversed(spike.steps[: spike.at]) if s.sampled), None)
     after = next((s.step for s in spike.steps[spike.at :] if s.sampled), None)
@@ -220,10 +220,10 @@ def _norm_rises(spike: _Spike, options: Options) -> bool:
 
 def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     moved, known = _first_moved(view, spike, options)
-    resized = _resized(view, spike)
+    resized = _batch_growth(view, spike)
     rate = _rate_spike(spike, options)
     moved = None if rate is not None and moved is not None and moved.row.step < rate.step else moved
-    unusual = not _other_size(resized) and (moved is not None or _norm_rises(spike, options))
+    unusual = not _is_resized(resized) and (moved is not None or _norm_rises(spike, options))
     heavy = spike.stays and (unusual or rate is not None)
     first = spike.first
     above = _deviations(spike)
@@ -231,7 +231,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         "loss": {"before": spike.level, "peak": spike.peak},
         "deviations": above if math.isfinite(above) else None,
         "limit": options["deviations"],
-        "last_finite_step": _sound(spike, rate) if spike.stays else None,
+        "last_finite_step": _last_sound_step(spike, rate) if spike.stays else None,
         "last_bad_step": first.step,
         "confidence_reason": "a tensor moved with it" if moved is not None else "no recorded tensor moved first",
     }
@@ -257,7 +257,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     )
 
 
-def _location(spike: _Spike, moved: _Moved | None) -> Location:
+def _location(spike: _Spike, moved: _MovedTensor | None) -> Location:
     if moved is None:
         return replace(location(None, Phase.FORWARD, spike.process, spike.first.step), kind="loss")
     phase = Phase.BACKWARD if moved.row.kind in BACKWARD_KINDS else Phase.FORWARD
@@ -276,7 +276,7 @@ class _RateSpike:
         return f"At step {self.step} the learning rate rose to {self.to:.3g}; before it was at most {self.before:.3g}. "
 
 
-def _sound(spike: _Spike, rate: _RateSpike | None) -> int | None:
+def _last_sound_step(spike: _Spike, rate: _RateSpike | None) -> int | None:
     """Return the last step before the cause of the jump; None if the cause is in the first step."""
     begun = spike.steps[course_left(spike.steps, spike.at)].step
     begun = begun if rate is None else min(begun, rate.step)
@@ -303,7 +303,7 @@ def _prescribe_rate(spike: _Spike, rate: _RateSpike) -> Prescription:
     )
 
 
-def _other_size(resized: float) -> bool:
+def _is_resized(resized: float) -> bool:
     """Return whether the batch size changed."""
     return not 1.0 / _RESIZED < resized < _RESIZED
 
@@ -313,14 +313,14 @@ def _deviations(spike: _Spike) -> float:
     return (spike.peak - spike.level) / spike.deviation if spike.deviation > 0.0 else math.inf
 
 
-def _message(spike: _Spike, moved: _Moved | None, known: int, resized: float, options: Options) -> str:
+def _message(spike: _Spike, moved: _MovedTensor | None, known: int, resized: float, options: Options) -> str:
     first = spike.first
     message = (
         f"The loss rose from {spike.level:.4g} (median of up to {_WINDOW} steps before) to {spike.peak:.4g} at step "
         f"{first.step}, {_deviations(spike):.3g} standard deviations above (limit {options['deviations']:g}), "
         + ("and stayed up. " if spike.stays else "and came down again. ")
     )
-    if _other_size(resized):
+    if _is_resized(resized):
         message += f"The batch is {resized:.3g} times as large from there on, and so may be a loss that is a sum. "
     if moved is not None:
         when = f"at step {moved.row.step}" if moved.row.step < first.step else "in the same step, before all others"
@@ -340,7 +340,7 @@ def _message(spike: _Spike, moved: _Moved | None, known: int, resized: float, op
     )
 
 
-def _prescribe(spike: _Spike, moved: _Moved | None) -> Prescription:
+def _prescribe(spike: _Spike, moved: _MovedTensor | None) -> Prescription:
     if moved is not None and moved.row.kind == "batch":
         return Prescription(
             title=f"clip the input at {moved.usual:.3g}, or skip such batches: amax {moved.row.amax:.3g} -> "

@@ -60,9 +60,9 @@ def check(view: RunView, options: Options) -> Checked:
     histories = forward_histories(view)
     if not histories:
         return Checked.not_applicable("no activation was recorded on a healthy step")
-    near = {k: h for k, h in histories.items() if _near(h, options)}
+    near = {k: h for k, h in histories.items() if _is_near(h, options)}
     seen = plural(len(histories), "activation")
-    constant = {k: h for k, h in histories.items() if _constant(h, options)} if not near else {}
+    constant = {k: h for k, h in histories.items() if _is_constant(h, options)} if not near else {}
     clamp = _worst_clamp(view, constant)
     if clamp is not None and clamp.share >= options["clamped_share"]:
         words = f"{clamp.row.label} is clamped: {percent(clamp.share)} of it is larger"
@@ -81,31 +81,31 @@ def _least_headroom(history: History) -> float:
     return history.fmt.headroom(max(history.amax.values()))
 
 
-def _close(history: History, options: Options) -> list[tuple[int, float]]:
+def _close_points(history: History, options: Options) -> list[tuple[int, float]]:
     """Return step and amax of the steps with `headroom` binades or less."""
     return [(s, a) for s, a in history.points() if history.fmt.headroom(a) <= options["headroom"]]
 
 
-def _near(history: History, options: Options) -> bool:
+def _is_near(history: History, options: Options) -> bool:
     """Return whether a tensor stays close to its limit, and neither a mask nor a clamp makes it so large."""
-    return _stays_close(history, options) and not history.at_max and not _constant(history, options)
+    return _stays_close(history, options) and not history.at_max and not _is_constant(history, options)
 
 
-def _constant(history: History, options: Options) -> bool:
+def _is_constant(history: History, options: Options) -> bool:
     """Whether the amax is close to the limit and constant: the code, not the data, makes it so large."""
-    sizes = [a for _, a in _close(history, options)]
+    sizes = [a for _, a in _close_points(history, options)]
     return _stays_close(history, options) and max(sizes) - min(sizes) < options["mask_spread"] * max(sizes)
 
 
 def _stays_close(history: History, options: Options) -> bool:
     """Return whether a tensor is close to its limit on enough of the newest steps."""
-    needed, close = int(options["steps"]), _close(history, options)
+    needed, close = int(options["steps"]), _close_points(history, options)
     newest = {s for s, _ in history.points()[-2 * needed :]}
     return sum(s in newest for s, _ in close) >= needed
 
 
 def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, History], options: Options) -> Finding:
-    close = _close(history, options)
+    close = _close_points(history, options)
     step, amax = max(close, key=lambda p: p[1])
     largest = history.fmt.max
     row, rows = _row(view, key, step)
@@ -136,7 +136,7 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
             "confidence_reason": "the largest magnitude is exact",
             **tensor_evidence(row, rows),
         },
-        prescriptions=(_widen(view, key, history, amax, rows),),
+        prescriptions=(_wider_format(view, key, history, amax, rows),),
     )
 
 
@@ -150,7 +150,7 @@ def _row(view: RunView, key: Key, step: int) -> tuple[TensorRow | None, tuple[Te
     return None, ()
 
 
-def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequence[TensorRow]) -> Prescription:
+def _wider_format(view: RunView, key: Key, history: History, amax: float, rows: Sequence[TensorRow]) -> Prescription:
     """Prescribe a wider format, with the headroom it gives."""
     change = widening(rows, key, history.dtype, view.device)
     before, after = history.fmt.headroom(amax), change.to.headroom(amax)
@@ -199,23 +199,23 @@ def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
     for step in sorted(history.amax)[-_CLAMP_STEPS:]:
         rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in ("batch", "input", "output"))
         row = next((r for r in rows if r.key == key), None)
-        before = _in_front(row, rows) if row is not None else None
+        before = _tensor_before(row, rows) if row is not None else None
         if row is not None and before is not None:
-            seen.append((_beyond(before, history.fmt), row, before, rows))
+            seen.append((_share_beyond(before, history.fmt), row, before, rows))
     if len(seen) < _CLAMP_STEPS // 2:
         return None
     _, row, before, rows = max(seen, key=lambda s: s[0])
     return _Clamp(key, median(s[0] for s in seen), row, before, rows, len(history.amax))
 
 
-def _in_front(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
+def _tensor_before(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
     """Return the last tensor before ``row`` with as many elements; None if non-finite or of the same dtype."""
     earlier = [r for r in rows if r.order is not None and r.order < (row.order or 0) and r.numel == row.numel]
     last = max(earlier, key=lambda r: r.order or 0, default=None)
     return last if last is not None and last.dtype != row.dtype and not last.bad else None
 
 
-def _beyond(row: TensorRow, fmt: Format) -> float:
+def _share_beyond(row: TensorRow, fmt: Format) -> float:
     """Share of elements in the bins above the one that holds the format's maximum: a lower bound."""
     return row.histogram[bin_of(fmt.max) + 1 :].total / row.numel
 
@@ -248,7 +248,7 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
             Prescription(
                 title=f"{change.title}, without the clamp: clamped {percent(found.share)} -> 0 %",
                 change=change.change,
-                predicted={"clamped_share": {"from": found.share, "to": _beyond(before, change.to)}},
+                predicted={"clamped_share": {"from": found.share, "to": _share_beyond(before, change.to)}},
                 snippet=change.snippet,
             ),
         ),

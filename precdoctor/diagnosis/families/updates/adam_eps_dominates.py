@@ -101,7 +101,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not given or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
     eps = min(given)
-    gradients, roots = _survey(view, eps, options), _measured(view, eps, options)
+    gradients, roots = _weight_gradients(view, eps, options), _recorded_roots(view, eps, options)
     if others:  # as Muon for the matrices, AdamW for the rest: only AdamW's parameters have a second moment
         gradients = {k: g for k, g in gradients.items() if parameter_in(k) in roots}
     if not gradients:
@@ -110,7 +110,7 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {
         k: g
         for k, g in gradients.items()
-        if _damped(g, eps, options)
+        if _is_damped(g, eps, options)
         and ((known := roots.get(parameter_in(k))) is None or known.share >= options["below_share"])
     }
     if not guilty:
@@ -120,7 +120,7 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(guilty):,} of {seen} are mostly below it")
 
 
-def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
+def _weight_gradients(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
     """Return the gradients that the optimizer gets for weight matrices, on recorded steps that were not skipped."""
     moving = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
     steps = [s for s in watched_steps(view) if s in moving]
@@ -148,7 +148,7 @@ class _Root:
     rms: float
 
 
-def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
+def _recorded_roots(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
     """Return the recorded sqrt(v) of each weight; weights without recorded state, or of unknown beta2, are left out."""
     moments = second_moments(view)
     held, names = histograms(moments.held), moments.held["state"].to_numpy()
@@ -167,7 +167,7 @@ def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _R
     }
 
 
-def _damped(gradient: _Gradient, eps: float, options: Options) -> bool:
+def _is_damped(gradient: _Gradient, eps: float, options: Options) -> bool:
     """Return whether most of a gradient is below eps in the first quarter of the steps and in the median.
 
     A gradient that falls below eps only later has converged. A gradient that grows (behind a gate that opens) is left
@@ -183,7 +183,7 @@ def _damped(gradient: _Gradient, eps: float, options: Options) -> bool:
     return min(early, gradient.share) >= options["below_share"]
 
 
-def _smaller(histogram: ExponentHistogram, eps: float) -> float:
+def _smaller_eps(histogram: ExponentHistogram, eps: float) -> float:
     """Return the eps to propose: a power of ten, at least ten times below both ``eps`` and 95 % of the elements.
 
     It is never below 1e-30.
@@ -206,7 +206,7 @@ def _finding(
     process, step = gradient.last
     row = next(r for r in view.rows(process, step) if r.key == key)
     parameter = parameter_label(parameter_in(key))
-    better = _smaller(gradient.histogram, eps)
+    better = _smaller_eps(gradient.histogram, eps)
     after = gradient.histogram.at_most(better).low / gradient.histogram.total
     rms = row.rms or 0.0
     factor = rms / (rms + eps)

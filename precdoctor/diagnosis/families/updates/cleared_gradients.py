@@ -76,12 +76,12 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             if "optimizer" in alike and not emptied.loc[starved.index].all():
                 continue
-            if not starved["zeros"].all() and not _same(rows, starved):
+            if not starved["zeros"].all() and not _weights_unchanged(rows, starved):
                 continue
-            finding = _finding(starved, own.size, _only(view, starved), options)
+            finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
     if dropped := facts(view, "dropped"):
-        checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped(view, g), seen="",
+        checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
                               keep=lambda g: stands(view, g))  # fmt: skip
         if checked.findings:
             return Checked(checked.findings, f"{plural(len(dropped), 'scan')} saw gradients dropped")
@@ -122,17 +122,17 @@ def _steps(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per process and step on which the backward pass left a non-zero weight gradient.
 
     Added columns: ``weights``, the number of weights with such a gradient; ``fed``, whether a gradient given to the
-    optimizer, or an update, is not zero; ``emptied``, see :func:`_emptied`.
+    optimizer, or an update, is not zero; ``emptied``, see :func:`_emptied_steps`.
     """
-    made = _made(rows)
+    made = _weights_with_gradients(rows)
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
     ids, fed = groups(made, AT), on_steps(made, set(at(given.iloc[firsts(groups(given, AT))])))
-    emptied = on_steps(made, _emptied(rows, made))
+    emptied = on_steps(made, _emptied_steps(rows, made))
     steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed, emptied=emptied).iloc[firsts(ids)]
     return steps
 
 
-def _emptied(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
+def _emptied_steps(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
     """Return steps on which all gradients given to the optimizer are zero, one of them non-zero after backward."""
     given = rows[rows["kind"] == "weight_grad_step"]
     fed = set(at(given[given["alive"]].iloc[firsts(groups(given[given["alive"]], AT))]))
@@ -141,14 +141,14 @@ def _emptied(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]
     return set(at(emptied)) - fed
 
 
-def _made(rows: pd.DataFrame) -> pd.DataFrame:
+def _weights_with_gradients(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per step and weight whose gradient, after backward, is finite and not all zeros."""
     made = rows[rows["alive"] & (rows["kind"] == "weight_grad") & finite(rows)]
     once: pd.DataFrame = made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
     return once
 
 
-def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
+def _weights_unchanged(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
     """Return whether the weights with gradients have the same bits on the first and on the last of ``steps``.
 
     False if no fingerprint of such a weight was recorded on both.
@@ -156,11 +156,11 @@ def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
     first, last = (rows[on_steps(rows, set(at(steps.iloc[[i]])))] for i in (0, -1))
     marked = (f[(f["kind"] == "weight") & f["fingerprint"].notna()] for f in (first, last))
     before, after = (dict(zip(parameters(f), f["fingerprint"], strict=True)) for f in marked)
-    both = set(parameters(_made(first))) & set(before) & set(after)
+    both = set(parameters(_weights_with_gradients(first))) & set(before) & set(after)
     return bool(both) and all(before[k] == after[k] for k in both)
 
 
-def _only(view: RunView, starved: pd.DataFrame) -> str:
+def _optimizer_of(view: RunView, starved: pd.DataFrame) -> str:
     """Return the optimizer of the first of these steps; empty if the process has no other."""
     process = at(starved)[0][0]
     steps = {s.step: s.optimizer for s in view.timeline[process] if s.optimizer}
@@ -206,7 +206,7 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
     )
 
 
-def _dropped(view: RunView, group: Group) -> Finding:
+def _dropped_finding(view: RunView, group: Group) -> Finding:
     """Return the finding about gradients of one micro-step that were gone before those of the next one were added."""
     fact = group.worst
     most = max((s.micro_steps for steps in view.timeline.values() for s in steps if s.step in group.steps), default=2)

@@ -122,7 +122,7 @@ def check(view: RunView, options: Options) -> Checked:
         wide = still_finding(RULE, view, still, options["stuck_share"])
         reason = f"{plural(len(still), 'FP32 weight')} take up no update"
     else:
-        return narrow or _nothing(view, len(large), options)
+        return narrow or _without_finding(view, len(large), options)
     return Checked([*(narrow.findings if narrow else ()), wide], reason)
 
 
@@ -136,7 +136,7 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
     share = narrow.share
     if share < options["lost_share"] and not narrow.stuck:
         return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
-    foreign = _foreign(view)
+    foreign = _unknown_optimizer(view)
     proof = Proof(options["min_moves"], options["moved_share"], options["still_steps"])
     moves = rounding_of(view, usable, _NARROW, proof) if foreign else None
     if moves is not None and moves.rounding is Rounding.UNBIASED:
@@ -146,7 +146,7 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
     return Checked([finding], f"{percent(share)} of {seen} lost")
 
 
-def _nothing(view: RunView, large: int, options: Options) -> Checked:
+def _without_finding(view: RunView, large: int, options: Options) -> Checked:
     """Return the outcome without a finding: indeterminate if narrow weights are trained but no update is recorded."""
     if large:
         return Checked(
@@ -173,7 +173,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     in_doubt = moves is not None and moves.rounding is Rounding.UNKNOWN
     pool = narrow.weights if general else stuck
     key, worst = max(pool.items(), key=lambda item: (item[1].lost, item[1].share))
-    process, step = worst.worst
+    process, step = worst.last
     fmt = known_format(worst.dtype)
     name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
     parameter = parameter_label(parameter_in(key))
@@ -185,7 +185,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
         severity = Severity.INFO
     over = f"over {plural(max(p.steps for p in narrow.weights.values()), 'step')}{rate_words(view, process)}"
-    message = f"{_counted(narrow, (parameter, worst, name), over, options)} {_kept(view, moves)}"
+    message = f"{_share_words(narrow, (parameter, worst, name), over, options)} {_fp32_words(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
         confidence, why = min(confidence, 0.8), f"{why}; most updates stick, so another fault may weigh more"
@@ -215,7 +215,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     )
 
 
-def _counted(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options: Options) -> str:
+def _share_words(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options: Options) -> str:
     """State lost share and limit in a sentence; ``shown``: name, update counts and format in words of one weight."""
     share, (parameter, worst, name) = narrow.share, shown
     if share >= options["lost_share"]:
@@ -232,25 +232,25 @@ def _counted(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options
     )
 
 
-def _foreign(view: RunView) -> str:
+def _unknown_optimizer(view: RunView) -> str:
     """Return the class of the first optimizer whose rounding is unknown (torch's own round to nearest), else ""."""
     inexact = (o for o in view.optimizers if text(o.get("intended_update")) == "gradient")
     classes = ((text(o.get("class")), text(o.get("package")) in ("torch", "")) for o in inexact)
     return next((c for c, torchs in classes if not (torchs and c in _DETERMINISTIC)), "")
 
 
-def _kept(view: RunView, moves: Moves | None) -> str:
+def _fp32_words(view: RunView, moves: Moves | None) -> str:
     """State in one or two sentences whether FP32 weights would have kept the updates."""
     if moves is None:
         return "FP32 weights would have kept them."
     if moves.rounding is Rounding.UNKNOWN:
-        return f"Nothing is lost if {_foreign(view)} rounds stochastically or carries the remainder."
+        return f"Nothing is lost if {_unknown_optimizer(view)} rounds stochastically or carries the remainder."
     if moves.still:
         return f"No element of any of them moved on {plural(moves.steps, 'step')}: FP32 weights would have."
     return (
-        f"{_foreign(view)} rounds to nearest: of the largest quarter of each weight {moves.seen:,} moved, where "
-        f"stochastic rounding or compensation would have moved {moves.expected:,.0f} on {plural(moves.steps, 'step')}. "
-        "FP32 weights would have kept these updates."
+        f"{_unknown_optimizer(view)} rounds to nearest: of the largest quarter of each weight {moves.seen:,} moved, "
+        f"where stochastic rounding or compensation would have moved {moves.expected:,.0f} on "
+        f"{plural(moves.steps, 'step')}. FP32 weights would have kept these updates."
     )
 
 

@@ -23,7 +23,7 @@ class Counts:
     """Lost and intended updates of one parameter, in elements, over the usable steps.
 
     Attributes:
-        worst: process and step of the last row.
+        last: process and step of the last row.
         relative: histogram of exponent(dw) - exponent(w); empty if the gradient stands in for the update.
         by_step: lost and intended updates on each usable step, in the log's order; shape ``(steps, 2)``.
     """
@@ -31,7 +31,7 @@ class Counts:
     dtype: str
     module_class: str
     numel: int
-    worst: tuple[Process, int]
+    last: tuple[Process, int]
     relative: ExponentHistogram
     by_step: Floats
 
@@ -56,7 +56,7 @@ class Counts:
         return self.lost / self.intended if self.intended else 0.0
 
 
-def guessed(view: RunView) -> bool:
+def is_update_guessed(view: RunView) -> bool:
     """Return whether a non-zero gradient stands in for the intended update of every optimizer."""
     return bool(view.optimizers) and all(text(o.get("intended_update")) == "gradient" for o in view.optimizers)
 
@@ -83,7 +83,7 @@ def survey(
     frame = view.measured(("intended",), ("update",), columns=_COLUMNS, where=[("dtype", "in", dtypes)])
     frame = frame[frame["unchanged"].notna() & on_steps(frame, usable)]
     relative = histograms(frame, "rel")
-    if guessed(view):  # a gradient that stands in for the update does not show the update's size
+    if is_update_guessed(view):  # a gradient that stands in for the update does not show the update's size
         relative = Histograms(relative.lo, 0 * relative.lengths, relative.counts[:0])
     counts = lost_and_intended(frame, relative, beyond)
     ids = groups(frame, IDENTITY)
@@ -126,5 +126,5 @@ def weight_range(view: RunView, key: Key, counts: Counts) -> dict[str, Any]:
 
 def _row(view: RunView, key: Key, counts: Counts, kind: str) -> TensorRow | None:
     """Return the parameter's row of this kind on its last step; None if there is none."""
-    rows = view.rows(*counts.worst)
+    rows = view.rows(*counts.last)
     return next((r for r in rows if r.kind == kind and r.key[:2] == key[:2] and r.name == key[3]), None)

@@ -18,7 +18,7 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
-    guessed,
+    is_update_guessed,
     rate_words,
     survey,
     weight_range,
@@ -77,7 +77,7 @@ def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float,
     Lookup tables are left out, because the rows that a batch does not use should stand still. So are runs in which the
     gradient stands in for the intended update.
     """
-    if guessed(view):
+    if is_update_guessed(view):
         return []
     frame = view.measured(("dimensions",), ("update",), where=[("dtype", "in", ("float32",))])
     matrices = set(keys(frame[frame["dimensions"] >= 2]))
@@ -86,10 +86,14 @@ def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float,
         for key, counts in survey(view, usable, ("float32",)).items()
         if key in matrices and "Embedding" not in counts.module_class
     ]
-    return [p for p in still if p.counts.relative.total and lose_updates(p, limit, least_steps) and _at_last(p, limit)]
+    return [
+        p
+        for p in still
+        if p.counts.relative.total and lose_updates(p, limit, least_steps) and _loses_last_updates(p, limit)
+    ]
 
 
-def _at_last(parameter: Large, limit: float) -> bool:
+def _loses_last_updates(parameter: Large, limit: float) -> bool:
     """Return whether the parameter loses ``limit`` of its intended updates on its last recorded step."""
     lost, intended = parameter.counts.by_step[-1].tolist()
     return bool(lost >= limit * intended)
@@ -98,7 +102,7 @@ def _at_last(parameter: Large, limit: float) -> bool:
 def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -> Finding:
     """Return one finding about all ``still`` weights, located at the largest."""
     worst = max(still, key=lambda p: (p.counts.numel, p.counts.share))
-    counts, (process, step) = worst.counts, worst.counts.worst
+    counts, (process, step) = worst.counts, worst.counts.last
     norms = [s.clip_norm for s in view.timeline.get(process, ()) if s.clip_norm]
     more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
     binade = counts.relative.lo + int(np.searchsorted(np.cumsum(counts.relative.counts), counts.relative.total / 2))
@@ -151,7 +155,7 @@ def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
 def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -> Finding:
     """Return one finding about all ``stuck`` weights, located at the one that loses most."""
     worst = max(stuck, key=lambda p: (p.counts.share, p.counts.lost))
-    counts, (process, step) = worst.counts, worst.counts.worst
+    counts, (process, step) = worst.counts, worst.counts.last
     more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
     message = (
         f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
@@ -159,7 +163,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         f"elements are {worst.ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do "
         "not add up."
     )
-    exact = not guessed(view)
+    exact = not is_update_guessed(view)
     evidence: dict[str, object] = {
         "lost_share": counts.share,
         "limit": limit,

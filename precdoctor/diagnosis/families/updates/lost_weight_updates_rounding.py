@@ -79,7 +79,7 @@ class _Step:
 
 def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...], proof: Proof) -> Moves:
     """Return how weights in ``dtypes`` (narrower than FP32) are rounded on ``steps``, with the moves that prove it."""
-    by_step = _by_step(view, steps, dtypes)
+    by_step = _step_sums(view, steps, dtypes)
     if not by_step or carries_remainder(view):
         return Moves(Rounding.UNKNOWN)
     ordered = sorted(by_step, key=lambda k: k[1])
@@ -94,7 +94,7 @@ def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[st
         return Moves(Rounding.UNKNOWN, expected, seen, len(late))
     if seen >= 0.5 * expected:
         return Moves(Rounding.UNBIASED, expected, seen, len(late))
-    proven = seen <= proof.moved_share * expected and not _piles_up(view, by_step, ordered)
+    proven = seen <= proof.moved_share * expected and not _moves_grow(view, by_step, ordered)
     return Moves(Rounding.NEAREST if proven else Rounding.UNKNOWN, expected, seen, len(late))
 
 
@@ -104,24 +104,26 @@ def carries_remainder(view: RunView) -> bool:
     return any(_REMAINDER.search(n) for n in names) or bool(view.places("master_weight"))
 
 
-def _piles_up(view: RunView, by_step: Mapping[tuple[Process, int], _Step], ordered: list[tuple[Process, int]]) -> bool:
+def _moves_grow(
+    view: RunView, by_step: Mapping[tuple[Process, int], _Step], ordered: list[tuple[Process, int]]
+) -> bool:
     """Return whether expected moves grow from the first quarter of the steps to the last.
 
     They do under compensated summation, because more and more remainders reach an ulp. Rounded to nearest, updates
     stick as often on one step as on another.
     """
     quarter = max(1, len(ordered) // 4)
-    return _pace(view, by_step, ordered[-quarter:]) >= 1.5 * _pace(view, by_step, ordered[:quarter])
+    return _mean_moves(view, by_step, ordered[-quarter:]) >= 1.5 * _mean_moves(view, by_step, ordered[:quarter])
 
 
-def _pace(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: list[tuple[Process, int]]) -> float:
+def _mean_moves(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: list[tuple[Process, int]]) -> float:
     """Mean number of expected moves on these steps, per unit of learning rate if it is known."""
     facts = {key: view.step_facts(*key) for key in keys}
     rates = {key: (f.lr if f is not None and f.lr else None) or 1.0 for key, f in facts.items()}
     return sum(by_step[k].expected / rate for k, rate in rates.items()) / len(keys)
 
 
-def _by_step(
+def _step_sums(
     view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...]
 ) -> dict[tuple[Process, int], _Step]:
     """Return the sums over all weights in ``dtypes`` of each of ``steps`` that has rows of weights and updates."""

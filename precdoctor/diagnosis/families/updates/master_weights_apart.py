@@ -87,7 +87,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([_finding(apart, len(pairs), options)], f"{len(apart):,} of {seen} differ")
     undone = {p: pair for p, pair in pairs.items() if pair.undone(options["ulps"]).size >= options["min_undone"]}
     if undone:
-        return Checked([_undone(undone, options)], f"{len(undone):,} of {seen} differ now and then")
+        return Checked([_undone_finding(undone, options)], f"{len(undone):,} of {seen} differ now and then")
     return Checked((), f"{seen}: equal up to rounding")
 
 
@@ -161,7 +161,7 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
     )
 
 
-def _undone(pairs: Mapping[Parameter, _Pair], options: Options) -> Finding:
+def _undone_finding(pairs: Mapping[Parameter, _Pair], options: Options) -> Finding:
     """Return the finding about weights that the script sets and that the next step overwrites with their master."""
     place = max(pairs, key=lambda p: pairs[p].undone(options["ulps"]).size)
     pair, name = pairs[place], dotted(*place[1:])

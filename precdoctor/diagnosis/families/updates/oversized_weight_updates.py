@@ -176,11 +176,11 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
     steps = max(w.ratios.size for w in weights.values())
     seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
-    if (decayed := _decayed(view, options)) is not None:
+    if (decayed := _find_decay(view, options)) is not None:
         return Checked([decayed], f"{seen}: weights decay to nothing")
     guilty: Mapping[Parameter, _Weight]
     guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
-    start = None if guilty else _thrown_off(view, options)
+    start = None if guilty else _replaced_at_start(view, options)
     if not guilty and start is None:
         few = steps < options["min_steps"]
         worst = max(w.ratio for w in weights.values())
@@ -191,7 +191,7 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{plural(len(guilty), 'weight')} of {seen} above {limit:g}")
 
 
-def _decayed(view: RunView, options: Options) -> Finding | None:
+def _find_decay(view: RunView, options: Options) -> Finding | None:
     """Return the finding about weight decay; None unless decay explains that at least half of the matrices shrank."""
     decay, penalty = strongest_decay(view), strongest_penalty(view)
     decay = decay if decay is not None and decay.share >= options["decay"] else None
@@ -209,13 +209,13 @@ def _decayed(view: RunView, options: Options) -> Finding | None:
     return None if penalty is None else penalty_finding(RULE, view, penalty, shrunk, least, options["outweighs"])
 
 
-def _thrown_off(view: RunView, options: Options) -> _Start | None:
+def _replaced_at_start(view: RunView, options: Options) -> _Start | None:
     """Return the weights that the run's first steps replaced, else the first after a warm-up; None without harm."""
     begun, full = int(view.steps["step"].min()), warmed_up(view)
-    return _started(view, options, begun) or (_started(view, options, full) if full > begun else None)
+    return _replaced_since(view, options, begun) or (_replaced_since(view, options, full) if full > begun else None)
 
 
-def _started(view: RunView, options: Options, since: int) -> _Start | None:
+def _replaced_since(view: RunView, options: Options, since: int) -> _Start | None:
     """Return the weights replaced by the first steps since one; None unless the loss rose or stayed after them."""
     count, behind = int(options["early_steps"]), " at the full rate" if since > view.steps["step"].min() else ""
     worse = stayed = False
@@ -265,8 +265,8 @@ def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
     early = [s for s in steps if s >= since][:first]
-    looked_at = steps[len(steps) // 2 :] if first is None else sorted({*steps[:1], *early, *steps[-1:]})
-    rows = view.measured(("rms", "dimensions", "fan_in"), ("weight", "update"), columns=_COLUMNS, steps=looked_at)
+    examined = steps[len(steps) // 2 :] if first is None else sorted({*steps[:1], *early, *steps[-1:]})
+    rows = view.measured(("rms", "dimensions", "fan_in"), ("weight", "update"), columns=_COLUMNS, steps=examined)
     rows = rows[finite(rows) & rows["sum_sq"].notna() & (rows["dimensions"] >= 2)]
     known, (before, update) = by_kind(rows, column(rows, "rms"), ("weight", "update"))
     before, at = np.nan_to_num(before), known[list(AT)].to_numpy()

@@ -146,7 +146,7 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
             "weight_decay": decay.weight_decay,
             "lr": decay.rate,
             "memory_steps": decay.steps,
-            "shrunk": [{"parameter": p, "rms": rms} for _, p, rms in _listed(shrunk)],
+            "shrunk": [{"parameter": p, "rms": rms} for _, p, rms in _most_shrunk(shrunk)],
             "confidence_reason": "the settings are on record, and the weights shrank as the settings predict",
         },
         prescriptions=(
@@ -192,15 +192,16 @@ def penalty_finding(
             "weight_decay": penalty.weight_decay,
             "lr": rate,
             "shrunk": [
-                {"parameter": name, "rms": rms, "penalty_to_gradient": ratios[p][1]} for p, name, rms in _listed(shrunk)
+                {"parameter": name, "rms": rms, "penalty_to_gradient": ratios[p][1]}
+                for p, name, rms in _most_shrunk(shrunk)
             ],
             "confidence_reason": "penalty and gradient are known on the same steps, and the weights shrank accordingly",
         },
-        prescriptions=(_weaker(penalty, max(first for first, _ in ratios.values())),),
+        prescriptions=(_weaker_penalty(penalty, max(first for first, _ in ratios.values())),),
     )
 
 
-def _weaker(penalty: Penalty, before: float) -> Prescription:
+def _weaker_penalty(penalty: Penalty, before: float) -> Prescription:
     """Prescribe a weight decay, smaller by a power of ten, whose penalty is small against the first gradients."""
     factor = min(0.1, 10.0 ** math.floor(math.log10(_SMALL / before) + 1e-9)) if before > 0.0 else 0.1
     after = penalty.weight_decay * factor
@@ -247,7 +248,7 @@ def _shrunk_words(place: Parameter, worst: Shrunk, shrunk: Mapping[Parameter, Sh
     )
 
 
-def _listed(shrunk: Mapping[Parameter, Shrunk]) -> list[tuple[Parameter, str, dict[str, float]]]:
+def _most_shrunk(shrunk: Mapping[Parameter, Shrunk]) -> list[tuple[Parameter, str, dict[str, float]]]:
     """Return parameter, name, first and last RMS of the 16 matrices that shrank most."""
     ordered = sorted(shrunk.items(), key=lambda item: item[1].left)[:16]
     return [(p, parameter_label(p), {"first": s.first, "last": s.last}) for p, s in ordered]

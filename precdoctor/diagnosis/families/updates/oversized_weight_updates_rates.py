@@ -58,7 +58,7 @@ class Rates:
 def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
     """Return the rates of the optimizer that makes ``step``; None if no rate of it above 0 was recorded."""
     name = next((s.optimizer for s in view.timeline.get(process, ()) if s.step == step), None)
-    known = _known(s for s in view.timeline.get(process, ()) if s.optimizer == name)
+    known = _rates_by_step(s for s in view.timeline.get(process, ()) if s.optimizer == name)
     peak = max((rate for _, rate in known), default=0.0)
     if not peak:
         return None
@@ -73,14 +73,14 @@ def warmed_up(view: RunView) -> int:
     """Return the first step by which each optimizer with a warm-up reached half of its largest rate; 0 without."""
     reached = 0
     for steps in by_optimizer(view).values():
-        known = _known(steps)
+        known = _rates_by_step(steps)
         full = 0.5 * max((rate for _, rate in known), default=0.0)
         if known and known[0][1] < full:
             reached = max(reached, next(step for step, rate in known if rate >= full))
     return reached
 
 
-def _known(steps: Iterable[StepFacts]) -> list[tuple[int, float]]:
+def _rates_by_step(steps: Iterable[StepFacts]) -> list[tuple[int, float]]:
     """Return step and learning rate of the steps with a finite recorded rate."""
     return [(s.step, s.lr) for s in steps if s.lr is not None and math.isfinite(s.lr)]
 

@@ -101,12 +101,12 @@ def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Map
         & (lost >= np.maximum(least, least_share * numel))
     )
     found = second.assign(lost=lost, share=lost / np.maximum(numel, 1.0))[chosen]
-    return {o.owner: o for o in starmap(Orphaned, _foremost(found, found["step"], ("lost", "share")))}
+    return {o.owner: o for o in starmap(Orphaned, _first_rows(found, found["step"], ("lost", "share")))}
 
 
 def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
     """Return FP32 weights with a step more than ``times`` longer than Adam can make it, each on its longest step."""
-    bound = _bound(view)
+    bound = _longest_adam_step(view)
     if bound is None:
         return {}
     decay = max(number(g.get("weight_decay")) or 0.0 for g in parameter_groups(view))
@@ -121,10 +121,10 @@ def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
     length = share(change, step_values(known, rates))
     own = decay * (np.nan_to_num(size) + change)  # decoupled decay adds this many learning rates to the step
     found = known.assign(length=length)[length > times * (bound + own)]
-    return {o.owner: o for o in starmap(Leap, _foremost(found, -found["length"], ("length",)))}
+    return {o.owner: o for o in starmap(Leap, _first_rows(found, -found["length"], ("length",)))}
 
 
-def _foremost(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+def _first_rows(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Yield each weight's first row by ``order``: weight, process, step, class of the module, ``columns``."""
     first = rows.iloc[[own[0] for own in rows_of(groups(rows, PARAMETER), order)]]
     values = zip(first["module_class"].map(text), *(first[c] for c in columns), strict=True)
@@ -132,7 +132,7 @@ def _foremost(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str])
         yield place, process, step, *own
 
 
-def _bound(view: RunView) -> float | None:
+def _longest_adam_step(view: RunView) -> float | None:
     """Return Adam's longest step over all groups; None without a bound, or if an optimizer is not torch's Adam."""
     groups = parameter_groups(view)
     if not groups or not all(text(o.get("class")) in ADAM for o in view.optimizers):
@@ -163,7 +163,7 @@ def rounded_finding(
         evidence={
             "zero_under_first_moment": None if worst is None else worst.share,
             "longest_step_in_learning_rates": None if leap is None else leap.rates,
-            "bound_in_learning_rates": _bound(view),
+            "bound_in_learning_rates": _longest_adam_step(view),
             "eps": eps,
             "parameters": [
                 {
@@ -202,7 +202,7 @@ def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float)
     if leap is not None:
         words += (
             f"Step {leap.step} changed an element of `{leap.name}` by {leap.rates:,.3g} times the learning "
-            f"rate; from moments of the same gradients Adam makes {_bound(view):.3g} times at most. "
+            f"rate; from moments of the same gradients Adam makes {_longest_adam_step(view):.3g} times at most. "
         )
     return words + (
         "Both moments are averages over the same gradients, and in float32 one does not vanish without the other. The "
@@ -217,7 +217,7 @@ def _prescribe(view: RunView, worst: Orphaned | None, leap: Leap | None) -> Pres
     if worst is not None:
         predicted["zero_under_first_moment"] = {"from": worst.share, "to": 0.0}
     if leap is not None:
-        predicted["longest_step_in_learning_rates"] = {"from": leap.rates, "to": _bound(view)}
+        predicted["longest_step_in_learning_rates"] = {"from": leap.rates, "to": _longest_adam_step(view)}
     return Prescription(
         title="save and load the optimizer's state in FP32: no second moment is rounded to zero",
         change={"state_dtype": {"from": None, "to": "float32"}},

@@ -90,7 +90,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding over all tensors that stand still: averages of weights, running statistics, counts, in this order."""
     averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
     statistics = running_statistics(view, options["min_writes"])
-    still = {p: b for p, b in statistics.items() if not b.changed.size}
+    still = {p: b for p, b in statistics.items() if not b.changes.size}
     found: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
     if still:
         seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
@@ -99,13 +99,13 @@ def check(view: RunView, options: Options) -> Checked:
         seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
         found.append((seen, _count_finding(counts, options)))
     if found:
-        return Checked([_together([f for _, f in found])], "; ".join(seen for seen, _ in found))
+        return Checked([_merged_finding([f for _, f in found])], "; ".join(seen for seen, _ in found))
     if statistics and averages.status is Status.NOT_APPLICABLE:
         return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, and all of them move")
     return averages
 
 
-def _together(findings: Sequence[Finding]) -> Finding:
+def _merged_finding(findings: Sequence[Finding]) -> Finding:
     """The first finding, with the titles of the others in its message and their prescriptions behind its own."""
     first, *others = findings
     if not others:
@@ -154,16 +154,16 @@ def _twin(place: Parameter, weight: _Weight, trained: Mapping[Parameter, _Weight
 
     None if no name shares `_SHARED` parts.
     """
-    own = _parts(place)
+    own = _name_parts(place)
     best, most = None, _SHARED - 1
     for other, candidate in trained.items():
-        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, _parts(other), strict=False)))
+        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, _name_parts(other), strict=False)))
         if candidate.shape == weight.shape and shared > most:
             best, most = other, shared
     return best
 
 
-def _parts(place: Parameter) -> list[str]:
+def _name_parts(place: Parameter) -> list[str]:
     """The parts of the full name, last part first."""
     return dotted(*place[1:]).split(".")[::-1]
 

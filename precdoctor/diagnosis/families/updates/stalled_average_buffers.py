@@ -45,14 +45,14 @@ class Buffer:
         return float(self.amax[-1])
 
     @property
-    def changed(self) -> Ints:
+    def changes(self) -> Ints:
         """Indices into ``steps`` of the writes that changed a bit."""
         return np.flatnonzero(self.prints[1:] != self.prints[:-1]) + 1
 
     @property
     def idle(self) -> int:
         """Number of recorded writes since the last one that changed a bit."""
-        return int(self.steps.size - 1 - self.changed.max(initial=0))
+        return int(self.steps.size - 1 - self.changes.max(initial=0))
 
     @property
     def last_change(self) -> int:
@@ -88,7 +88,7 @@ def running_statistics(view: RunView, min_writes: float) -> Mapping[Parameter, B
     found = {}
     for (root, module, name), buffer in buffers.items():
         partner = buffers.get((root, module, _PARTNER.get(name, "")))
-        if partner is not None and partner.changed.size and buffer.steps.size > min_writes:
+        if partner is not None and partner.changes.size and buffer.steps.size > min_writes:
             found[root, module, name] = buffer
     return found
 

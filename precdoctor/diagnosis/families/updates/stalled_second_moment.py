@@ -75,7 +75,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding for the narrow format with most weights."""
     groups = [b for g in _groups(view) if (b := beta2_of(g)) is not None]
     beta2 = max(groups, default=0.0)
-    narrow = _recorded(view, beta2) or _by_weights(view)
+    narrow = _recorded_moments(view, beta2) or _assumed_moments(view)
     if not groups or not narrow.weights:
         return Checked.not_applicable("no second moment of Adam's kind in BF16 or FP16")
     limit = _half_ulp(narrow.dtype)
@@ -93,7 +93,7 @@ def _groups(view: RunView) -> list[Mapping[str, Any]]:
     return parameter_groups(view) if second_moments(view).of else adam_groups(view)
 
 
-def _recorded(view: RunView, beta2: float) -> _Narrow | None:
+def _recorded_moments(view: RunView, beta2: float) -> _Narrow | None:
     """Return the 16-bit moments of the recorded state; None if no second moment of Adam's kind was recorded."""
     moments = second_moments(view)
     held, gradient = moments.held, moments.gradient
@@ -114,7 +114,7 @@ def _recorded(view: RunView, beta2: float) -> _Narrow | None:
     )
 
 
-def _by_weights(view: RunView) -> _Narrow:
+def _assumed_moments(view: RunView) -> _Narrow:
     """Return the 16-bit moments that torch's Adam must have: it keeps them in the format of the weight."""
     return _Narrow(*stepped_in_half(view))
 
@@ -124,7 +124,7 @@ def _half_ulp(dtype: str) -> float:
     return format_of_dtype(dtype).ulp_at_one / 4.0
 
 
-def _fall(view: RunView) -> tuple[float, float, float]:
+def _norm_fall(view: RunView) -> tuple[float, float, float]:
     """Return peak and present norm of the optimizer whose gradient norm fell most, and their ratio (1 if unknown)."""
     best = (0.0, 0.0, 1.0)
     for steps in by_optimizer(view).values():
@@ -138,7 +138,7 @@ def _fall(view: RunView) -> tuple[float, float, float]:
 
 
 def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options: Options) -> Finding:
-    peak, present, fall = _fall(view)
+    peak, present, fall = _norm_fall(view)
     dtype, weights = narrow.dtype, narrow.weights
     ratio = fall if narrow.measured is None else narrow.measured
     elements = sum(weights.values())

@@ -103,7 +103,7 @@ def _subject(fact: Fact) -> Hashable:
     return fact.root, _target(fact), state, fact.data.get("dtype"), place, "" if at is not None else fact.module
 
 
-def _others(group: Group) -> str:
+def _other_ops(group: Group) -> str:
     """Name the other ops that leave the tensor unchanged, as a sentence; empty if there are none."""
     worst, seen = group.worst, []
     for fact in group.facts:
@@ -151,7 +151,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{op_words(fact)} left {percent(share)} of the elements of "
         f"{what} in {dtype} unchanged (limit {percent(options['share'])}), though FP64 moves them: "
         f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
-        f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line.{_others(group)}"
+        f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line.{_other_ops(group)}"
         f"{elsewhere_words(group)}"
     )
     wide = "float64" if dtype == "float32" else "float32"
