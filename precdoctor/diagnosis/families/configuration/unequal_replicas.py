@@ -84,7 +84,7 @@ def check(view: RunView, options: Options) -> Checked:
     if not summary.num_rows:
         return Checked.indeterminate("no step was recorded with the same weight of two ranks")
     seen = f"{plural(summary.num_rows, 'weight')} with copies on other ranks"
-    found = [_difference(r, replicas) for r in summary.filter(pc.greater(summary["different"], 0)).to_pylist()]
+    found = [Difference.of(r, replicas) for r in summary.filter(pc.greater(summary["different"], 0)).to_pylist()]
     lasting = [d for d in found if d.equal is None or d.equal < d.since]
     if not lasting:
         averaged = f"; {len(found)} differ for a while and are averaged again" if found else ""
@@ -96,20 +96,6 @@ def check(view: RunView, options: Options) -> Checked:
     compared = [replicas.weights[n] for n in summary["weight"].to_pylist()]
     finding = _finding(view, lasting, compared, options)
     return Checked([finding], f"{len(lasting):,} of {seen} differ")
-
-
-def _difference(record: Mapping[str, Any], replicas: Replicas) -> Difference:
-    """Return a row of the summary as a :class:`Difference`."""
-    number = record["weight"]
-    return Difference(
-        weight=replicas.weights[number],
-        since=record["differs_from"],
-        first=record["first"],
-        equal=record["equal_again"],
-        steps=record["different"],
-        order=record["order"],
-        holders=replicas.holders(number),
-    )
 
 
 def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[Weight], options: Options) -> Finding:

@@ -45,11 +45,7 @@ def trained_apart(rule: Rule, view: RunView) -> Finding | None:
     if not matrices or len(matrices) < held or not all(map(_parted_for_good, matrices)):
         return None
     first = min(matrices, key=lambda r: (r["differs_from"], r["order"] is None, r["order"] or 0))
-    number = first["weight"]
-    difference = Difference(
-        replicas.weights[number], first["differs_from"], first["first"], first["equal_again"], first["different"],
-        first["order"], replicas.holders(number),
-    )  # fmt: skip
+    difference = Difference.of(first, replicas)
     if not _same_rates(view, difference) or steps_apart(view, difference) is not None:
         return None
     copies = copies_of(view, difference)

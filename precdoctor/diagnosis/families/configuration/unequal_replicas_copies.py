@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from precdoctor.diagnosis.survey.replicas import Weight
+from precdoctor.diagnosis.survey.replicas import Replicas, Weight
 from precdoctor.diagnosis.survey.rows import dotted, integer, number, text
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
@@ -41,6 +41,20 @@ class Difference:
     steps: int
     order: int | None
     holders: Sequence[Process]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], replicas: Replicas) -> Difference:
+        """Return a row of the summary of replicas as a difference."""
+        number = record["weight"]
+        return cls(
+            weight=replicas.weights[number],
+            since=record["differs_from"],
+            first=record["first"],
+            equal=record["equal_again"],
+            steps=record["different"],
+            order=record["order"],
+            holders=replicas.holders(number),
+        )
 
     @property
     def name(self) -> str:

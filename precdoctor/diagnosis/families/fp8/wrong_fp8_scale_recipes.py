@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -58,19 +59,13 @@ def recipe_of(operand: Operand) -> DelayedScaling | None:
     series = AmaxSeries.of(casts.amax, casts.step)
     own = np.log2(casts.scale[known])
     best: tuple[float, DelayedScaling | None] = (0.0, None)
-    for recipe in _recipes():
+    for margin, length in product(_MARGINS, LENGTHS):
+        recipe = DelayedScaling(length, Amax.MAX, margin)
         off = np.log2(scale_series(series, operand.fmt, recipe).scale[known]) - own
         for low, high in ((-_SAME, _SAME), (-_SAME, 1.0 + _SAME)):
             agrees = float(np.mean((off[1:] >= low) & (off[1:] <= high))) - (0.05 if high > 0.5 else 0.0)
             best = max(best, (agrees, recipe), key=lambda item: item[0])
     return best[1] if best[0] >= _AGREEMENT else None
-
-
-def _recipes() -> Iterator[DelayedScaling]:
-    """Yield all recipes that are recognised, those without margin first."""
-    for margin in _MARGINS:
-        for length in LENGTHS:
-            yield DelayedScaling(length, Amax.MAX, margin)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.histories import History, forward_histories
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, tensor_evidence
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format, format_of_dtype
 from precdoctor.numerics.histogram import bin_of
@@ -143,7 +143,7 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
 def _row(view: RunView, key: Key, step: int) -> tuple[TensorRow | None, tuple[TensorRow, ...]]:
     """The row of one point of a history, and the forward rows of its step."""
     for process in view.processes:
-        rows = tuple(r for r in view.rows(process, step) if r.kind in ("batch", "input", "output"))
+        rows = tuple(r for r in view.rows(process, step) if r.kind in FORWARD_KINDS)
         mine = [r for r in rows if r.key == key]
         if mine:
             return mine[0], rows
@@ -197,7 +197,7 @@ def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
     """Return the clamp in front of a tensor; None if too few steps have a wider tensor before it."""
     seen: list[tuple[float, TensorRow, TensorRow, tuple[TensorRow, ...]]] = []
     for step in sorted(history.amax)[-_CLAMP_STEPS:]:
-        rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in ("batch", "input", "output"))
+        rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in FORWARD_KINDS)
         row = next((r for r in rows if r.key == key), None)
         before = _tensor_before(row, rows) if row is not None else None
         if row is not None and before is not None:

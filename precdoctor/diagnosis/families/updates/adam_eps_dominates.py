@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, rows_of
+from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
@@ -61,7 +61,7 @@ is an approximation. 0.7 below eight steps.
         "Wortsman et al., Small-scale proxies for large-scale Transformer training instabilities, arXiv:2309.14322",
     ),
 )
-_COLUMNS = ("module_class", "numel", "exp_lo", "exp_hist", "nan")
+_COLUMNS = ("numel", "exp_lo", "exp_hist", "nan")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ class _Gradient:
         histogram: exponents of all rows together, as recorded: times the loss scale, if there is one.
     """
 
-    module_class: str
     shares: Floats
     sizes: Floats
     last: tuple[Process, int]
@@ -131,12 +130,12 @@ def _weight_gradients(view: RunView, eps: float, options: Options) -> dict[Key, 
     small = found.at_most(eps / options["damping"] * unscaling(rows))[0]
     shares, sizes, step = small / found.total, np.nan_to_num(column(rows, "norm")), column(rows, "step")
     one = lasts(groups(rows, (*IDENTITY, "step")))
-    first, last = rows.iloc[firsts(ids)], rows.iloc[lasts(ids)]
-    merged = found.merged(ids, len(first))
-    described = zip(keys(first), first["module_class"], rows_of(ids[one], step[one]), at(last), strict=True)
+    last = rows.iloc[lasts(ids)]
+    merged = found.merged(ids, len(last))
+    described = zip(keys(last), rows_of(ids[one], step[one]), at(last), strict=True)
     return {
-        key: _Gradient(text(module_class), shares[own := one[steps_of]], sizes[own], newest, merged.row(i))
-        for i, (key, module_class, steps_of, newest) in enumerate(described)
+        key: _Gradient(shares[own := one[steps_of]], sizes[own], newest, merged.row(i))
+        for i, (key, steps_of, newest) in enumerate(described)
     }
 
 

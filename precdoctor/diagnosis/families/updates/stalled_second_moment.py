@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -73,10 +72,12 @@ class _Narrow:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the narrow format with most weights."""
-    groups = [b for g in _groups(view) if (b := beta2_of(g)) is not None]
-    beta2 = max(groups, default=0.0)
-    narrow = _recorded_moments(view, beta2) or _assumed_moments(view)
-    if not groups or not narrow.weights:
+    groups = parameter_groups(view) if second_moments(view).of else adam_groups(view)
+    betas = [b for g in groups if (b := beta2_of(g)) is not None]
+    beta2 = max(betas, default=0.0)
+    # without recorded state: torch's Adam keeps its moments in the format of the weight
+    narrow = _recorded_moments(view, beta2) or _Narrow(*stepped_in_half(view))
+    if not betas or not narrow.weights:
         return Checked.not_applicable("no second moment of Adam's kind in BF16 or FP16")
     limit = _half_ulp(narrow.dtype)
     if 1.0 - beta2 >= limit:
@@ -86,11 +87,6 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{plural(steps, 'step')}: nothing had to decay yet")
     finding = _finding(view, narrow, beta2, limit, options)
     return Checked([finding], f"the second moments of {plural(len(narrow.weights), 'weight')} cannot decay")
-
-
-def _groups(view: RunView) -> list[Mapping[str, Any]]:
-    """Return the parameter groups of all optimizers if state was recorded, else those of torch's own Adam."""
-    return parameter_groups(view) if second_moments(view).of else adam_groups(view)
 
 
 def _recorded_moments(view: RunView, beta2: float) -> _Narrow | None:
@@ -112,11 +108,6 @@ def _recorded_moments(view: RunView, beta2: float) -> _Narrow | None:
         {".".join(filter(None, owner)): int(numel[rows[-1]]) for owner, rows in of[dtype].items()},
         math.sqrt(median(factors)) if factors else None,
     )
-
-
-def _assumed_moments(view: RunView) -> _Narrow:
-    """Return the 16-bit moments that torch's Adam must have: it keeps them in the format of the weight."""
-    return _Narrow(*stepped_in_half(view))
 
 
 def _half_ulp(dtype: str) -> float:
