@@ -184,7 +184,7 @@ def _longest_sequence(view: RunView) -> int:
 
 
 def _table_of(row: TensorRow, length: int) -> _Table | None:
-    """Return a buffer with the error of its numbers at sequences of ``length``; None if it is no such table."""
+    """Return a buffer with the error of its numbers at sequences of ``length``; None if it is no table."""
     fmt = known_format(row.dtype) if row.dtype in HALF else rounded_to(row)
     if fmt is None or not row.amax:
         return None

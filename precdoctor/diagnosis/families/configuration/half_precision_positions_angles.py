@@ -53,9 +53,7 @@ class Angles:
 
     @property
     def error(self) -> float:
-        """Largest error in radians: as measured, else half the spacing (round to nearest, IEEE 754-2019, section
-        4.3).
-        """
+        """Largest error in radians: measured, else half the spacing (round to nearest, IEEE 754-2019, section 4.3)."""
         return self.spacing / 2.0 if self.measured is None else self.measured
 
 

@@ -149,7 +149,7 @@ def _survey(view: RunView, reductions: Mapping[str, _Reduction], options: Option
 
 
 def _add_losses(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
-    """Add what this rank's part of the sum loses by the cast and the division."""
+    """Add to ``gradient`` what this rank's part of the sum loses by the cast and the division."""
     limit = math.floor(math.log2(gradient.fmt.flush_limit * reduction.divides_by))
     below = row.histogram[:limit]  # magnitudes up to 2^limit
     flushed = below.total

@@ -122,7 +122,7 @@ def scanned_loss(view: RunView, operand: Operand) -> Fact | None:
 def readers(view: RunView, operand: Operand) -> list[Module]:
     """Return modules with a weight that read the cast's result: as many elements, and the same zeros on every step.
 
-    A cast often stands before the layer, in the module around it or in one of its own.
+    Casts are often made before the layer, in the module around it or in a module of their own.
     """
     casts = operand.settled[operand.settled.flushed > 0]
     zeros = casts.numel - casts.alive - casts.non_finite + casts.flushed
@@ -136,7 +136,7 @@ def readers(view: RunView, operand: Operand) -> list[Module]:
 
 
 def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:
-    """Return whether the bulk exceeds what rounding takes from the outliers, or channels of it are lost."""
+    """Return whether the bulk holds more of the magnitudes than rounding takes, or channels of it are lost."""
     return bulk.magnitude >= rounding_magnitude(operand.fmt) or lost_channels(view, operand) >= LOST_CHANNELS
 
 

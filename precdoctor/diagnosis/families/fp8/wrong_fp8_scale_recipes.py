@@ -125,7 +125,16 @@ def _effect(
     clipped: Floats,
     limits: tuple[float, float],
 ) -> ScaleEffect:
-    """Return the effect of scales, from peaks over the maximum, ``factors`` on the recorded scales, and lost shares."""
+    """Return the effect of scales on ``casts``.
+
+    Args:
+        operand: the operand.
+        casts: its settled casts of known scale.
+        peaks: amax times scale over the format's maximum.
+        factors: scale over the recorded scale.
+        flushed, clipped: shares of the elements.
+        limits: least noise in dB beyond rounding of a stale cast, and flushed share from which a step is flushing.
+    """
     lost_db, flushed_share = limits
     over = np.flatnonzero((peaks > _SLIGHT) & (clipped > 0.0))
     chosen = over[:: max(1, math.ceil(len(over) / _PREDICTED))]

@@ -126,9 +126,10 @@ def find_explosion(process: Process, steps: Sequence[StepFacts], options: Option
 
 
 def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
-    """Return a run that ends far above its first loss and norm, or that its first update takes there for good.
+    """Return the divergence of a run that ends far above its first loss and norm; None without one.
 
-    None otherwise. The end of a run is no measure if its loss was below zero on any step.
+    A run also diverges if its first update takes loss and norm there, and the loss never comes back. The end of a run
+    is no measure if its loss was below zero on any step.
     """
     known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
     known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]
@@ -150,7 +151,10 @@ def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) 
 def _unbounded(
     process: Process, steps: Sequence[StepFacts], known: Sequence[tuple[int, float, float]], options: Options
 ) -> Explosion | None:
-    """Return a run whose loss has fallen far below zero while gradients grew: it has no minimum nearby; else None."""
+    """Return the divergence of a loss that has fallen far below zero while gradients grew; None without one.
+
+    Such a loss has no minimum nearby.
+    """
     first_loss, first_norm = (median(abs(values[j]) for values in known[:AFTER]) for j in (1, 2))
     lowest = min(median(loss for _, loss, _ in known[i : i + AFTER]) for i in range(len(known) - AFTER + 1))
     last_norm = median(norm for *_, norm in known[-max(AFTER, len(known) // 4) :])

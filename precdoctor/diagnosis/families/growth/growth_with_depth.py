@@ -190,7 +190,7 @@ def _check_layers(view: RunView, options: Options) -> Checked:
 
 
 def _link_name(chain: Chain, link: Link) -> str:
-    """Name a link in messages."""
+    """Return the name of a link in messages."""
     if not chain.of_calls:
         return f"`{link.module}`"
     return f"call {link.index}{' and later' * (link.index == LAST_CALL)} of `{link.module}`"

@@ -108,7 +108,7 @@ class LossProgress:
 
 
 def loss_progress(view: RunView) -> LossProgress:
-    """Judge the loss of the first process with enough losses, none of them negative: those do not measure learning."""
+    """Judge the first process with enough losses, none of them negative: a negative loss does not measure learning."""
     for steps in view.timeline.values():
         losses = [s.loss for s in steps if s.complete and s.loss is not None and not s.loss_is_bad]
         if len(losses) >= _MIN_LOSSES and min(losses) >= 0.0:

@@ -209,7 +209,7 @@ def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
 
 
 def _tensor_before(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
-    """Return the last tensor before ``row`` with as many elements; None if non-finite or of the same dtype."""
+    """Return the last tensor of as many elements before ``row``; None if it is non-finite or of the same dtype."""
     earlier = [r for r in rows if r.order is not None and r.order < (row.order or 0) and r.numel == row.numel]
     last = max(earlier, key=lambda r: r.order or 0, default=None)
     return last if last is not None and last.dtype != row.dtype and not last.bad else None

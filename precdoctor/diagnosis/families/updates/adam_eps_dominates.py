@@ -167,7 +167,7 @@ def _recorded_roots(view: RunView, eps: float, options: Options) -> dict[Paramet
 
 
 def _is_damped(gradient: _Gradient, eps: float, options: Options) -> bool:
-    """Return whether most of a gradient is below eps in the first quarter of the steps and in the median.
+    """Return whether most elements are far below eps in the first quarter of the steps and in the median.
 
     A gradient that falls below eps only later has converged. A gradient that grows (behind a gate that opens) is left
     out, unless a large eps damps it to the end.

@@ -233,7 +233,7 @@ def _share_words(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, opt
 
 
 def _unknown_optimizer(view: RunView) -> str:
-    """Return the class of the first optimizer whose rounding is unknown (torch's own round to nearest), else ""."""
+    """Return the class of the first optimizer whose rounding is unknown; empty without one, as under torch's."""
     inexact = (o for o in view.optimizers if text(o.get("intended_update")) == "gradient")
     classes = ((text(o.get("class")), text(o.get("package")) in ("torch", "")) for o in inexact)
     return next((c for c, torchs in classes if not (torchs and c in _DETERMINISTIC)), "")

@@ -216,7 +216,7 @@ def _replaced_at_start(view: RunView, options: Options) -> _Start | None:
 
 
 def _replaced_since(view: RunView, options: Options, since: int) -> _Start | None:
-    """Return the weights replaced by the first steps since one; None unless the loss rose or stayed after them."""
+    """Return the weights that the first steps from ``since`` on replaced; None if that did no harm."""
     count, behind = int(options["early_steps"]), " at the full rate" if since > view.steps["step"].min() else ""
     worse = stayed = False
     for (process, _), steps in by_optimizer(view).items():
@@ -261,7 +261,7 @@ def _nothing_learnt(view: RunView, options: Options) -> bool:
 
 
 def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[Parameter, _Weight]:
-    """Return ratios on the newer half of the steps; or on ``first`` steps since one, against the initial weight."""
+    """Ratios on the newer half of the steps; with ``first``, on that many from ``since`` on, to the initial weight."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
     early = [s for s in steps if s >= since][:first]

@@ -88,7 +88,7 @@ def adam_bound(beta1: float, beta2: float) -> float | None:
 
 
 def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Mapping[Parameter, Orphaned]:
-    """Return FP32 parameters with ``least`` orphaned elements and ``least_share`` of them, at their first such step."""
+    """Return FP32 parameters with ``least`` orphaned elements, and ``least_share`` of all, at their first such step."""
     if not adds_eps_to_root(view):
         return {}
     rows = states(view.measured((), ("opt_state",), columns=_COLUMNS, where=[("dtype", "==", "float32")]))
