@@ -84,10 +84,10 @@ def check(view: RunView, options: Options) -> Checked:
     if not summary.num_rows:
         return Checked.indeterminate("no step was recorded with the same weight of two ranks")
     seen = f"{plural(summary.num_rows, 'weight')} with copies on other ranks"
-    found = [Difference.of(r, replicas) for r in summary.filter(pc.greater(summary["different"], 0)).to_pylist()]
-    lasting = [d for d in found if d.equal is None or d.equal < d.since]
+    differences = [Difference.of(r, replicas) for r in summary.filter(pc.greater(summary["different"], 0)).to_pylist()]
+    lasting = [d for d in differences if d.equal is None or d.equal < d.since]
     if not lasting:
-        averaged = f"; {len(found)} differ for a while and are averaged again" if found else ""
+        averaged = f"; {len(differences)} differ for a while and are averaged again" if differences else ""
         return Checked((), f"{seen}, on up to {plural(pc.max(summary['steps']).as_py(), 'step')}{averaged}")
     lasting.sort(key=lambda d: (d.since, d.order is None, d.order or 0, d.name))
     trained = next((d for d in lasting if d.weight.trained), None)
@@ -167,7 +167,7 @@ def _values_words(copies: Copies) -> str:
     return f"{values}, with no majority"
 
 
-def as_they_part(cause: Finding, effect: Finding) -> bool:
+def begins_at_difference(cause: Finding, effect: Finding) -> bool:
     """Return whether ``effect`` begins after the last step with equal copies, and no later than they differ."""
     equal, since, begin = cause.evidence.get("last_equal_step"), cause.location.step, effect.location.step
     return equal is not None and since is not None and begin is not None and equal < begin <= since
@@ -191,6 +191,6 @@ RULE = Rule(
             "Chosen empirically: matrices that start as zeros are equal under any seed.", maximum=1.0,
         ),
     ),
-    explains=when(as_they_part, "PD101", "PD102", "PD103", "PD105", "PD106", "PD603", "PD605"),
+    explains=when(begins_at_difference, "PD101", "PD102", "PD103", "PD105", "PD106", "PD603", "PD605"),
     check=check,
 )  # fmt: skip

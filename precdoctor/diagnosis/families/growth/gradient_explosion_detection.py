@@ -131,21 +131,21 @@ def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) 
     A run also diverges if its first update takes loss and norm there, and the loss never comes back. The end of a run
     is no measure if its loss was below zero on any step.
     """
-    known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
-    known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]
-    if len(known) < options["min_steps"]:
+    points = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
+    points = [(i, loss, norm) for i, loss, norm in points if math.isfinite(loss) and math.isfinite(norm)]
+    if len(points) < options["min_steps"]:
         return None
-    (_, loss, norm), far = known[0], options["diverged"]
-    lowest = min(loss for _, loss, _ in known)
-    ends = [known[-AFTER:]] if lowest > 0.0 else []
+    (_, loss, norm), far = points[0], options["diverged"]
+    lowest = min(loss for _, loss, _ in points)
+    ends = [points[-AFTER:]] if lowest > 0.0 else []
     if lowest == loss:  # the loss never came back to its first value
-        ends.append(known[1 : 1 + AFTER])
+        ends.append(points[1 : 1 + AFTER])
     for end in ends:
         end_loss, end_norm = (median(values[j] for values in end) for j in (1, 2))
         if end_loss >= max(far * abs(loss), options["least_loss"]) and end_norm >= far * norm > 0.0:
-            at = next(i for i, _, n in known if n >= options["factor"] * norm)
-            return Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, end_loss), diverged=True)
-    return None if lowest > 0.0 else _unbounded(process, steps, known, options)
+            at = next(i for i, _, n in points if n >= options["factor"] * norm)
+            return Explosion(process, steps, at, norm, max(n for *_, n in points), (loss, end_loss), diverged=True)
+    return None if lowest > 0.0 else _unbounded(process, steps, points, options)
 
 
 def _unbounded(
@@ -179,8 +179,8 @@ def _undone_share(steps: Sequence[StepFacts], i: int, losses: tuple[float, float
     Without progress: infinite if the loss doubled, else 0.
     """
     start = [s.loss for s in steps[: min(8, i)] if s.loss is not None]
-    made = max(0.0, median(start) - losses[0]) if start else 0.0
+    progress = max(0.0, median(start) - losses[0]) if start else 0.0
     lost = losses[1] - losses[0]
-    if made <= _PROGRESS * abs(losses[0]):
+    if progress <= _PROGRESS * abs(losses[0]):
         return math.inf if lost > abs(losses[0]) else 0.0
-    return lost / made
+    return lost / progress

@@ -171,13 +171,13 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
     kinds, usual = (*FORWARD_KINDS, *BACKWARD_KINDS), [*process, ("amax", ">", 0.0)]
     frame = view.measured((), kinds, columns=("amax",), steps=usual_steps, where=usual)
     tensors, amaxes = groups(frame, IDENTITY), frame["amax"].to_numpy()
-    seen = dict(zip(keys(frame.iloc[firsts(tensors)]), map(amaxes.__getitem__, rows_of(tensors)), strict=True))
+    usual_amaxes = dict(zip(keys(frame.iloc[firsts(tensors)]), map(amaxes.__getitem__, rows_of(tensors)), strict=True))
     # Gradients act through the update they make: after an ordinary update no gradient is to blame.
     innocent = after_an_ordinary_update(spike.steps, spike.at)
     moved: dict[int, dict[Key, _MovedTensor]] = {step: {} for step in recent}
     for step in recent:
         for row in view.rows(spike.process, step):
-            before = seen.get(row.key, ())
+            before = usual_amaxes.get(row.key, ())
             harmless = row.kind in BACKWARD_KINDS and (innocent or step == spike.first.step)
             if not row.amax or len(before) < _KNOWN or harmless or row.amax <= max(before):
                 continue
@@ -186,10 +186,10 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
             amax = math.log2(row.amax)
             if amax > middle + max(options["moved"], 4.0 * deviation):
                 moved[step][row.key] = _MovedTensor(row, 2.0**middle)
-    return next(_not_come_back(moved), None), len(usual_steps)
+    return next(_lasting_moves(moved), None), len(usual_steps)
 
 
-def _not_come_back(moved: Mapping[int, Mapping[Key, _MovedTensor]]) -> Iterator[_MovedTensor]:
+def _lasting_moves(moved: Mapping[int, Mapping[Key, _MovedTensor]]) -> Iterator[_MovedTensor]:
     """Yield the tensors that moved and did not come back, in order of time; gradients act at once and need not stay."""
     for step, found in moved.items():
         for key, each in found.items():

@@ -95,11 +95,11 @@ class _Gradient:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
-    given = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
+    eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
     others = {text(o.get("class")) for o in view.optimizers} - set(ADAM)
-    if not given or others & set(SCALE_FREE):
+    if not eps_values or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
-    eps = min(given)
+    eps = min(eps_values)
     gradients, roots = _weight_gradients(view, eps, options), _recorded_roots(view, eps, options)
     if others:  # as Muon for the matrices, AdamW for the rest: only AdamW's parameters have a second moment
         gradients = {k: g for k, g in gradients.items() if parameter_in(k) in roots}
@@ -110,7 +110,7 @@ def check(view: RunView, options: Options) -> Checked:
         k: g
         for k, g in gradients.items()
         if _is_damped(g, eps, options)
-        and ((known := roots.get(parameter_in(k))) is None or known.share >= options["below_share"])
+        and ((root := roots.get(parameter_in(k))) is None or root.share >= options["below_share"])
     }
     if not guilty:
         worst = max(g.share for g in gradients.values())
@@ -121,20 +121,20 @@ def check(view: RunView, options: Options) -> Checked:
 
 def _weight_gradients(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
     """Return the gradients that the optimizer gets for weight matrices, on recorded steps that were not skipped."""
-    moving = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
-    steps = [s for s in watched_steps(view) if s in moving]
+    stepped = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
+    steps = [s for s in watched_steps(view) if s in stepped]
     rows = view.measured(("dimensions", "norm"), ("weight_grad_step",), columns=_COLUMNS, steps=steps)
     rows = rows[(rows["dimensions"] >= 2) & (rows["numel"] >= options["min_elements"]) & (rows["nan"] == 0)]
     rows = rows[histograms(rows).total > 0]
-    found, ids = histograms(rows), groups(rows, IDENTITY)
-    small = found.at_most(eps / options["damping"] * unscaling(rows))[0]
-    shares, sizes, step = small / found.total, np.nan_to_num(column(rows, "norm")), column(rows, "step")
-    one = lasts(groups(rows, (*IDENTITY, "step")))
+    held, ids = histograms(rows), groups(rows, IDENTITY)
+    small = held.at_most(eps / options["damping"] * unscaling(rows))[0]
+    shares, sizes, step = small / held.total, np.nan_to_num(column(rows, "norm")), column(rows, "step")
+    last_rows = lasts(groups(rows, (*IDENTITY, "step")))
     last = rows.iloc[lasts(ids)]
-    merged = found.merged(ids, len(last))
-    described = zip(keys(last), rows_of(ids[one], step[one]), at(last), strict=True)
+    merged = held.merged(ids, len(last))
+    described = zip(keys(last), rows_of(ids[last_rows], step[last_rows]), at(last), strict=True)
     return {
-        key: _Gradient(shares[own := one[steps_of]], sizes[own], newest, merged.row(i))
+        key: _Gradient(shares[own := last_rows[steps_of]], sizes[own], newest, merged.row(i))
         for i, (key, steps_of, newest) in enumerate(described)
     }
 

@@ -100,10 +100,10 @@ def _rows(view: RunView) -> pd.DataFrame:
         str(o.get("name")): sum(integer(g.get("parameters")) or 0 for g in o.get("groups") or ())
         for o in view.optimizers
     }
-    numbers: dict[str, int] = {}
+    optimizer_numbers: dict[str, int] = {}
     usable = {
         (p, s.step): (
-            numbers.setdefault(s.optimizer, len(numbers)),
+            optimizer_numbers.setdefault(s.optimizer, len(optimizer_numbers)),
             sizes.get(s.optimizer, 0),
             float(s.grad_norm == 0.0),
         )
@@ -114,8 +114,8 @@ def _rows(view: RunView) -> pd.DataFrame:
     rows = view.measured((), _KINDS, columns=_COLUMNS)
     number, held, zeros = (step_values(rows, {key: value[i] for key, value in usable.items()}) for i in range(3))
     rows = rows.assign(optimizer=number, held=held, zeros=zeros == 1.0, alive=rows["zero"] < rows["numel"])
-    known: pd.DataFrame = rows[rows["held"].notna()]
-    return known
+    stepped: pd.DataFrame = rows[rows["held"].notna()]
+    return stepped
 
 
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:
@@ -135,10 +135,10 @@ def _steps(rows: pd.DataFrame) -> pd.DataFrame:
 def _emptied_steps(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
     """Return steps on which all gradients given to the optimizer are zero, one of them non-zero after backward."""
     given = rows[rows["kind"] == "weight_grad_step"]
-    fed = set(at(given[given["alive"]].iloc[firsts(groups(given[given["alive"]], AT))]))
+    fed_steps = set(at(given[given["alive"]].iloc[firsts(groups(given[given["alive"]], AT))]))
     key = [*AT, *PARAMETER]
     emptied = given[~given["alive"]][key].merge(made[key], on=key)
-    return set(at(emptied)) - fed
+    return set(at(emptied)) - fed_steps
 
 
 def _weights_with_gradients(rows: pd.DataFrame) -> pd.DataFrame:
@@ -154,10 +154,10 @@ def _weights_unchanged(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
     False if no fingerprint of such a weight was recorded on both.
     """
     first, last = (rows[on_steps(rows, set(at(steps.iloc[[i]])))] for i in (0, -1))
-    marked = (f[(f["kind"] == "weight") & f["fingerprint"].notna()] for f in (first, last))
-    before, after = (dict(zip(parameters(f), f["fingerprint"], strict=True)) for f in marked)
-    both = set(parameters(_weights_with_gradients(first))) & set(before) & set(after)
-    return bool(both) and all(before[k] == after[k] for k in both)
+    fingerprinted = (f[(f["kind"] == "weight") & f["fingerprint"].notna()] for f in (first, last))
+    before, after = (dict(zip(parameters(f), f["fingerprint"], strict=True)) for f in fingerprinted)
+    shared = set(parameters(_weights_with_gradients(first))) & set(before) & set(after)
+    return bool(shared) and all(before[k] == after[k] for k in shared)
 
 
 def _optimizer_of(view: RunView, starved: pd.DataFrame) -> str:

@@ -211,8 +211,8 @@ def _find_decay(view: RunView, options: Options) -> Finding | None:
 
 def _replaced_at_start(view: RunView, options: Options) -> _Start | None:
     """Return the weights that the run's first steps replaced, else the first after a warm-up; None without harm."""
-    begun, full = int(view.steps["step"].min()), warmed_up(view)
-    return _replaced_since(view, options, begun) or (_replaced_since(view, options, full) if full > begun else None)
+    first, full = int(view.steps["step"].min()), warmed_up(view)
+    return _replaced_since(view, options, first) or (_replaced_since(view, options, full) if full > first else None)
 
 
 def _replaced_since(view: RunView, options: Options, since: int) -> _Start | None:
@@ -220,9 +220,9 @@ def _replaced_since(view: RunView, options: Options, since: int) -> _Start | Non
     count, behind = int(options["early_steps"]), " at the full rate" if since > view.steps["step"].min() else ""
     worse = stayed = False
     for (process, _), steps in by_optimizer(view).items():
-        begun = [s for s in steps if s.step >= since][: 3 * count + 1]
-        losses = [s.loss for s in begun if s.loss is not None and is_well(view, process, s)]
-        few = 1 if any(not is_well(view, process, s) for s in begun[: 2 * count + 1]) else count
+        early = [s for s in steps if s.step >= since][: 3 * count + 1]
+        losses = [s.loss for s in early if s.loss is not None and is_well(view, process, s)]
+        few = 1 if any(not is_well(view, process, s) for s in early[: 2 * count + 1]) else count
         if len(losses) > few and losses[0] > 0.0:
             worse = worse or median(losses[1 : count + 1]) > 2.0 * losses[0]
             stayed = stayed or median(losses[1:]) > (1.0 - options["stays"]) * losses[0]
@@ -254,8 +254,8 @@ def _nothing_learnt(view: RunView, options: Options) -> bool:
         halves = losses[len(losses) // 8 : len(losses) // 2], losses[len(losses) // 2 :]
         if not losses or min(losses) <= 0.0:
             continue
-        begun = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
-        if any(len(half) >= count and median(half) > (1.0 - options["learnt"]) * begun for half in halves):
+        first_loss = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
+        if any(len(half) >= count and median(half) > (1.0 - options["learnt"]) * first_loss for half in halves):
             return True
     return False
 

@@ -223,17 +223,17 @@ def _penalty_to_gradient(
     """
     rows = view.measured(("rms",), ("weight", "weight_grad_step"), columns=_COLUMNS, steps=watched_steps(view))
     rows = rows[finite(rows) & rows["sum_sq"].notna()]
-    known, (weight, gradient) = by_kind(
+    by_weight, (weight, gradient) = by_kind(
         rows, share(column(rows, "rms"), unscaling(rows)), ("weight", "weight_grad_step")
     )
-    known = known.assign(ratio=share(penalty.weight_decay * weight, gradient))
-    known = known[known["ratio"].notna()].sort_values(["step", "rank", "attempt"], kind="stable")
-    found = {}
-    ratios, ids = column(known, "ratio"), groups(known, PARAMETER)
-    for place, own in zip(parameters(known.iloc[firsts(ids)]), rows_of(ids), strict=True):
+    by_weight = by_weight.assign(ratio=share(penalty.weight_decay * weight, gradient))
+    by_weight = by_weight[by_weight["ratio"].notna()].sort_values(["step", "rank", "attempt"], kind="stable")
+    first_and_newer = {}
+    ratios, ids = column(by_weight, "ratio"), groups(by_weight, PARAMETER)
+    for place, own in zip(parameters(by_weight.iloc[firsts(ids)]), rows_of(ids), strict=True):
         if place in weights:
-            found[place] = float(ratios[own[0]]), float(np.median(ratios[own[own.size // 2 :]]))
-    return {place: found[place] for place in weights if place in found}
+            first_and_newer[place] = float(ratios[own[0]]), float(np.median(ratios[own[own.size // 2 :]]))
+    return {place: first_and_newer[place] for place in weights if place in first_and_newer}
 
 
 def _worst(shrunk: Mapping[Parameter, Shrunk]) -> tuple[Parameter, Shrunk]:

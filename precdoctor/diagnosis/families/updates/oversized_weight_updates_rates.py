@@ -58,25 +58,25 @@ class Rates:
 def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
     """Return the rates of the optimizer that makes ``step``; None if no rate of it above 0 was recorded."""
     name = next((s.optimizer for s in view.timeline.get(process, ()) if s.step == step), None)
-    known = _rates_by_step(s for s in view.timeline.get(process, ()) if s.optimizer == name)
-    peak = max((rate for _, rate in known), default=0.0)
+    by_step = _rates_by_step(s for s in view.timeline.get(process, ()) if s.optimizer == name)
+    peak = max((rate for _, rate in by_step), default=0.0)
     if not peak:
         return None
-    at = next(i for i, (_, rate) in enumerate(known) if rate >= _AT_PEAK * peak)
-    rising = all(a <= b for (_, a), (_, b) in pairwise(known[: at + 1]))
-    warm_up = known[at][0] - known[0][0] if rising and known[0][1] < _BELOW * peak else 0
-    measured = next((rate for s, rate in known if s == step and rate), peak)
-    return Rates(measured, known[0][1], peak, known[-1][1], warm_up)
+    at = next(i for i, (_, rate) in enumerate(by_step) if rate >= _AT_PEAK * peak)
+    rising = all(a <= b for (_, a), (_, b) in pairwise(by_step[: at + 1]))
+    warm_up = by_step[at][0] - by_step[0][0] if rising and by_step[0][1] < _BELOW * peak else 0
+    measured = next((rate for s, rate in by_step if s == step and rate), peak)
+    return Rates(measured, by_step[0][1], peak, by_step[-1][1], warm_up)
 
 
 def warmed_up(view: RunView) -> int:
     """Return the first step by which each optimizer with a warm-up reached half of its largest rate; 0 without."""
     reached = 0
     for steps in by_optimizer(view).values():
-        known = _rates_by_step(steps)
-        full = 0.5 * max((rate for _, rate in known), default=0.0)
-        if known and known[0][1] < full:
-            reached = max(reached, next(step for step, rate in known if rate >= full))
+        by_step = _rates_by_step(steps)
+        half_peak = 0.5 * max((rate for _, rate in by_step), default=0.0)
+        if by_step and by_step[0][1] < half_peak:
+            reached = max(reached, next(step for step, rate in by_step if rate >= half_peak))
     return reached
 
 
