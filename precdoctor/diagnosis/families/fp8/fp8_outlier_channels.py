@@ -124,15 +124,11 @@ def _has_blocks(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
 def _outlying(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> _Outlying | None:
     """Return the operand with the coarsest blocks that help; None if none do, or no blocks were recorded."""
     last = round(median(cut(c.statistics.histogram) for c in operand.spots))
-    tried = []
     for fmt in (TILE_1X128, MXFP8_E4M3):
         blocks = histograms(view, operand, fmt.block[1])
-        if blocks:
-            tried.append((median(hot_blocks(h, last) for h, _ in blocks), fmt, len(blocks)))
-    if not tried:
-        return None
-    hot, fmt, count = next((t for t in tried if t[0] <= options["hot_blocks"]), tried[-1])
-    return _Outlying(operand, bulk, fmt, hot, count) if hot <= options["hot_blocks"] else None
+        if blocks and (hot := median(hot_blocks(h, last) for h, _ in blocks)) <= options["hot_blocks"]:
+            return _Outlying(operand, bulk, fmt, hot, len(blocks))
+    return None
 
 
 def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Finding:
