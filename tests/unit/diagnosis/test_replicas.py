@@ -256,4 +256,4 @@ def test_the_updates_of_a_weight_that_ranks_share_out_belong_to_all_of_them(hold
         )
     before = pd.DataFrame(rows, columns=["rank", "kind", "numel", "sum"])
     now = pd.DataFrame([(0, "weight", 4, 9.01), (1, "weight", 4, 12.0)], columns=["rank", "kind", "numel", "sum"])
-    assert unequal_replicas_copies._moved(before, now, adjacent=True) == moved
+    assert unequal_replicas_copies._rank_that_changed(before, now, adjacent=True) == moved

@@ -5,8 +5,8 @@ variances that *cancel*, that is, lose the bits in which two large moments agree
 tensor (PD706). An error counts only by its *effect*: its share of the result that it feeds. What these rules share is
 in ``survey.scans``.
 
-PD708 reads the format of a gradient reduction, and reports it only where recorded gradients show that it matters. PD703
-finds *positions* and angles that their format cannot tell apart: tables by their buffers, sines by their scan.
+PD708 reads the format of a gradient reduction, and reports it only if recorded gradients show that it matters. PD703
+finds *positions* and angles that their format cannot tell apart: tables in buffers, sines in deep scans.
 
 PD710 holds the *replicas* of a weight against one another: copies that several ranks should hold alike, by the layout
 that the recorder wrote (``survey.replicas``).

@@ -74,21 +74,25 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        """Return the share of wrong elements, or rows, or the noise, whichever exceeds its limit; 0 if none does."""
         if "ulp" in fact.data:
             return wrong_share(fact) if wrong_share(fact) >= options["wrong_share"] else 0.0
         if fact.data.get("of_data") is True and fact.number("noise") >= options["noise"]:
             return fact.number("noise")
-        fmt = known_format(_format(fact))
+        fmt = known_format(_rounding_dtype(fact))
         if fmt is None or not fact.number("bits_lost") >= fmt.mantissa_bits + 1 - options["bits_left"]:
             return 0.0
         strong = fact.number("effect") >= options["strong_effect"]
         least = options["few"] if strong else options["wrong_share"]
-        if strong and _rows(fact) >= options["wrong_share"]:
-            return _rows(fact)
+        if strong and _wrong_row_share(fact) >= options["wrong_share"]:
+            return _wrong_row_share(fact)
         return wrong_share(fact) if wrong_share(fact) >= least and has_effect(fact, options["effect"]) else 0.0
 
     def lasts(group: Group) -> bool:
-        """Whether it cancels by design, from the start: predictions come close to their targets only late in a run."""
+        """Return whether rounded numbers cancel by design, from the start; True for any other cancellation.
+
+        Predictions come close to their targets only late in a run.
+        """
         return not _rounded_before(group.worst) or stands(view, group)
 
     return check_facts(
@@ -98,32 +102,32 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _rounded_before(fact: Fact) -> bool:
-    """Whether it is a difference of two numbers that had been cast to half."""
+    """Return whether the op subtracts two numbers that had been cast to half precision."""
     return fact.data.get("rounded_before") is True
 
 
-def _rows(fact: Fact) -> float:
-    """Share of the rows of expanded distances in which at least one is wrong."""
+def _wrong_row_share(fact: Fact) -> float:
+    """Return the share of the rows of expanded distances with at least one wrong element."""
     return fact.share("rows_wrong", "rows")
 
 
-def _format(fact: Fact) -> str:
-    """The format that rounded: of a difference in FP32 that of its operands."""
+def _rounding_dtype(fact: Fact) -> str:
+    """Return the dtype that rounded: of a difference in FP32 that of its operands before they were widened."""
     return text(fact.data.get("dtype")) or fact.dtype
 
 
-def _difference(view: RunView, group: Group, options: Options) -> Finding:
-    """The finding about numbers that were rounded before they were subtracted."""
+def _rounded_finding(view: RunView, group: Group, options: Options) -> Finding:
+    """Return the finding about numbers that were rounded before they were subtracted."""
     fact = group.worst
     wrong, of, zeros = fact.count("wrong"), fact.count("of"), fact.count("zeros")
-    dtype, share, noise = _format(fact), percent(wrong_share(fact)), fact.number("noise")
+    dtype, share, noise = _rounding_dtype(fact), percent(wrong_share(fact)), fact.number("noise")
     wide, method = (FP64, "double") if dtype == FP32.dtype else (FP32, "float")
     whole = fact.data.get("of_data") is True and noise >= options["noise"]
     error = f" The error of all is {percent(noise)} of them (L2, limit {percent(options['noise'])})." if whole else ""
     least = options["wrong_share"] if wrong >= options["wrong_share"] * of else options["few"]
     limit = "" if whole else f", limit {percent(least)}"
     if not whole and wrong < least * of:
-        limit = f", in {percent(_rows(fact))} of the rows, limit {percent(options['wrong_share'])}"
+        limit = f", in {percent(_wrong_row_share(fact))} of the rows, limit {percent(options['wrong_share'])}"
     message = (
         f"{op_words(fact)} subtracts numbers that had been rounded to {dtype}. {wrong:,} of {of:,} non-zero "
         f"differences ({share}{limit}) are off by more than half, {zeros:,} are exactly zero, for instance "
@@ -150,8 +154,8 @@ def _difference(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _coarse(view: RunView, group: Group, options: Options) -> Finding:
-    """The finding about data that no scan saw in a wider format, and whose differences are an ulp or nothing."""
+def _coarse_finding(view: RunView, group: Group, options: Options) -> Finding:
+    """Return the finding about FP32 data, never seen in a wider format, whose differences are an ulp or zero."""
     fact = group.worst
     wrong, of, ulp, largest = (fact.number(name) for name in ("wrong", "of", "ulp", "largest"))
     share, near = percent(wrong_share(fact)), f"{largest:.4g}"
@@ -183,9 +187,9 @@ def _coarse(view: RunView, group: Group, options: Options) -> Finding:
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     if "ulp" in fact.data:
-        return _coarse(view, group, options)
+        return _coarse_finding(view, group, options)
     if _rounded_before(fact):
-        return _difference(view, group, options)
+        return _rounded_finding(view, group, options)
     fmt = known_format(fact.dtype)
     bits = fmt.mantissa_bits + 1 if fmt is not None else 0
     lost, wrong, of = min(fact.number("bits_lost"), bits), fact.count("wrong"), fact.count("of")

@@ -66,12 +66,13 @@ Sines 0.85, and 0.75 where only the largest number identifies the tensor that wa
         "IEEE 754-2019, section 4.3 (rounding); half an ulp of BF16 is 2^-9 of a number just below a power of two",
     ),
 )
+#: Usual names of buffers that hold frequencies, and positions.
 _FREQUENCIES = re.compile(r"(?:^|_)(?:inv_?freqs?|freqs?|frequenc(?:y|ies)|thetas?)(?:$|_)")
 _POSITIONS = re.compile(r"(?:^|_)(?:positions?|position_ids|pos_ids)(?:$|_)")
-#: Counts in a sum are exact in FP64 up to here.
+#: Every FP64 number above this one is whole: larger quotients prove no multiple.
 _EXACT = 2.0**52
-#: Counts and the like have no more significant bits below the leading one than this.
-_OWN = 4
+#: Numbers with at most this many significant bits below the leading one (counts, say) need no rounding to be narrow.
+_FEW_BITS = 4
 
 
 #: Least share of the angles that is off by an eighth of a radian or more.
@@ -80,9 +81,11 @@ _MANY = 0.02
 
 @dataclass(frozen=True)
 class _Table:
+    """A table of positions or frequencies in half precision; ``what``: ``radians`` or ``collision``."""
+
     row: TensorRow
     fmt: Format
-    #: Radians off at the longest sequence, or position numbers per distinct value.
+    #: Radians off at the longest sequence; for positions how many of them share one number.
     error: float
     what: str
 
@@ -94,6 +97,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
+    """Check the angles in deep scans; ``tables``: the outcome for tables, without a finding."""
     limit = options["measured_angle"]
     measured = [a for a in measured_angles(view) if a.error >= limit and a.wrong >= _MANY]
     known = {(a.root, a.module) for a in measured}
@@ -114,11 +118,12 @@ def _check_angles(view: RunView, options: Options, tables: Checked) -> Checked:
 
 
 def _check_tables(view: RunView, options: Options) -> Checked:
-    named = _named(view)
+    """Check the buffers of positions and frequencies."""
+    named = _candidates(view)
     if not named:
         return Checked.not_applicable("no table and no sine of positions or frequencies in BF16 or FP16 was seen")
-    length = _longest(view)
-    tables = [t for row in named if (t := _judge(row, length)) is not None]
+    length = _longest_sequence(view)
+    tables = [t for row in named if (t := _table_of(row, length)) is not None]
     limits = {"radians": options["radians"], "collision": options["collision"]}
     guilty = [t for t in tables if t.error >= limits[t.what]]
     seen = plural(len(named), "half-precision position table")
@@ -128,8 +133,8 @@ def _check_tables(view: RunView, options: Options) -> Checked:
     return Checked([_finding(worst, guilty, length, limits)], f"{len(guilty):,} of {seen} lose positions")
 
 
-def _named(view: RunView) -> list[TensorRow]:
-    """The first row of every buffer whose name and numbers make it a candidate."""
+def _candidates(view: RunView) -> list[TensorRow]:
+    """Return the first row of every buffer named like positions or frequencies that holds half-precision numbers."""
     frame = view.measured((), ("buffer",), columns=("dtype",), where=[("dtype", "in", (*HALF, FP32.dtype))])
     names = {name: str(name).rsplit(".", maxsplit=1)[-1].lower() for name in frame["name"].unique()}
     frequencies = [name for name, leaf in names.items() if _FREQUENCIES.search(leaf)]
@@ -145,38 +150,41 @@ def _named(view: RunView) -> list[TensorRow]:
 
 
 def rounded_to(row: TensorRow) -> Format | None:
-    """The 16-bit format that holds all elements of an FP32 tensor; None if none does or no rounding was needed.
+    """Return the 16-bit format that holds all elements of an FP32 tensor; None if none does or no rounding was needed.
 
     Numbers between ``2**e`` and ``2**(e + 1)`` are multiples of ``2**(e - 7)`` in BF16, of ``2**(e - 10)`` in FP16 and
-    of ``2**(e - 23)`` in FP32. If all elements are multiples of the first, at the exponent of the smallest element, so
-    is their sum and, squared, the sum of their squares, which a log has in FP64. The smallest of FP32 numbers alone is
-    one by a chance of 2^-16 (2^-13 in FP16); sums of FP16 numbers pass for those of BF16 once in some dozens. Numbers
-    with fewer significant bits are no sign of rounding: counts, powers of two and fractions of them have few.
+    of ``2**(e - 23)`` in FP32. With ``e`` the exponent of the smallest element, a table rounded to BF16 consists of
+    multiples of ``2**(e - 7)``. Then its sum is also such a multiple, and its sum of squares a multiple of the square.
+    A log has both sums in FP64. The smallest FP32 number alone is such a multiple by a chance of 2^-16 (2^-13 for
+    FP16); sums of FP16 numbers pass for those of BF16 once in some dozens. Numbers with few significant bits (counts,
+    powers of two and fractions of them) are no sign of rounding.
     """
     if row.dtype != "float32" or row.bad or not row.amin_nonzero or row.amax is None or row.numel < 2:
         return None
     exponent = math.frexp(row.amin_nonzero)[1] - 1
-    if _are_multiples(row, 2.0 ** (exponent - _OWN)):
+    if _are_multiples(row, 2.0 ** (exponent - _FEW_BITS)):
         return None
     return next((f for f in (BF16, FP16) if _are_multiples(row, 2.0 ** (exponent - f.mantissa_bits))), None)
 
 
 def _are_multiples(row: TensorRow, grid: float) -> bool:
+    """Return whether amax, sum and sum of squares of a row fit elements that are all multiples of ``grid``."""
     if row.amax is None or row.sum is None or row.sum_sq is None:
         return False
     counts = row.amax / grid, abs(row.sum) / grid, row.sum_sq / grid / grid
     return all(c <= _EXACT and c == round(c) for c in counts)
 
 
-def _longest(view: RunView) -> int:
-    """The longest second dimension of an activation with three: batch, sequence, width; 0 when none was recorded."""
+def _longest_sequence(view: RunView) -> int:
+    """Return the longest second dimension of an activation with three (batch, sequence, width); 0 without any."""
     frame = view.measured((), ("output",), columns=("shape",), steps=view.kept_steps[:1])
     lengths, extents = lists(frame, "shape")
     second = (np.cumsum(lengths) - lengths)[lengths == 3] + 1
     return int(extents[second].max(initial=0))
 
 
-def _judge(row: TensorRow, length: int) -> _Table | None:
+def _table_of(row: TensorRow, length: int) -> _Table | None:
+    """Return a buffer with the error of its numbers at sequences of ``length``; None if it is no table."""
     fmt = known_format(row.dtype) if row.dtype in HALF else rounded_to(row)
     if fmt is None or not row.amax:
         return None
@@ -253,7 +261,7 @@ def _keep_fp32(row: TensorRow, fmt: Format, effect: str, predicted: Mapping[str,
 
 
 def angles_without_cast(cause: Finding, effect: Finding) -> bool:
-    """Whether the lossy cast of ``effect`` is not the one that made these angles, but one in the same module."""
+    """Return whether ``effect`` is a lossy cast in the module of a table; a cast that makes angles is their cause."""
     return same_module(cause, effect) and cause.evidence.get("effect") != "angles"
 
 

@@ -1,7 +1,7 @@
-"""PD703, angles: sines and cosines in deep scans of angles that their format holds too coarsely.
+"""PD703, angles: sines and cosines, seen in deep scans, of angles that are too coarse in their format.
 
 An angle of 980 in BF16 stands for all from 978 to 982, and widening it before the sine does not help. In FP32 only
-angles of millions are as coarse: Unix times.
+angles of millions, such as Unix times, are as coarse.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WIDE = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Angles:
-    """The operand of a sine or cosine in the forward pass, and its format before it was widened, if it was."""
+    """The operand of a sine or cosine in the forward pass; ``fmt``: the format that it was rounded to."""
 
     root: str
     module: str
@@ -39,10 +39,10 @@ class Angles:
     dtype: str
     fmt: Format
     amax: float
-    #: The sine is taken in a wider format, of numbers that had been rounded to ``fmt``.
+    #: Whether the sine is taken in a wider format than ``fmt``.
     widened: bool
-    #: By how many radians the worst is off, where that was measured against the numbers before the rounding; and the
-    #: share that is off by an eighth of a radian or more.
+    #: Largest error in radians, measured against the numbers before they were rounded, None if unknown; and the share
+    #: of angles that are off by an eighth of a radian or more.
     measured: float | None = None
     wrong: float = 1.0
 
@@ -53,12 +53,12 @@ class Angles:
 
     @property
     def error(self) -> float:
-        """As measured; else that of rounding to nearest, half the spacing (IEEE 754-2019, section 4.3). In radians."""
+        """Largest error in radians: measured, else half the spacing (round to nearest, IEEE 754-2019, section 4.3)."""
         return self.spacing / 2.0 if self.measured is None else self.measured
 
 
 def angles_of(view: RunView) -> list[Angles]:
-    """The coarsest angles of each module in all scans, the coarsest first."""
+    """Return the coarsest angles of each module in all scans, the coarsest first."""
     found: dict[tuple[str, str], Angles] = {}
     for event in scan_events(view):
         ops = event["data"].get("ops")
@@ -66,7 +66,7 @@ def angles_of(view: RunView) -> list[Angles]:
             continue
         place = text(event.get("root")), text(event.get("module"))
         step, process = integer(event.get("step")) or 0, Process.of(event)
-        for entry, dtype, amax in _angles([o for o in ops if isinstance(o, Mapping)]):
+        for entry, dtype, amax in _sine_operands([o for o in ops if isinstance(o, Mapping)]):
             fmt, line = known_format(dtype), integer(entry.get("line"))
             source = Source(text(entry.get("file")), line, None) if line is not None else None
             known = found.get(place)
@@ -80,7 +80,7 @@ def angles_of(view: RunView) -> list[Angles]:
 
 
 def measured_angles(view: RunView) -> list[Angles]:
-    """Angles held against the numbers before the rounding: the worst of each module in which two scans found some."""
+    """Return the worst angles of each module with measured errors on two scanned steps or more, the worst first."""
     found: dict[tuple[str, str], list[Angles]] = {}
     for fact in facts(view, "angle"):
         dtype = text(fact.data.get("rounded_to"))
@@ -95,11 +95,12 @@ def measured_angles(view: RunView) -> list[Angles]:
     return sorted((max(group, key=lambda a: a.error) for group in several), key=lambda a: -a.error)
 
 
-def _angles(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
+def _sine_operands(ops: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, float]]:
     """Yield each sine or cosine of one module with the dtype and the amax of its operand.
 
-    The operand is the last result before it of the same dtype and number of elements. One in a wide dtype came from
-    half precision if a tensor widened before it has the same largest number: the first frequency is 1.
+    The operand is the last result before it of the same dtype and number of elements. An operand in a wide dtype came
+    from half precision if a tensor widened before it has the same amax: the first frequency is 1, so the largest
+    position is also the largest angle.
     """
     before: list[Mapping[str, Any]] = []
     for entry in ops:
@@ -124,6 +125,7 @@ def _elements(entry: Mapping[str, Any]) -> int:
 
 
 def _widens(entry: Mapping[str, Any]) -> bool:
+    """Return whether the op casts half precision to a wider dtype."""
     return (
         short_name(text(entry.get("op"))) == "to_copy"
         and text(entry.get("inputs")) in HALF
@@ -132,7 +134,7 @@ def _widens(entry: Mapping[str, Any]) -> bool:
 
 
 def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> Finding:
-    """The finding about angles above ``limit`` radians."""
+    """Return the finding about angles above ``limit`` radians."""
     where = f"`{angles.module or angles.root}`" if angles.root else "the training loop"
     line = at_line(angles.source)
     what, known = short_name(angles.op), angles.measured is not None
@@ -175,7 +177,7 @@ def angles_finding(rule: Rule, view: RunView, angles: Angles, limit: float) -> F
             else "dtype and largest angle are recorded"
             + ("; their size alone identifies them as the ones that were widened" if angles.widened else ""),
         },
-        prescriptions=((_reduced if wide else _in_fp32)(angles, line),),
+        prescriptions=((_subtract_turns if wide else _in_fp32)(angles, line),),
     )
 
 
@@ -194,6 +196,7 @@ def _message(angles: Angles, how: str, limit: float) -> str:
 
 
 def _in_fp32(angles: Angles, line: str) -> Prescription:
+    """Prescribe FP32 for positions and angles."""
     fine = angles.error * 2.0 ** (angles.fmt.mantissa_bits - FP32.mantissa_bits)
     return Prescription(
         title=f"positions and angles in FP32{line}: off by {angles.error:.2g} -> {fine:.1g} radians",
@@ -208,8 +211,8 @@ def _in_fp32(angles: Angles, line: str) -> Prescription:
     )
 
 
-def _reduced(angles: Angles, line: str) -> Prescription:
-    """Subtract whole turns: they make no difference and take all the digits."""
+def _subtract_turns(angles: Angles, line: str) -> Prescription:
+    """Prescribe to subtract whole turns first: they do not change a sine, but take up all the digits."""
     fine = math.pi * 2.0 ** -(angles.fmt.mantissa_bits + 1)
     return Prescription(
         title=f"subtract whole turns first{line}, in integers or FP64: off by {angles.error:.2g} -> {fine:.1g} radians",

@@ -77,12 +77,13 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        """Return the share that the cast wraps, makes equal or loses; 0 below its limit."""
         if "wrapped" in fact.data:
             wrapped = fact.share("wrapped", "numel")
             return wrapped if wrapped >= options["wrapped"] else 0.0
         if "distinct_before" in fact.data:
-            collided = _collided(fact)
-            return collided if collided >= _limit(fact, options) else 0.0
+            collided = _collided_share(fact)
+            return collided if collided >= _collision_limit(fact, options) else 0.0
         lost = fact.number("lost")
         return lost if lost >= options["lost"] and has_effect(fact, options["effect"]) else 0.0
 
@@ -93,24 +94,27 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _flushes(fact: Fact) -> bool:
+    """Return whether the cast flushes more elements than it clips."""
     return fact.count("flushed") > fact.count("clipped")
 
 
 def _is_read_back(fact: Fact) -> bool:
-    """Whether half-precision numbers are turned into indices; what they were before their cast is not known."""
+    """Return whether narrow floats are used as indices; the integers that they were before their cast are unknown."""
     return "read_by" in fact.data
 
 
-def _limit(fact: Fact, options: Options) -> float:
-    """Least share of integers that are lost."""
+def _collision_limit(fact: Fact, options: Options) -> float:
+    """Return the least share of lost integers that is reported."""
     return options["missing"] if _is_read_back(fact) else options["collided"]
 
 
-def _collided(fact: Fact) -> float:
+def _collided_share(fact: Fact) -> float:
+    """Return the share of the distinct integers that became equal to another one."""
     return 1.0 - fact.share("distinct_after", "distinct_before")
 
 
 def _wrapped_finding(view: RunView, group: Group, options: Options) -> Finding:
+    """Return the finding about integers that their type cannot hold."""
     fact = group.worst
     to, share = text(fact.data.get("to")), percent(fact.share("wrapped", "numel"))
     op, there = fact.where("read_by")
@@ -144,13 +148,13 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     before, after = text(fact.data.get("from")), text(fact.data.get("to"))
     if "distinct_before" in fact.data:
         effect = f"{fact.count('distinct_before'):,} integers become {fact.count('distinct_after'):,} different numbers"
-        measured = f"up to {fact.number('largest'):,.0f}, {percent(_collided(fact))} collide"
+        measured = f"up to {fact.number('largest'):,.0f}, {percent(_collided_share(fact))} collide"
         if _is_read_back(fact):
             among = f"{fact.count('distinct_before'):,} integers from {fact.number('least'):,.0f} to"
             effect = f"only {fact.count('distinct_after'):,} of the {among} {fact.number('largest'):,.0f} can occur"
             op, there = fact.where("read_by")
             measured = f"{before} holds no others; they are used as indices by {short_name(op)}{there}"
-        least = _limit(fact, options)
+        least = _collision_limit(fact, options)
         limit, limits = percent(least), {"missing" if _is_read_back(fact) else "collided": least}
     else:
         effect = f"{percent(fact.number('lost'))} of its magnitude is lost"
@@ -206,7 +210,7 @@ def _prescription(fact: Fact, after: str) -> Prescription:
 
 
 def _keep_integers(fact: Fact, after: str) -> Prescription:
-    """For integers that the cast makes equal, or that an earlier one had when they are read back as indices."""
+    """Prescribe to keep integers that this cast makes equal, or an earlier one before they were used as indices."""
     narrow, wide = after, "float32"
     snippet = f"angles = positions.float()[:, None] * frequencies  # cast sines and cosines to {after} instead\n"
     if _is_read_back(fact):
@@ -238,7 +242,7 @@ def _exponent(fact: Fact, fmt: Format) -> int | None:
 
 
 def cast_of_angles(cause: Finding, effect: Finding) -> bool:
-    """Whether the angles of ``effect`` come from this cast, which is nearer to the fault than their sine."""
+    """Return whether the angles of ``effect`` come from this cast: it is nearer to the fault than their sine."""
     return same_module(cause, effect) and effect.evidence.get("effect") == "angles"
 
 

@@ -62,15 +62,17 @@ than four recorded steps, or for FSDP, which divides in part before and in part 
 
 @dataclass(frozen=True)
 class _Reduction:
+    """How the gradients of one root are reduced over ranks; ``hook``: DDP's communication hook, if there is one."""
+
     wrapper: str
     ranks: int
     hook: str
-    #: None: that of the gradients.
+    #: Dtype of the reduction; None: the dtype of the gradients.
     dtype: str | None
 
     @property
     def divides_by(self) -> float:
-        """Divisor before the sum; for FSDP torch's own rule, a power of two near the root of the number of ranks."""
+        """Divisor before the sum; under FSDP, by torch's rule, a power of two near the root of the number of ranks."""
         if self.wrapper == "DistributedDataParallel":
             return float(self.ranks)
         factor = 1
@@ -79,11 +81,14 @@ class _Reduction:
         return float(factor)
 
     def words(self, fmt: Format) -> str:
+        """Name the reduction in messages."""
         return f"{self.hook} ({fmt.dtype})" if self.hook else f"{self.wrapper} in {fmt.dtype}"
 
 
 @dataclass
 class _Gradient:
+    """A weight's gradient on the examined steps and ranks; ``flushed``, ``lost``: shares that its reduction takes."""
+
     fmt: Format
     flushed: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
@@ -109,12 +114,13 @@ def check(view: RunView, options: Options) -> Checked:
     key = next(iter(gradients))
     fmt, reduction = gradients[key].fmt, reductions[key[0]]
     if reduction.ranks >= 2 ** (fmt.mantissa_bits + 1):
-        return Checked([_many_ranks(fmt, reduction, key)], f"{seen}: a running sum stalls")
+        return Checked([_many_ranks_finding(fmt, reduction, key)], f"{seen}: a running sum stalls")
     worst = max(median(g.flushed) for g in gradients.values())
     return Checked((), f"{seen}: at most {percent(worst)} flushed")
 
 
 def _reductions(view: RunView) -> Mapping[str, _Reduction]:
+    """Return how each root's gradients are reduced, by name of the root."""
     found = {}
     for process in view.processes:
         for root in view.facts(process).get("roots") or ():
@@ -126,6 +132,7 @@ def _reductions(view: RunView) -> Mapping[str, _Reduction]:
 
 
 def _survey(view: RunView, reductions: Mapping[str, _Reduction], options: Options) -> dict[Key, _Gradient]:
+    """Return the gradients that are reduced in a 16-bit format."""
     found: dict[Key, _Gradient] = {}
     steps = examined_steps(view, int(options["max_steps"]))
     for process in view.processes:
@@ -137,16 +144,16 @@ def _survey(view: RunView, reductions: Mapping[str, _Reduction], options: Option
                     continue
                 gradient = found.setdefault(row.key, _Gradient(fmt))
                 gradient.last = (process, step)
-                _add(gradient, row, reduction)
+                _add_losses(gradient, row, reduction)
     return found
 
 
-def _add(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
-    """Add the loss of this rank's part of the sum in cast and division."""
+def _add_losses(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
+    """Add to ``gradient`` what this rank's part of the sum loses by the cast and the division."""
     limit = math.floor(math.log2(gradient.fmt.flush_limit * reduction.divides_by))
     below = row.histogram[:limit]  # magnitudes up to 2^limit
     flushed = below.total
-    if reduction.dtype is None:  # of what is narrow already
+    if reduction.dtype is None:  # the gradient is in this format already, so no cast flushes anything
         flushed -= row.histogram[: math.floor(math.log2(gradient.fmt.flush_limit))].total
     gradient.flushed.append(flushed / row.histogram.total)
     gradient.lost.append(magnitude(below) / magnitude(row.histogram))
@@ -155,6 +162,7 @@ def _add(gradient: _Gradient, row: TensorRow, reduction: _Reduction) -> None:
 
 
 def _loses(gradient: _Gradient, options: Options) -> bool:
+    """Return whether the reduction flushes too many elements, with too much of the magnitude."""
     return median(gradient.flushed) > options["flushed_share"] and median(gradient.lost) > options["lost_magnitude"]
 
 
@@ -237,7 +245,8 @@ def _snippet(reduction: _Reduction, to: str) -> str:
     )
 
 
-def _many_ranks(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
+def _many_ranks_finding(fmt: Format, reduction: _Reduction, key: Key) -> Finding:
+    """Return the finding about so many ranks that a running sum over them stalls."""
     limit = 2 ** (fmt.mantissa_bits + 1)
     how = reduction.words(fmt)
     return RULE.finding(

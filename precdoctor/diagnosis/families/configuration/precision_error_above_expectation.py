@@ -48,7 +48,7 @@ function), widen these inputs, or rewrite it so that it does not cancel. Then sh
 
 
 def limits_of(options: Options) -> Limits:
-    """The options as limits of the comparison."""
+    """Return the options as limits of the comparison."""
     return Limits(options["expected"], options["limit"], options["bits"], options["amplification"])
 
 
@@ -116,33 +116,38 @@ def _finding(view: RunView, found: Shadowed, guilty: Sequence[Piece], limits: Li
 def _title_and_message(found: Shadowed, guilty: Sequence[Piece], limits: Limits) -> tuple[str, str]:
     p, dtype = guilty[0], found.dtype
     own, limit = limits.off(p, found), limits.limit * found.slack
-    error, what = (p.local if own else p.accumulated) or 0.0, _what(p)
+    error, what = (p.local if own else p.accumulated) or 0.0, _tensor_words(p)
     units = error / found.u
     size = f"{units:,.0f} u" if error < 10.0 else f"{error:,.0f} times its size"
-    title = f"{_quoted(p)} is {size} off in {dtype} where {limits.expected * found.slack:g} u is expected"
+    title = f"{_piece_words(p)} is {size} off in {dtype} where {limits.expected * found.slack:g} u is expected"
     message = (
-        f"On the run's own inputs, {what} of {_quoted(p)} is off by {percent(error)}, {units:,.0f} u (limit {limit:g} "
-        f"u; u = {found.u:.3g} in {dtype}), against {found.reference}."
+        f"On the run's own inputs, {what} of {_piece_words(p)} is off by {percent(error)}, {units:,.0f} u (limit "
+        f"{limit:g} u; u = {found.u:.3g} in {dtype}), against {found.reference}."
     )
     if not math.isfinite(error):
-        title = f"{_quoted(p)} overflows or is rounded to zero in {dtype}, and not in {found.reference}"
-        message = f"On the run's own inputs, {what} of {_quoted(p)} has no size in common with {found.reference}'s "
+        title = f"{_piece_words(p)} overflows or is rounded to zero in {dtype}, and not in {found.reference}"
+        message = (
+            f"On the run's own inputs, {what} of {_piece_words(p)} has no size in common with {found.reference}'s "
+        )
         message += f"(limit {limit:g} u, u = {found.u:.3g} in {dtype})."
     elif not own:
-        title = f"{_quoted(p)} makes errors of {(p.given or 0.0) / found.u:.2g} u into {size}: {dtype} is too narrow"
+        title = (
+            f"{_piece_words(p)} makes errors of {(p.given or 0.0) / found.u:.2g} u into {size}: {dtype} is too narrow"
+        )
         message = (
-            f"Errors in the inputs of {_quoted(p)}, {percent(p.given or 0.0)}, become {percent(error)} in {what}: "
+            f"Errors in the inputs of {_piece_words(p)}, {percent(p.given or 0.0)}, become {percent(error)} in {what}: "
             f"{p.amplification:,.0f} times (limit {limits.amplification:g}), and fewer than {limits.bits:g} bits are "
             f"right. Rounding in the piece itself is {(p.local or 0.0) / found.u:.2g} u: it cancels, or is steep."
         )
-    others = [q for q in dict.fromkeys(map(_quoted, guilty)) if q != _quoted(p)]
+    others = [q for q in dict.fromkeys(map(_piece_words, guilty)) if q != _piece_words(p)]
     if others:
         message += f" Also above the limit: {', '.join(others[:3])}"
         message += f" and {len(others) - 3} more." if len(others) > 3 else "."
     return title, message
 
 
-def _what(p: Piece) -> str:
+def _tensor_words(p: Piece) -> str:
+    """Name the tensor that is off."""
     if p.kind == "output":
         return "the output"
     if p.kind == "input":
@@ -152,7 +157,8 @@ def _what(p: Piece) -> str:
     return "the gradient through it" if p.kind == "grad_input" else f"the gradient at `{p.beside}`'s output"
 
 
-def _quoted(p: Piece) -> str:
+def _piece_words(p: Piece) -> str:
+    """Name the piece of code."""
     own = f"`{p.module or p.root}`"
     if p.beside is None:
         return own

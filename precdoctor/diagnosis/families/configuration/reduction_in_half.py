@@ -61,6 +61,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding per line of code."""
 
     def guilty(fact: Fact) -> float:
+        """Return the relative error of the sum, or the lost share of what was added; 0 below the limits."""
         if _is_swamped(fact, options):
             return fact.number("of_added")
         fmt, error = known_format(fact.dtype), fact.number("error")
@@ -77,9 +78,9 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _is_swamped(fact: Fact, options: Options) -> bool:
-    """Whether what was added to a total is lost for the most part, and the result that it feeds is off by that.
+    """Return whether most of what was added to a total is lost, with a large effect on the result that it feeds.
 
-    Off by four times what training tolerates in every op: where little is added, losing it cannot make up more.
+    Four times the effect that training tolerates: if little is added, its loss cannot have that much.
     """
     return fact.number("of_added") >= options["swamped"] and fact.number("effect") >= 4.0 * options["effect"]
 

@@ -62,12 +62,12 @@ rarely than recorded steps show look the same.
         "Dixit et al., Silent Data Corruptions at Scale, arXiv:2102.11245",
     ),
 )
-#: Weights that a finding lists.
+#: How many weights or ranks a finding lists.
 _LISTED = 16
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding a run: the weight whose copies part first."""
+    """One finding a run: the weight whose copies are the first to differ."""
     if len({p.rank for p in view.everyone}) < 2:
         return Checked.not_applicable("the run has one rank")
     replicas = Replicas({p: view.facts(p) for p in view.everyone})
@@ -84,10 +84,10 @@ def check(view: RunView, options: Options) -> Checked:
     if not summary.num_rows:
         return Checked.indeterminate("no step was recorded with the same weight of two ranks")
     seen = f"{plural(summary.num_rows, 'weight')} with copies on other ranks"
-    found = [_difference(r, replicas) for r in summary.filter(pc.greater(summary["different"], 0)).to_pylist()]
-    lasting = [d for d in found if d.equal is None or d.equal < d.since]
+    differences = [Difference.of(r, replicas) for r in summary.filter(pc.greater(summary["different"], 0)).to_pylist()]
+    lasting = [d for d in differences if d.equal is None or d.equal < d.since]
     if not lasting:
-        averaged = f"; {len(found)} differ for a while and are averaged again" if found else ""
+        averaged = f"; {len(differences)} differ for a while and are averaged again" if differences else ""
         return Checked((), f"{seen}, on up to {plural(pc.max(summary['steps']).as_py(), 'step')}{averaged}")
     lasting.sort(key=lambda d: (d.since, d.order is None, d.order or 0, d.name))
     trained = next((d for d in lasting if d.weight.trained), None)
@@ -96,19 +96,6 @@ def check(view: RunView, options: Options) -> Checked:
     compared = [replicas.weights[n] for n in summary["weight"].to_pylist()]
     finding = _finding(view, lasting, compared, options)
     return Checked([finding], f"{len(lasting):,} of {seen} differ")
-
-
-def _difference(record: Mapping[str, Any], replicas: Replicas) -> Difference:
-    number = record["weight"]
-    return Difference(
-        weight=replicas.weights[number],
-        since=record["differs_from"],
-        first=record["first"],
-        equal=record["equal_again"],
-        steps=record["different"],
-        order=record["order"],
-        holders=replicas.holders(number),
-    )
 
 
 def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[Weight], options: Options) -> Finding:
@@ -124,11 +111,11 @@ def _finding(view: RunView, lasting: Sequence[Difference], compared: Sequence[We
     return RULE.finding(
         confidence=cause.confidence,
         severity=Severity.WARNING if cause.mild else None,
-        title=f"{_who(view, copies, first)} since step {first.since}",
+        title=f"{_subject_words(view, copies, first)} since step {first.since}",
         message=(
             f"By the layout of the run ({first.weight.by}), {plural(first.weight.replicas, 'rank')} hold a copy of "
             f"`{first.name}`. From step {first.since} on its bits differ, on {plural(first.steps, 'recorded step')}: "
-            f"{_held_by(copies)}.{equal}{rest}{later} {cause.sentence}"
+            f"{_values_words(copies)}.{equal}{rest}{later} {cause.sentence}"
         ),
         location=Location(
             first.weight.root, first.weight.module, copies.module_class, "weight", Phase.OPTIMIZER, rank, first.since
@@ -158,7 +145,8 @@ def _evidence(lasting: Sequence[Difference], copies: Copies, cause: Cause, compa
     }
 
 
-def _who(view: RunView, copies: Copies, first: Difference) -> str:
+def _subject_words(view: RunView, copies: Copies, first: Difference) -> str:
+    """Return the start of the title: the weight, and the rank that is to blame if it is known."""
     if len(copies.alone) == 1:
         return f"`{first.name}` on {_rank(view, copies.alone[0])} is not what its replicas hold,"
     if copies.suspect is not None:
@@ -166,8 +154,8 @@ def _who(view: RunView, copies: Copies, first: Difference) -> str:
     return f"`{first.name}` differs between its {plural(first.weight.replicas, 'replica')}"
 
 
-def _held_by(copies: Copies) -> str:
-    """``rank 3 is alone against 3 equal copies``."""
+def _values_words(copies: Copies) -> str:
+    """State which ranks hold which value, as in ``rank 3 is alone against 3 equal copies``."""
     if len(copies.alone) == 1:
         return f"rank {copies.alone[0]} is alone against {len(copies.groups[0]):,} equal copies"
     if copies.alone:
@@ -179,13 +167,14 @@ def _held_by(copies: Copies) -> str:
     return f"{values}, with no majority"
 
 
-def as_they_part(cause: Finding, effect: Finding) -> bool:
-    """Whether ``effect`` begins after the last step with equal copies, and no later than they are seen to differ."""
+def begins_at_difference(cause: Finding, effect: Finding) -> bool:
+    """Return whether ``effect`` begins after the last step with equal copies, and no later than they differ."""
     equal, since, begin = cause.evidence.get("last_equal_step"), cause.location.step, effect.location.step
     return equal is not None and since is not None and begin is not None and equal < begin <= since
 
 
 def _rank(view: RunView, rank: int) -> str:
+    """Name a rank and its place in the layout."""
     return rank_place(rank, coordinates(view, rank))
 
 
@@ -202,6 +191,6 @@ RULE = Rule(
             "Chosen empirically: matrices that start as zeros are equal under any seed.", maximum=1.0,
         ),
     ),
-    explains=when(as_they_part, "PD101", "PD102", "PD103", "PD105", "PD106", "PD603", "PD605"),
+    explains=when(begins_at_difference, "PD101", "PD102", "PD103", "PD105", "PD106", "PD603", "PD605"),
     check=check,
 )  # fmt: skip

@@ -14,9 +14,9 @@ from precdoctor.diagnosis.families.configuration.unequal_replicas_copies import 
 from precdoctor.diagnosis.survey.replicas import COLUMNS, Replicas, replica_differences
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Steps on which the ranks must differ. Chosen empirically: ranks that average their weights do so more often.
+#: Number of steps on which the ranks must differ. Chosen empirically: ranks that average weights do it more often.
 _APART = 16
-#: What the placement of a parameter is called that no wrapper looks after.
+#: What makes a parameter's copies equal (``by``) if no wrapper does: they have one name.
 _BY_NAME = "name"
 _WRAPPED = """
 from torch.nn.parallel import DistributedDataParallel
@@ -26,9 +26,9 @@ model = DistributedDataParallel(model)  # averages the gradients over the ranks 
 
 
 def trained_apart(rule: Rule, view: RunView) -> Finding | None:
-    """A finding where every trained matrix is equal on all ranks at first, and on none of them later.
+    """Return the finding about ranks that hold equal trained matrices at first, and never again; None otherwise.
 
-    None where a layout is known, where the ranks hold other parameters or learning rates, and where a matrix stays, or
+    None also if a layout is known, if the ranks hold other parameters or learning rates, or if a matrix stays, or
     becomes again, equal: then something is reduced.
     """
     facts = {p: view.facts(p) for p in view.everyone}
@@ -45,11 +45,7 @@ def trained_apart(rule: Rule, view: RunView) -> Finding | None:
     if not matrices or len(matrices) < held or not all(map(_parted_for_good, matrices)):
         return None
     first = min(matrices, key=lambda r: (r["differs_from"], r["order"] is None, r["order"] or 0))
-    number = first["weight"]
-    difference = Difference(
-        replicas.weights[number], first["differs_from"], first["first"], first["equal_again"], first["different"],
-        first["order"], replicas.holders(number),
-    )  # fmt: skip
+    difference = Difference.of(first, replicas)
     if not _same_rates(view, difference) or steps_apart(view, difference) is not None:
         return None
     copies = copies_of(view, difference)
@@ -59,7 +55,7 @@ def trained_apart(rule: Rule, view: RunView) -> Finding | None:
 
 
 def _same_model(facts: Mapping[Process, Mapping[str, Any]]) -> bool:
-    """Whether all ranks of a group hold the same parameters, and nothing shards or replicates them."""
+    """Return whether all ranks of a group hold the same parameters, and nothing shards or replicates them."""
     layouts = [document.get("layout") or {} for document in facts.values()]
     known = any(v for x in layouts for k, v in x.items() if k in ("placements", "dimensions", "stages", "failed"))
     if known or not all((x.get("ranks") or 0) > 1 for x in layouts):
@@ -70,7 +66,7 @@ def _same_model(facts: Mapping[Process, Mapping[str, Any]]) -> bool:
 
 
 def _as_replicas(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same rank.json as if a wrapper kept every parameter equal on all ranks."""
+    """Return the same rank.json as if a wrapper kept every parameter equal on all ranks."""
     layout = document["layout"]
     placed = [{"by": _BY_NAME, "first": 0, "replicas": layout["ranks"]}]
     roots = [
@@ -81,13 +77,13 @@ def _as_replicas(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _parted_for_good(found: Mapping[str, Any]) -> bool:
-    """Whether copies were equal on the first steps, and on none after they parted."""
+    """Return whether copies were equal on the first steps, and on none after they first differed."""
     equal, since = found["equal_again"], found["differs_from"]
     return since is not None and equal is not None and equal < since and found["different"] >= _APART
 
 
 def _same_rates(view: RunView, difference: Difference) -> bool:
-    """Whether the ranks step at one learning rate: else each is a trial of its own."""
+    """Return whether the ranks have one learning rate; otherwise each is a trial of its own."""
     steps = (view.step_facts(p, difference.equal or 0) for p in difference.holders)
     return len({facts.lr for facts in steps if facts is not None}) == 1
 

@@ -1,4 +1,4 @@
-"""Why replicas of a weight differ: from when and where they do, and from the gradients of the step before."""
+"""PD710, causes: why copies differ, by the steps and weights that differ and the gradients of the step before."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ for _ in range(1000):
 
 @dataclass(frozen=True)
 class Cause:
-    """What is most likely behind the difference.
+    """The most likely cause of the difference.
 
     Attributes:
         mild: it is drift by rounding, not another model.
@@ -83,11 +83,11 @@ class Cause:
 def cause_of(
     view: RunView, lasting: Sequence[Difference], copies: Copies, compared: Sequence[Weight], options: Options
 ) -> Cause:
-    """The cause of the differences.
+    """Return the most likely cause of the differences.
 
     Args:
         lasting: the differences, the earliest first.
-        copies: those of the first.
+        copies: the copies of the first of them.
         compared: all weights of which several copies were compared.
     """
     first, count = lasting[0], len(lasting)
@@ -108,6 +108,7 @@ def cause_of(
 
 
 def _never_equal(together: Sequence[Difference], *, many: bool, compared: int, count: int) -> Cause:
+    """Return the cause of copies that differ from the first compared step on."""
     equal = "equal tensors have equal fingerprints, and these never had"
     if all(not d.weight.trained for d in together):
         return Cause(
@@ -192,7 +193,7 @@ def _prescribe(setting: str, before: object, after: object, what: str, count: in
 
 
 def _devices(view: RunView, first: Difference) -> Sequence[str]:
-    """The devices and torch versions of the ranks, where they are not all the same."""
+    """Return devices and torch versions of the ranks; empty if all have the same."""
     found = set()
     for process in first.holders:
         facts = view.facts(process)

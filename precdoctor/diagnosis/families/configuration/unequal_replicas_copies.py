@@ -1,4 +1,4 @@
-"""The copies of one weight on the step they first differ: who is alone, and what the step before says about why."""
+"""PD710, copies of one weight on the step they first differ: which rank is alone, and what changed on it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from typing import Any
 
 import pandas as pd
 
-from precdoctor.diagnosis.survey.replicas import Weight
+from precdoctor.diagnosis.survey.replicas import Replicas, Weight
 from precdoctor.diagnosis.survey.rows import dotted, integer, number, text
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
 _COLUMNS = ("root", "module", "module_class", "kind", "name", "fingerprint", "sum", "dtype", "numel")
 _KINDS = ("weight", "weight_grad_step", "update")
-#: By how much one rank's unexplained change must exceed the others' to be named. Chosen empirically: a change that an
-#: optimizer step explains leaves rounding alone.
+#: By how much one rank's unexplained change must exceed the others' to be named. Chosen empirically: of a change that
+#: an optimizer step explains only rounding is left.
 _STANDS_OUT = 4.0
-#: Steps looked at for a rank that counts steps differently.
-_NEAR = 8
+#: Number of steps searched for signs that a rank counts its steps differently.
+_SEARCHED_STEPS = 8
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A weight whose copies differ, with the steps between which they parted.
+    """A weight whose copies differ, with the steps between which they began to.
 
     Attributes:
         since: the first step on which they differ.
         first: the first step on which they were compared.
-        equal: the last step on which all were equal; None where they never were.
+        equal: the last step on which all were equal; None if they never were.
         steps: the number of steps on which they differ.
+        order: place in the execution order; None if unknown.
+        holders: the processes that hold a copy.
     """
 
     weight: Weight
@@ -39,6 +41,20 @@ class Difference:
     steps: int
     order: int | None
     holders: Sequence[Process]
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], replicas: Replicas) -> Difference:
+        """Return a row of the summary of replicas as a difference."""
+        number = record["weight"]
+        return cls(
+            weight=replicas.weights[number],
+            since=record["differs_from"],
+            first=record["first"],
+            equal=record["equal_again"],
+            steps=record["different"],
+            order=record["order"],
+            holders=replicas.holders(number),
+        )
 
     @property
     def name(self) -> str:
@@ -52,7 +68,7 @@ class Difference:
 
     @property
     def evidence(self) -> Mapping[str, Any]:
-        """As an entry of a finding's evidence."""
+        """The entry of a finding's evidence."""
         return {"root": self.weight.root, "tensor": self.name, "since": self.since, "steps": self.steps}
 
 
@@ -62,11 +78,11 @@ class Copies:
 
     Attributes:
         groups: ranks by their fingerprint, the largest group first.
-        alone: the ranks that hold another value than most; empty where there is no majority.
-        moved: the rank whose sum changed most without an optimizer step that explains it, of all ranks together where
-            they share the weight out; None where none stands out.
-        gradients_differ: whether the optimizers were given different gradients on the last step on which the weights
-            were equal; None where that is not recorded.
+        alone: the ranks that hold another value than most; empty without a majority.
+        moved: the rank whose sum changed most beyond its optimizer step (or beyond that of all ranks together, if each
+            updates a part of the weight); None if none stands out.
+        gradients_differ: whether the optimizers were given different gradients on the last step with equal weights;
+            None if unknown.
     """
 
     groups: Sequence[Sequence[int]]
@@ -77,12 +93,12 @@ class Copies:
 
     @property
     def suspect(self) -> int | None:
-        """The one rank to look at; None where the log does not say."""
+        """The one rank that has most likely changed; None if the log does not show it."""
         return self.alone[0] if len(self.alone) == 1 else None if self.alone else self.moved
 
 
 def copies_of(view: RunView, difference: Difference) -> Copies:
-    """Read the rows of both steps again."""
+    """Read the rows of the last equal step and of the first different one, and compare the copies."""
     weight, holders = difference.weight, {(p.rank, p.attempt) for p in difference.holders}
     steps = [difference.since] if difference.equal is None else [difference.equal, difference.since]
     batches = view.batches(_COLUMNS, _KINDS, steps=steps, where=_rows_of(weight), everyone=True)
@@ -97,26 +113,29 @@ def copies_of(view: RunView, difference: Difference) -> Copies:
     alone = sorted(r for ranks in groups[1:] for r in ranks) if 2 * len(groups[0]) > count else []
     before = frame[frame["step"] == difference.equal]
     given = before[(before["kind"] == "weight_grad_step") & before["fingerprint"].notna()]
-    # The gradient of a DTensor may be a part of a sum, which the optimizer adds up; others may be shared out.
+    # Only whole gradients are comparable: a DTensor's may be one part of a sum, others may be shards.
     whole = bool((given["numel"] == now["numel"].iloc[0]).all())
     known = len(given) > 1 and weight.by != "DTensor" and whole
     return Copies(
         groups=groups,
         alone=alone,
-        moved=None if difference.equal is None else _moved(before, now, difference.since - difference.equal == 1),
+        moved=None
+        if difference.equal is None
+        else _rank_that_changed(before, now, difference.since - difference.equal == 1),
         gradients_differ=len(set(given["fingerprint"])) > 1 if known else None,
         module_class=text(now["module_class"].iloc[0]) or None,
     )
 
 
 def steps_apart(view: RunView, difference: Difference) -> str | None:
-    """What shows that ranks number their steps differently: one holds the bits that another held on another step.
+    """Return what shows that two ranks number their steps differently, as words; None if nothing does.
 
-    A weight in training has other bits on every step, or on most. Null where nothing shows it.
+    It shows if one rank holds the bits that the other held on another step: a weight in training has other bits on
+    every step, or on most.
     """
     one, other = (ranks[0] for ranks in copies_of(view, difference).groups[:2])
     holders = {(p.rank, p.attempt) for p in difference.holders if p.rank in (one, other)}
-    near = [s for s in view.sampled_steps if s >= difference.since][:_NEAR]
+    near = [s for s in view.sampled_steps if s >= difference.since][:_SEARCHED_STEPS]
     held: dict[int, dict[int, int]] = {one: {}, other: {}}
     where = [*_rows_of(difference.weight), *((count, "==", 0) for count in BAD_COUNTS)]
     for batch in view.batches(("fingerprint",), ("weight",), steps=near, where=where, everyone=True):
@@ -132,10 +151,17 @@ def steps_apart(view: RunView, difference: Difference) -> str | None:
 
 
 def _rows_of(weight: Weight) -> Sequence[tuple[str, str, Any]]:
+    """Return the filter for the rows of a weight."""
     return [("root", "==", weight.root), ("module", "==", weight.module), ("name", "==", weight.name)]
 
 
-def _moved(before: pd.DataFrame, now: pd.DataFrame, adjacent: bool) -> int | None:
+def _rank_that_changed(before: pd.DataFrame, now: pd.DataFrame, adjacent: bool) -> int | None:
+    """Return the rank whose sum changed most beyond its update; None if none stands out or sums are missing.
+
+    Args:
+        before, now: rows of the last equal step and of the first different one.
+        adjacent: no step lies between them, so that the update of ``before`` explains the change.
+    """
     changes: dict[int, float] = {}
     ranks = sorted(set(now["rank"]))
     updates = before[before["kind"] == "update"] if adjacent else before[:0]
@@ -156,5 +182,6 @@ def _moved(before: pd.DataFrame, now: pd.DataFrame, adjacent: bool) -> int | Non
 
 
 def _sum(frame: pd.DataFrame, rank: int, kind: str) -> float | None:
+    """Return the recorded sum of the rank's row of this kind; None without one."""
     found = frame.loc[(frame["rank"] == rank) & (frame["kind"] == kind), "sum"]
     return number(found.iloc[0]) if len(found) else None

@@ -1,4 +1,4 @@
-"""PD403: gradients in E4M3 with one scale per tensor, whose range E4M3 does not have."""
+"""PD403: gradients cast to E4M3 with one scale per tensor, although they need the range of E5M2."""
 
 from __future__ import annotations
 
@@ -84,36 +84,38 @@ def check(view: RunView, options: Options) -> Checked:
         words = "with a scale per tensor" if narrow else "in E4M3"
         return Checked((), f"{seen_words(gradients)} that are gradients: none {words}")
     wide = [o for o in judged if _needs_range(o, options)]
-    guilty = [o for o in wide if _harmed(view, o, options) or _whole_rows(view, o) >= options["lost_blocks"]]
+    guilty = [o for o in wide if _is_harmed(view, o, options) or _dead_block_share(view, o) >= options["lost_blocks"]]
     if not guilty:
         worst = max(o.flushed_share for o in judged)
         weightless = ", less than rounding takes, and no recorded weight gradient misses a channel" if wide else ""
         return Checked((), f"{plural(len(judged), 'gradient')} in E4M3: at most {percent(worst)} flushed{weightless}")
-    guilty.sort(key=lambda o: (-_lost(o), o.key))
+    guilty.sort(key=lambda o: (-_lost_share(o), o.key))
     return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {plural(len(judged), 'gradient')} in E4M3")
 
 
-def _lost(operand: Operand) -> float:
+def _lost_share(operand: Operand) -> float:
+    """Return the flushed or the clipped share, whichever is larger."""
     return max(operand.flushed_share, operand.saturated_share)
 
 
 def _needs_range(operand: Operand, options: Options) -> bool:
-    """Whether it is lost at the cast and at the amax scale, and E5M2 keeps it."""
+    """Return whether the cast loses too much, the scale of amax would too, and E5M2 flushes at most half of that."""
     limit = options["flushed_share"]
-    if _lost(operand) < limit:
+    if _lost_share(operand) < limit:
         return False
     fitted = operand.fitted.flushed
     return fitted >= limit and operand.damage(E5M2, rescaled=True).flushed <= 0.5 * fitted
 
 
-def _harmed(view: RunView, operand: Operand, options: Options) -> bool:
+def _is_harmed(view: RunView, operand: Operand, options: Options) -> bool:
+    """Return whether casting at the scale of amax makes too much noise, in the gradient or in a bulk that matters."""
     if harmful(operand.fitted, operand.fmt, options["lost_db"]):
         return True
     bulk = bulk_of(operand)
     return bulk is not None and matters(view, operand, bulk) and bulk.lost_db >= options["lost_db"]
 
 
-def _whole_rows(view: RunView, operand: Operand) -> float:
+def _dead_block_share(view: RunView, operand: Operand) -> float:
     """Share of the blocks that are flushed whole; 0 unless the optimizer divides gradients by their own size."""
     if not divides_by_gradient(view):
         return 0.0
@@ -124,7 +126,7 @@ def _whole_rows(view: RunView, operand: Operand) -> float:
 def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Finding:
     operand = guilty[0]
     cast, before, cure = operand.typical, operand.cost, in_e5m2(operand)
-    fitted, rows = operand.fitted.flushed, _whole_rows(view, operand)
+    fitted, rows = operand.fitted.flushed, _dead_block_share(view, operand)
     sure, why = confidence(operand)
     whole = ""
     if rows >= options["lost_blocks"]:
@@ -133,11 +135,11 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
             f"{percent(options['lost_blocks'])}). The gradient of these tokens or samples is gone, although the "
             "optimizer, which divides by a gradient's own size, would have used it. "
         )
-        if not _harmed(view, operand, options):
+        if not _is_harmed(view, operand, options):
             sure, why = 0.7, "counted at the cast; the weight of the lost rows is not known"
     return RULE.finding(
         confidence=sure,
-        title=f"{percent(_lost(operand))} of the {operand.label} is lost in E4M3; E5M2 would flush "
+        title=f"{percent(_lost_share(operand))} of the {operand.label} is lost in E4M3; E5M2 would flush "
         f"{percent(cure.damage.flushed)}",
         message=f"The {operand.label} is cast to {operand.fmt.dtype} with one scale per tensor: "
         f"{percent(operand.flushed_share)} of its non-zero elements become zero and "

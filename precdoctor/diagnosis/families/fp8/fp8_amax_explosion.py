@@ -65,11 +65,13 @@ block, so that only the outlier's own block sinks, or keep the operand wide.
 
 
 #: Largest share of blocks with an outlier for blocks to help: the default of PD408's `hot_blocks`.
-_MOST = 0.5
+_MOST_HOT = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class _Growing:
+    """An operand whose amax grows and leaves its bulk behind."""
+
     operand: Operand
     amax: Trend
     #: Trend of the distance between amax and the lower end of the bulk.
@@ -87,8 +89,8 @@ def check(view: RunView, options: Options) -> Checked:
     longest = max((len(o.scaled) for o in judged), default=0)
     if longest < 2 * options["min_points"]:
         return Checked((), f"{seen_words(found)}: too few steps of known scale for a trend")
-    trends = [(o, trend) for o in judged if (trend := _trend(o, options)) is not None]
-    growing = [g for o, trend in trends if (g := _running_away(o, trend, options)) is not None]
+    trends = [(o, trend) for o in judged if (trend := _amax_trend(o, options)) is not None]
+    growing = [g for o, trend in trends if (g := _with_forecast(o, trend, options)) is not None]
     if not trends:
         return Checked((), f"{seen_words(found)}: amax of none grows by {options['min_growth']:g} binades")
     if not growing:
@@ -102,12 +104,13 @@ def reach(fmt: Format) -> float:
     return math.log2(fmt.max) - math.log2(fmt.flush_limit)
 
 
-def _sized(operand: Operand) -> Casts:
+def _nonzero_casts(operand: Operand) -> Casts:
+    """Return the settled casts of known scale that are not all zeros."""
     return operand.scaled[operand.scaled.amax > 0.0]
 
 
 def _floors(casts: Casts, share: float) -> Floats:
-    """log2 of the magnitude below which ``share`` of the non-zero elements lie, in the unit of each cast."""
+    """log2 of the magnitude that ``share`` of the non-zero elements lie below, in the unit of each cast."""
     table = HistogramTable.of(casts.histograms.taken(casts.row))
     wanted, rows = share * table.running[:, -1], np.arange(len(casts))
     at = ((table.running >= wanted[:, None]) & (table.running > 0.0)).argmax(axis=1)
@@ -116,18 +119,18 @@ def _floors(casts: Casts, share: float) -> Floats:
     return floors
 
 
-def _trend(operand: Operand, options: Options) -> Trend | None:
-    """The trend of amax; None unless it grows."""
-    casts = _sized(operand)
+def _amax_trend(operand: Operand, options: Options) -> Trend | None:
+    """Return the trend of amax; None unless it grows by `min_growth` binades while the cast flushes little."""
+    casts = _nonzero_casts(operand)
     if len(casts) < 2 * options["min_points"] or operand.flushed_share >= options["flushed_share"]:
         return None
     amax = fit(list(zip(casts.step.tolist(), casts.amax.tolist(), strict=True)))
     return amax if amax is not None and amax.rises and amax.climbed >= options["min_growth"] else None
 
 
-def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
-    """The operand with its forecast; None unless the bulk stays behind."""
-    casts = _sized(operand)
+def _with_forecast(operand: Operand, amax: Trend, options: Options) -> _Growing | None:
+    """Return the operand with its forecast; None if the bulk grows with amax or the forecast exceeds `horizon`."""
+    casts = _nonzero_casts(operand)
     spreads = np.exp2(np.log2(casts.peak) - _floors(casts, options["flushed_share"]))
     spread = fit(list(zip(casts.step.tolist(), spreads.tolist(), strict=True)))
     if spread is None or not spread.rises:
@@ -140,7 +143,7 @@ def _running_away(operand: Operand, amax: Trend, options: Options) -> _Growing |
 def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Finding:
     worst = growing[0]
     operand, trend, left = worst.operand, worst.amax, worst.left
-    casts = _sized(operand)
+    casts = _nonzero_casts(operand)
     cast, first = casts[-1], casts[0]
     steps = plural(trend.last - trend.first, "step")
     message = (
@@ -174,6 +177,7 @@ def _finding(view: RunView, growing: Sequence[_Growing], options: Options) -> Fi
 
 
 def _forecast(growing: _Growing, options: Options) -> str:
+    """State when the bulk is flushed, in a sentence."""
     return (
         f"Its bulk stays behind: the distance from amax down to the smallest {percent(options['flushed_share'])} is "
         f"{growing.spread.level:.1f} of the format's {reach(growing.operand.fmt):.1f} binades and full in "
@@ -182,7 +186,7 @@ def _forecast(growing: _Growing, options: Options) -> str:
 
 
 def _prescribe(view: RunView, growing: _Growing) -> Prescription:
-    """E5M2 for a gradient, else blocks, else the tensor's own dtype, with the steps or blocks that it saves."""
+    """Prescribe E5M2 for a gradient in E4M3, else blocks, else no cast; predict the steps or the blocks it saves."""
     operand, soon = growing.operand, growing.left.estimate
     predicted: dict[str, dict[str, float]]
     if operand.gradient and operand.fmt.mantissa_bits == E4M3FN.mantissa_bits:
@@ -190,15 +194,15 @@ def _prescribe(view: RunView, growing: _Growing) -> Prescription:
         words = f"steps until the bulk is flushed {soon:,.0f} -> {later:,.0f}"
         predicted = {"steps_to_flush": {"from": round(soon), "to": round(later)}}
     else:
-        found = next(((c, hot) for c, hot in _blocked(view, operand) if hot <= _MOST), None)
+        found = next(((c, hot) for c, hot in _block_cures(view, operand) if hot <= _MOST_HOT), None)
         cure, hot = found if found is not None else (kept_wide(operand), 0.0)
         words = f"share of its blocks that sinks with the amax {percent(1.0)} -> {percent(hot)}"
         predicted = {"sinking_share": {"from": 1.0, "to": hot}}
     return Prescription(f"{cure.words}: {words}", cure.change, predicted, cure.snippet)
 
 
-def _blocked(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
-    """Yield block formats, each with its share of blocks with an outlier."""
+def _block_cures(view: RunView, operand: Operand) -> Iterator[tuple[Cure, float]]:
+    """Yield the recorded block formats, each with the share of its blocks that hold an outlier."""
     for cure in in_blocks(view, operand):
         size = int(str(cure.change["block"]))
         last = round(median(cut(c.statistics.histogram) for c in operand.spots))

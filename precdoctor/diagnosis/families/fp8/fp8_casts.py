@@ -1,8 +1,8 @@
 """FP8 operands: the input of every cast to a float8 dtype, step by step, and the cost of the cast.
 
 Rows of kind ``fp8_operand`` hold the tensor just before the cast, multiplied by the quantiser's scale, so that its
-exponents are in the unit of the format. The effect of another scale follows from them, with the quotient of the two
-scales as multiplier.
+exponents are in the unit of the format. To predict the effect of another scale, these exponents are multiplied by the
+quotient of the two scales.
 """
 
 from __future__ import annotations
@@ -44,15 +44,18 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Cast:
-    """One operand at one step; of several casts (micro-steps, ranks) the sum of the counts, the rest of the largest.
+    """One operand at one step.
+
+    Of several casts on a step (micro-steps, ranks) counts are summed; all else is of the worst cast: one that is not
+    sound, else the one with the largest amax.
 
     Attributes:
         statistics: of the elements as they are cast: times ``scale``.
-        peak: largest finite magnitude given to the cast; 0 when there is none but zero.
-        scale: the multiplier in force; None where not known.
-        amax: of the tensor before scaling; None where the scale is unknown or unsound.
+        peak: largest finite magnitude given to the cast; 0 if there is none above zero.
+        scale: the multiplier in force; None if unknown.
+        amax: of the tensor before scaling; None if the scale is unknown or the cast is not sound.
         alive: number of finite elements that are not zero.
-        saturated_share: clipped among all elements.
+        saturated_share: share of all elements that are clipped.
         non_finite: number of NaN and infinities.
     """
 
@@ -70,12 +73,13 @@ class Cast:
 
 @dataclass(frozen=True, eq=False)
 class Casts(Sequence[Cast]):
-    """Casts of one operand at increasing steps, column by column; fields as of :class:`Cast`, shape ``(casts,)``.
+    """Casts of one operand at increasing steps, column by column; fields as in :class:`Cast`, shape ``(casts,)``.
 
     Attributes:
-        scale: NaN where not known.
-        saturated, flushed: exact counts; 0 saturated where the tensor may have been clipped before it was recorded.
-        row: of ``log``, columns of the log by name, and of ``histograms``.
+        scale: NaN if unknown.
+        saturated, flushed: exact counts; 0 saturated if the tensor may have been clipped before it was recorded.
+        row: index of each cast into ``histograms`` and the columns of ``log``.
+        log: columns of the log by name.
     """
 
     rank: Ints
@@ -102,10 +106,10 @@ class Casts(Sequence[Cast]):
     def __getitem__(self, at: slice | npt.NDArray[Any] | list[int]) -> Casts: ...
 
     def __getitem__(self, at: int | slice | npt.NDArray[Any] | list[int]) -> Cast | Casts:
-        """One cast for a number; for a mask, numbers or a slice the casts there."""
+        """Return one cast for an index; for a slice, a mask or several indices the casts there."""
         if isinstance(at, (int, np.integer)):
             return self._cast(int(at))
-        return replace(self, **{name: getattr(self, name)[at] for name in _COUNTED})
+        return replace(self, **{name: getattr(self, name)[at] for name in _PER_CAST})
 
     def _cast(self, at: int) -> Cast:
         row = int(self.row[at])
@@ -124,33 +128,33 @@ class Casts(Sequence[Cast]):
 
     @cached_property
     def scale_is_sound(self) -> Mask:
-        """Whether each scale is finite and above zero, or not known."""
+        """Whether each scale is finite and above zero, or unknown."""
         sound: Mask = np.isnan(self.scale) | ((self.scale > 0.0) & (self.scale < math.inf))
         return sound
 
     @cached_property
     def sound(self) -> Mask:
-        """Whether neither the scale nor an element is non-finite."""
+        """Whether each cast has a sound scale and no non-finite element."""
         sound: Mask = self.scale_is_sound & (self.non_finite == 0)
         return sound
 
     @cached_property
     def amax(self) -> Floats:
-        """Amax of the tensor before scaling; NaN where the scale is unknown or unsound."""
+        """Amax of the tensor before scaling; NaN if the scale is unknown or the cast is not sound."""
         return self.peak / np.where(self.sound, self.scale, math.nan)
 
     @cached_property
     def flushed_share(self) -> Floats:
-        """Flushed among the finite non-zero elements."""
+        """Share of the finite non-zero elements of each cast that are flushed."""
         return self.flushed / np.maximum(self.alive, 1)
 
     @cached_property
     def saturated_share(self) -> Floats:
-        """Clipped among all elements."""
+        """Share of all elements of each cast that are clipped."""
         return self.saturated / np.maximum(self.numel, 1)
 
 
-_COUNTED = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histograms"))
+_PER_CAST = tuple(f.name for f in fields(Casts) if f.name not in ("log", "histograms"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +162,7 @@ class Replayed:
     """An operand under a scaling recipe, over its casts of known scale.
 
     Attributes:
-        scale: the recipe's, shape ``(casts,)``.
+        scale: scales that the recipe chooses, shape ``(casts,)``.
         flushed, saturated: shares of the non-zero elements, shape ``(casts,)``.
         peak: amax times scale over the format's maximum, shape ``(casts,)``.
     """
@@ -175,7 +179,7 @@ class Operand:
 
     Attributes:
         fmt: format of the cast's result.
-        dtype: of its input.
+        dtype: dtype of the cast's input.
     """
 
     key: Key
@@ -207,14 +211,17 @@ class Operand:
 
     @cached_property
     def settles(self) -> Mask:
-        """Whether each cast is sound, with a non-zero element; not the first recorded one, without a history."""
+        """Whether each cast is settled: sound, with a non-zero element, and not the first recorded of several.
+
+        The first cast is left out because its amax history may be empty.
+        """
         settles = self.casts.sound & (self.casts.alive > 0)
         settles[: int(len(settles) > 1)] = False
         return settles
 
     @cached_property
     def settled(self) -> Casts:
-        """The casts that settle."""
+        """The settled casts."""
         return self.casts[self.settles]
 
     @property
@@ -229,12 +236,12 @@ class Operand:
 
     @cached_property
     def flushed_share(self) -> float:
-        """Median over steps."""
+        """Median flushed share of the settled casts; 0 without any."""
         return float(np.median(self.settled.flushed_share)) if self.settled else 0.0
 
     @cached_property
     def saturated_share(self) -> float:
-        """Median over steps."""
+        """Median clipped share of the settled casts; 0 without any."""
         return float(np.median(self.settled.saturated_share)) if self.settled else 0.0
 
     @cached_property
@@ -244,7 +251,7 @@ class Operand:
 
     @cached_property
     def spots(self) -> tuple[Cast, ...]:
-        """A few settled casts, evenly spread."""
+        """A few settled casts, evenly spread: those on which full predictions are made."""
         casts = self.settled
         at = np.unique(np.linspace(0, len(casts) - 1, min(_SPOTS, len(casts))).round().astype(int)) if casts else ()
         return tuple(casts[int(i)] for i in at)
@@ -252,41 +259,41 @@ class Operand:
     @cached_property
     def typical(self) -> Cast:
         """The settled cast whose flushed share is the median one (the lower of two)."""
-        return _middle(self.settled, self.settled.flushed_share)
+        return _median_cast(self.settled, self.settled.flushed_share)
 
     @cached_property
     def clipping(self) -> Damage:
         """Cost of the settled cast with the median saturated share (the lower of two).
 
-        A scale that is computed now and then costs nothing on some steps and much on others; ``cost``, of a few steps,
-        may meet only the former.
+        A scale that is computed only now and then costs nothing on some steps and much on others; ``cost``, which
+        examines a few casts, may miss the latter.
         """
-        return damage(_middle(self.settled, self.settled.saturated_share).statistics, self.fmt)
+        return damage(_median_cast(self.settled, self.settled.saturated_share).statistics, self.fmt)
 
     @cached_property
     def cost(self) -> Damage:
-        """Cost of the cast at the scale in force."""
+        """Cost of the cast at the recorded scale, median over a few steps."""
         return self.damage()
 
     @cached_property
     def fitted(self) -> Damage:
-        """Cost at the scale of each step's own amax."""
+        """Cost at the scale of each step's own amax, median over a few steps."""
         return self.damage(rescaled=True)
 
     def damage(self, fmt: Format | None = None, *, rescaled: bool = False) -> Damage:
         """Cost of the cast, median over a few steps, field by field.
 
         Args:
-            fmt: another format.
-            rescaled: at the scale of each step's own amax instead of the one in force.
+            fmt: target format; None: the recorded one.
+            rescaled: at the scale of each step's own amax instead of the recorded one.
         """
         target = fmt or self.fmt
         return Damage.median(
-            [damage(c.statistics, target, _filling(c, target) if rescaled else 1.0) for c in self.spots]
+            [damage(c.statistics, target, _filling_factor(c, target) if rescaled else 1.0) for c in self.spots]
         )
 
     def replay(self, recipe: Recipe) -> Replayed:
-        """Replay ``recipe`` over the whole series, with counts at the casts of known scale."""
+        """Replay ``recipe`` over all casts; count flushed and clipped elements of those with a known scale."""
         known = ~np.isnan(self.casts.amax)
         casts = self.casts[known]
         scale = scale_series(AmaxSeries.of(self.casts.amax, self.casts.step), self.fmt, recipe).scale[known]
@@ -297,7 +304,10 @@ class Operand:
         return Replayed(scale, counts.flushed / total, counts.saturated / total, peak)
 
     def evidence(self, view: RunView, cast: Cast) -> dict[str, Any]:
-        """The fixed-shape ``range`` and ``path`` of a finding, the range in the unit of the format."""
+        """Return the fixed-shape ``range`` and ``path`` of a finding, the range in the unit of the format.
+
+        Empty if the log holds no row of this cast.
+        """
         rows = view.rows(cast.process, cast.step)
         mine = [r for r in rows if r.key == self.key and r.amax == cast.peak]
         if not mine:
@@ -305,7 +315,7 @@ class Operand:
         return tensor_evidence(replace(mine[0], dtype=self.fmt.dtype), rows)
 
 
-def _filling(cast: Cast, fmt: Format) -> float:
+def _filling_factor(cast: Cast, fmt: Format) -> float:
     """Multiplier that brings the cast's amax to the format's maximum."""
     return fmt.max / cast.peak if cast.peak else 1.0
 
@@ -315,18 +325,20 @@ def operands(view: RunView) -> Mapping[Key, Operand]:
     return view.remember("fp8-operands", lambda: _read(view))
 
 
-def _steps(view: RunView) -> list[int]:
+def _examined_steps(view: RunView) -> list[int]:
+    """Return the examined steps: the newest, and some evenly spread over the older ones."""
     steps = list(view.kept_steps)
     older, newest = steps[:-_NEWEST], steps[-_NEWEST:]
     return [*older[:: max(1, math.ceil(len(older) / _SPREAD))], *newest]
 
 
 def _read(view: RunView) -> dict[Key, Operand]:
-    frame = view.measured(("non_finite",), (KIND,), columns=_READ, steps=_steps(view))
+    """Return the operands of all casts in training, without recomputed activations."""
+    frame = view.measured(("non_finite",), (KIND,), columns=_READ, steps=_examined_steps(view))
     cast = (frame["phase"] != "recompute") & frame["flushed"].notna() & ~np.isnan(format_values(frame, "max", "format"))
     frame = frame[cast]
     held, tensors = histograms(frame), groups(frame, IDENTITY)
-    casts = _together(frame, held, tensors)
+    casts = _merged_casts(frame, held, tensors)
     last = frame.iloc[lasts(tensors)]
     described = zip(last["module_class"].map(text), last["format"], last["dtype"], strict=True)
     found = {}
@@ -337,8 +349,8 @@ def _read(view: RunView) -> dict[Key, Operand]:
     return found
 
 
-def _together(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Casts]:
-    """The casts of each operand by step; of several at one step the counts of all, and the rest of the worst one."""
+def _merged_casts(frame: pd.DataFrame, held: Histograms, tensors: Ints) -> list[Casts]:
+    """Return the casts of each operand by step, several on one step merged as :class:`Cast` describes."""
     counted = ("numel", "saturated", "flushed", "non_finite")
     amax = column(frame, "amax")
     rows = Casts(
@@ -376,5 +388,6 @@ def _statistics(r: Mapping[str, Any], histogram: ExponentHistogram) -> TensorSta
         return TensorStatistics(histogram)
 
 
-def _middle(casts: Casts, shares: Floats) -> Cast:
+def _median_cast(casts: Casts, shares: Floats) -> Cast:
+    """Return the cast with the median share (the lower of two)."""
     return casts[int(np.argsort(shares, kind="stable")[(len(casts) - 1) // 2])]

@@ -23,7 +23,7 @@ class Damage:
         flushed, saturated: shares of the finite non-zero elements.
         lost_magnitude: share of the sum of magnitudes in the flushed elements.
         sqnr_db: signal to quantisation noise.
-        lost_db: distance of that below rounding to the format's mantissa alone; not negative.
+        lost_db: how far ``sqnr_db`` is below that of rounding to the format's mantissa alone; not negative.
     """
 
     flushed: float
@@ -59,12 +59,12 @@ def rounding_db(fmt: Format) -> float:
 
 
 def rounding_magnitude(fmt: Format) -> float:
-    """Mean of |error| / |x| in that rounding: 2.3 % in E4M3, 4.5 % in E5M2 (an even error of up to half an ulp)."""
+    """Mean of |error| / |x| of such rounding: 2.3 % in E4M3, 4.5 % in E5M2 (errors evenly spread over half an ulp)."""
     return 2.0**-fmt.mantissa_bits / 4.0 * 0.5 / math.log(2.0)
 
 
 def masses(histogram: ExponentHistogram) -> npt.NDArray[np.float64]:
-    """Sum of magnitudes per bin, each at the middle of its bin; in units of the upper end of the last one."""
+    """Sum of magnitudes per bin, each taken at the middle of its bin; unit: the upper end of the last bin."""
     size = histogram.counts.size
     found: npt.NDArray[np.float64] = histogram.counts * (1.5 * np.exp2(np.arange(size) - float(size)))
     return found
@@ -76,7 +76,7 @@ def _flushed_magnitude(histogram: ExponentHistogram, fmt: Format, multiplier: fl
     if not trimmed.counts.size:
         return 0.0
     mass = masses(trimmed)
-    # how many binades lie between the lower end of the first bin and the flush limit
+    # binades between the lower end of the first bin and the flush limit; the bin of the limit counts in proportion
     depth = math.log2(fmt.flush_limit) - math.log2(multiplier) - trimmed.lo
     share = np.clip(depth - np.arange(trimmed.counts.size), 0.0, 1.0)
     return float((mass * share).sum() / mass.sum())

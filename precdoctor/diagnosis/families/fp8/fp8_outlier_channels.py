@@ -81,6 +81,8 @@ exponents, to within a few tenths of a dB.
 
 @dataclass(frozen=True, eq=False)
 class _Outlying:
+    """An operand whose bulk loses precision to a few outliers; ``fmt``: blocks that would help."""
+
     operand: Operand
     bulk: Bulk
     fmt: BlockFormat
@@ -98,37 +100,35 @@ def check(view: RunView, options: Options) -> Checked:
     if not judged:
         return Checked((), f"{seen_words(found)}: none with one scale per tensor")
     bulks = [(o, b) for o in judged if (b := bulk_of(o)) is not None]
-    hurt = [(o, b) for o, b in bulks if _hurt(view, o, b, options)]
+    hurt = [(o, b) for o, b in bulks if _is_bulk_hurt(view, o, b, options)]
     guilty = [g for o, b in hurt if (g := _outlying(view, o, b, options)) is not None]
     if not guilty:
         worst = max((b.lost_db for o, b in bulks if matters(view, o, b)), default=0.0)
-        unknown = "; their blocks were not recorded" if hurt and not _recorded(view, hurt) else ""
+        unknown = "; their blocks were not recorded" if hurt and not _has_blocks(view, hurt) else ""
         return Checked((), f"{seen_words(found)}: outliers cost the rest {worst:.1f} dB at most{unknown}")
     guilty.sort(key=lambda g: (-g.bulk.lost_db, g.operand.key))
     return Checked([_finding(view, guilty, options)], f"{len(guilty)} of {seen_words(found)}")
 
 
-def _hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool:
+def _is_bulk_hurt(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> bool:
+    """Return whether a few outliers cost a bulk that matters more than the limit."""
     few = bulk.outliers <= options["outlier_share"] and bulk.lost_db >= options["lost_db"]
     return few and matters(view, operand, bulk)
 
 
-def _recorded(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
+def _has_blocks(view: RunView, hurt: Sequence[tuple[Operand, Bulk]]) -> bool:
+    """Return whether block histograms of any of these operands were recorded."""
     return any(histograms(view, o, size) for o, _ in hurt for size in SIZES)
 
 
 def _outlying(view: RunView, operand: Operand, bulk: Bulk, options: Options) -> _Outlying | None:
-    """The operand with the coarsest blocks that help; None if none do."""
+    """Return the operand with the coarsest blocks that help; None if none do, or no blocks were recorded."""
     last = round(median(cut(c.statistics.histogram) for c in operand.spots))
-    tried = []
     for fmt in (TILE_1X128, MXFP8_E4M3):
         blocks = histograms(view, operand, fmt.block[1])
-        if blocks:
-            tried.append((median(hot_blocks(h, last) for h, _ in blocks), fmt, len(blocks)))
-    if not tried:
-        return None
-    hot, fmt, count = next((t for t in tried if t[0] <= options["hot_blocks"]), tried[-1])
-    return _Outlying(operand, bulk, fmt, hot, count) if hot <= options["hot_blocks"] else None
+        if blocks and (hot := median(hot_blocks(h, last) for h, _ in blocks)) <= options["hot_blocks"]:
+            return _Outlying(operand, bulk, fmt, hot, len(blocks))
+    return None
 
 
 def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Finding:
@@ -170,7 +170,7 @@ def _finding(view: RunView, guilty: Sequence[_Outlying], options: Options) -> Fi
 
 
 def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescription, ...]:
-    """Blocks, smoothing, no cast; of the first two those that leave little flushed come first."""
+    """Prescribe blocks, smoothing and no cast; blocks or smoothing that flush little come first."""
     cost = worst.operand.cost
     offered = [(cure.damage.flushed, _prescribe(worst, cure, worst.operand.fitted))]
     offered += [(c.damage.flushed, prescription(c, cost)) for c in smoothed(view, worst.operand)]
@@ -180,7 +180,7 @@ def _prescriptions(view: RunView, worst: _Outlying, cure: Cure) -> tuple[Prescri
 
 
 def _prescribe(worst: _Outlying, cure: Cure, whole: Damage) -> Prescription:
-    """The change with the gain of the bulk: figures of the whole tensor are those of its outliers."""
+    """Prescribe ``cure`` with its gain for the bulk, because figures of the whole tensor are those of its outliers."""
     bulk, cold = worst.bulk, 1.0 - worst.hot
     return Prescription(
         title=f"{cure.words}: flushed {percent(whole.flushed)} -> {percent(cure.damage.flushed)}, SQNR of the rest "

@@ -19,8 +19,8 @@ from precdoctor.numerics.prediction import TensorStatistics
 
 #: Binades above the median magnitude from which an element is an outlier: ten standard deviations of a Gaussian.
 REACH = 4
-#: Share of a weight gradient that a cast made zero, from which the bulk matters whatever its magnitude: the published
-#: band for flushed elements (NVIDIA BioNeMo, 4 %).
+#: Share of a weight gradient made zero by a cast from which the bulk matters whatever its magnitude: the published band
+#: for flushed elements (NVIDIA BioNeMo, 4 %).
 LOST_CHANNELS = 0.04
 
 
@@ -34,7 +34,7 @@ class Bulk:
         distance: binades between the amax of the tensor and the upper end of the bulk.
         flushed: share of the bulk that becomes zero at the scale of the tensor's amax.
         sqnr_db: signal to quantisation noise of the bulk alone at that scale.
-        lost_db: distance of that below the same at a scale of its own.
+        lost_db: how far ``sqnr_db`` is below its value at a scale of the bulk's own; not negative.
         flushed_alone: share of the bulk that becomes zero at a scale of its own.
     """
 
@@ -48,14 +48,14 @@ class Bulk:
 
 
 def cut(histogram: ExponentHistogram) -> int:
-    """The last bin of the bulk."""
+    """Return the last bin of the bulk."""
     trimmed = histogram.trimmed()
     middle = int(np.searchsorted(np.cumsum(trimmed.counts), (trimmed.total + 1) // 2))
     return trimmed.lo + middle + REACH
 
 
 def bulk_of(operand: Operand) -> Bulk | None:
-    """The bulk in the median over a few steps, field by field; None if half of them have no outliers."""
+    """Return the median bulk over a few steps, field by field; None unless more than half of them have outliers."""
     each = [b for c in operand.spots if (b := _bulk(c, operand.fmt)) is not None]
     if 2 * len(each) <= len(operand.spots):
         return None
@@ -63,6 +63,7 @@ def bulk_of(operand: Operand) -> Bulk | None:
 
 
 def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
+    """Return the bulk of one cast; None if it has no outliers."""
     histogram = cast.statistics.histogram.trimmed()
     kept = cut(histogram) - histogram.lo + 1
     if kept >= histogram.counts.size or not cast.peak:
@@ -84,9 +85,10 @@ def _bulk(cast: Cast, fmt: Format) -> Bulk | None:
 
 
 def lost_channels(view: RunView, operand: Operand) -> float:
-    """Least share of a layer's weight gradient that is zero because channels of this operand were flushed.
+    """Return a lower bound of the share of a layer's weight gradient that is zero because of flushed channels.
 
-    The layer is the operand's own if it is the input or output gradient of one, else the layers that read it.
+    The layer is the operand's own if it is the input or output gradient of one, else the layers that read it. 0 if the
+    operand is a weight, or if nothing proves that channels are lost.
     """
     role, flushed = operand.key[3], operand.flushed_share
     if not flushed or role.startswith("weight"):
@@ -101,7 +103,7 @@ def lost_channels(view: RunView, operand: Operand) -> float:
 
 
 def scanned_loss(view: RunView, operand: Operand) -> Fact | None:
-    """The deep-scan fact with the largest effect of this cast's flushed elements; None without one on two steps.
+    """Return the deep-scan fact with the largest effect of the cast's flushed elements; None unless two steps have one.
 
     A scan compares each channel before and after the cast, and follows the flushed elements to the result they feed.
     """
@@ -118,9 +120,9 @@ def scanned_loss(view: RunView, operand: Operand) -> Fact | None:
 
 
 def readers(view: RunView, operand: Operand) -> list[Module]:
-    """Modules with a weight that read the result of the cast: as many elements, and the same zeros on every step.
+    """Return modules with a weight that read the cast's result: as many elements, and the same zeros on every step.
 
-    A cast often stands before the layer, in the module around it or in one of its own.
+    Casts are often made before the layer, in the module around it or in a module of their own.
     """
     casts = operand.settled[operand.settled.flushed > 0]
     zeros = casts.numel - casts.alive - casts.non_finite + casts.flushed
@@ -134,7 +136,7 @@ def readers(view: RunView, operand: Operand) -> list[Module]:
 
 
 def matters(view: RunView, operand: Operand, bulk: Bulk) -> bool:
-    """Whether the bulk is more than a tail: more than rounding takes from the outliers, or channels of it are lost."""
+    """Return whether the bulk holds more of the magnitudes than rounding takes, or channels of it are lost."""
     return bulk.magnitude >= rounding_magnitude(operand.fmt) or lost_channels(view, operand) >= LOST_CHANNELS
 
 

@@ -47,8 +47,8 @@ class Cure:
 
     Attributes:
         words: the change, as an imperative.
-        change: the same for machines.
-        damage: cost of the cast after it.
+        change: the change as machine-readable settings.
+        damage: predicted cost of the cast after the change.
     """
 
     words: str
@@ -58,12 +58,12 @@ class Cure:
 
 
 def works(damage: Damage, flushed_share: float, lost_db: float) -> bool:
-    """Whether a cast is within both limits: little is flushed, and the noise is that of rounding."""
+    """Return whether a cast is within both limits: little is flushed, and there is little noise beyond rounding."""
     return damage.flushed < flushed_share and damage.lost_db < lost_db
 
 
 def harmful(damage: Damage, fmt: Format, lost_db: float) -> bool:
-    """Whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
+    """Return whether flushing takes more of the magnitudes than rounding does, or the noise is above the limit."""
     return damage.lost_magnitude >= rounding_magnitude(fmt) or damage.lost_db >= lost_db
 
 
@@ -80,18 +80,18 @@ def cures(view: RunView, operand: Operand) -> Iterator[Cure]:
 
 
 def smallest(view: RunView, operand: Operand, flushed_share: float, lost_db: float) -> Cure:
-    """The first change that brings the operand within the limits."""
+    """Return the first change that brings the operand within the limits, else the last one."""
     tried = list(cures(view, operand))
     return next((c for c in tried if works(c.damage, flushed_share, lost_db)), tried[-1])
 
 
 def padding(operand: Operand) -> float:
-    """Binades between amax times scale and the format's maximum, median over steps; negative where it clips."""
+    """Binades between amax times scale and the format's maximum, median over steps; negative if it clips."""
     return median(map(operand.fmt.headroom, operand.settled.peak.tolist()))
 
 
 def rescaled(operand: Operand) -> Cure:
-    """The scale of the tensor's own amax."""
+    """Change to the scale of the tensor's own amax."""
     fmt, factor = operand.fmt, float(np.median(operand.fmt.max / operand.settled.peak))
     known = operand.settled.scale[~np.isnan(operand.settled.scale)]
     scale = float(known[-1]) if known.size else None
@@ -105,7 +105,7 @@ def rescaled(operand: Operand) -> Cure:
 
 
 def in_e5m2(operand: Operand) -> Cure:
-    """E5M2 at the scale of the tensor's own amax."""
+    """Change to E5M2 at the scale of the tensor's own amax."""
     return Cure(
         "cast this gradient to E5M2 at the scale of its amax",
         {"operand": operand.label, "format": {"from": operand.fmt.dtype, "to": E5M2.dtype}},
@@ -115,7 +115,7 @@ def in_e5m2(operand: Operand) -> Cure:
 
 
 def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
-    """A scale per 1x128 tile, or MX blocks of 32, whichever was recorded."""
+    """Yield changes to a scale per 1x128 tile and to MX blocks of 32, as far as blocks were recorded."""
     for fmt in (TILE_1X128, MXFP8_E5M2 if operand.fmt.mantissa_bits == E5M2.mantissa_bits else MXFP8_E4M3):
         found = block_damage(view, operand, fmt)
         if found is not None:
@@ -129,7 +129,7 @@ def in_blocks(view: RunView, operand: Operand) -> Iterator[Cure]:
 
 
 def smoothed(view: RunView, operand: Operand) -> Iterator[Cure]:
-    """Loud channels of an input moved into the weight, if zeros of the weight gradient show that channels are lost.
+    """Yield a change that moves loud channels of an input into the weight; only if channels are proven to be lost.
 
     Predicted from the exponents of the bulk at a scale of its own. Source: SmoothQuant, arXiv:2211.10438.
     """
@@ -148,7 +148,7 @@ def smoothed(view: RunView, operand: Operand) -> Iterator[Cure]:
 
 
 def kept_wide(operand: Operand, module: str | None = None) -> Cure:
-    """No cast in the operand's module, or in one around it."""
+    """Change to no cast in the operand's module, or in ``module`` around it."""
     name = operand.key[1] if module is None else module
     return Cure(
         f"keep {f'`{name or operand.place}`' if operand.place else f'the {operand.label}'} in {operand.dtype}",
@@ -161,7 +161,7 @@ def kept_wide(operand: Operand, module: str | None = None) -> Cure:
 
 
 def prescription(cure: Cure, before: Damage) -> Prescription:
-    """A cure as a prescription: flushed share and SQNR, from and to."""
+    """Return a change as a prescription, with flushed share and SQNR before and after."""
     after, sqnr = cure.damage, {}
     if after.sqnr_db < math.inf:
         sqnr = {"sqnr_db": {"from": before.sqnr_db, "to": after.sqnr_db}}
@@ -187,6 +187,7 @@ def blocks_of(view: RunView) -> Mapping[Key, list[Mapping[str, Any]]]:
 
 
 def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
+    """Read the rows with block histograms by operand, without recomputed and all-zero tensors."""
     columns = [f"block{size}{part}" for size in SIZES for part in ("_hist", "_amax_lo", "_amax_hist")]
     frame = view.measured((), (KIND,), columns=("phase", "amax", *columns), steps=_block_steps(view))
     frame = frame[(frame["phase"] != "recompute") & (frame["amax"] > 0.0)]
@@ -198,7 +199,7 @@ def _blocks(view: RunView) -> dict[Key, list[Mapping[str, Any]]]:
 
 
 def _block_steps(view: RunView) -> list[int]:
-    """The steps to read: those with block histograms, without the first one if there are others."""
+    """Return a few steps with block histograms, spread over the run; without the first if there are others."""
     low = [f"block{size}_amax_lo" for size in SIZES]
     frame = view.measured((), (KIND,), columns=low)
     recorded: list[int] = np.unique(frame.loc[frame[low].notna().any(axis=1), "step"]).tolist()
@@ -207,19 +208,20 @@ def _block_steps(view: RunView) -> list[int]:
 
 
 def histograms(view: RunView, operand: Operand, size: int) -> list[tuple[BlockHistogram, float]]:
-    """Block histograms of an operand with the tensor's amax; empty where they were not recorded."""
+    """Return block histograms of an operand, each with the tensor's amax; empty if none were recorded."""
     rows = blocks_of(view).get(operand.key, ())
     read = ((BlockHistogram.of_row(r, size), float(r["amax"])) for r in rows)
     return [(h, amax) for h, amax in read if h is not None and h.amax.total]
 
 
 def block_damage(view: RunView, operand: Operand, fmt: BlockFormat) -> Damage | None:
-    """Cost of the cast in a block format, median over a few steps; None where its blocks were not recorded."""
+    """Cost of the cast in a block format, median over a few steps; None if its blocks were not recorded."""
     each = [_block_damage(h, fmt, amax) for h, amax in histograms(view, operand, fmt.block[1])]
     return Damage.median(each) if each else None
 
 
 def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> Damage:
+    """Cost of the cast in a block format on one step."""
     found = predict_blocks(histogram, fmt, amax=amax)
     sqnr, flushed = found.sqnr_db.estimate, found.flushed.estimate
     lost = max(0.0, rounding_db(fmt.element) - sqnr)
@@ -231,7 +233,7 @@ def _block_damage(histogram: BlockHistogram, fmt: BlockFormat, amax: float) -> D
 
 
 def location(operand: Operand, cast: Cast) -> Location:
-    """Where a cast happened."""
+    """Location of a cast."""
     phase = Phase.BACKWARD if operand.gradient else Phase.FORWARD
     return tensor_location(operand.key, operand.module_class, operand.key[2], phase, cast.process, cast.step)
 
@@ -255,7 +257,7 @@ def seen_words(found: Mapping[Key, Operand]) -> str:
 
 
 def scale_words(cast: Cast) -> str:
-    """Amax before and after scaling, in words."""
+    """State amax before and after scaling."""
     if cast.scale is None:
         return f"values up to {cast.peak:.3g} reach the cast, at a scale that is not in the log"
     return f"amax {cast.amax or 0.0:.3g} times the scale {cast.scale:.3g} is {cast.peak:.3g}"
@@ -269,7 +271,7 @@ def confidence(operand: Operand) -> tuple[float, str]:
 
 
 def current_snippet(fmt: Format) -> str:
-    """Current scaling, by hand."""
+    """Lines that scale by the tensor's current amax, by hand."""
     return (
         f"import torch\n\n"
         f"amax = x.abs().amax()\n"
@@ -279,7 +281,7 @@ def current_snippet(fmt: Format) -> str:
 
 
 def block_snippet(fmt: BlockFormat) -> str:
-    """A scale per block along the last dimension, by hand."""
+    """Lines that scale each block along the last dimension, by hand."""
     largest, size = fmt.element.max, fmt.block[1]
     return (
         f"import torch\n\n"

@@ -71,6 +71,14 @@ _COLUMNS = ("dtype", "numel", "at_max", "saturated", "exp_lo", "exp_hist")
 
 @dataclass(frozen=True, eq=False)
 class _Tensor:
+    """A tensor in an FP8 dtype over the recorded steps.
+
+    Attributes:
+        exact: clipped elements were counted at the cast; otherwise elements exactly at the maximum stand in.
+        shares: share of clipped elements, or of elements at the maximum, on each step.
+        worst, worst_share: process and step of the largest share, and that share.
+    """
+
     dtype: str
     exact: bool
     numel: int
@@ -82,6 +90,7 @@ class _Tensor:
 
     @property
     def share(self) -> float:
+        """Median of ``shares``."""
         return float(np.median(self.shares))
 
 
@@ -96,7 +105,7 @@ def check(view: RunView, options: Options) -> Checked:
     if clipped:
         clipped.sort(key=lambda o: (-o.saturated_share, o.key))
         reason = f"{plural(len(clipped), 'operand')} of {seen_words(casts)} above the limit"
-        return Checked([_clipped(view, clipped, options)], reason)
+        return Checked([_clipped_finding(view, clipped, options)], reason)
     if not tensors:
         worst = max((o.saturated_share for o in casts.values()), default=0.0)
         return Checked((), f"{seen_words(casts)}: at most {percent(worst)} clipped")
@@ -112,6 +121,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[int]]:
+    """Return every FP8 tensor of `min_elements` or more, and the steps on which some were recorded."""
     where = [("dtype", "in", _FLOAT8), ("numel", ">=", math.ceil(options["min_elements"]))]
     frame = view.measured(("saturated_share", "at_max_share"), _KINDS, columns=_COLUMNS, where=where)
     shares = frame["saturated_share"].fillna(frame["at_max_share"]).to_numpy()
@@ -130,8 +140,8 @@ def _survey(view: RunView, options: Options) -> tuple[dict[Key, _Tensor], set[in
 def _binades_down(histogram: ExponentHistogram, at_max: int, allowed: float) -> int:
     """Binades by which the scale must fall until fewer than ``allowed`` elements clip.
 
-    Clipped magnitudes are not recorded; the tail is continued geometrically by the ratio of the two full binades below
-    the top one, and by a half per binade where it does not fall.
+    Clipped magnitudes are not recorded. The tail is continued geometrically by the ratio of the two full binades below
+    the top one, or by a half per binade if it does not fall that fast.
     """
     counts = histogram.trimmed().counts
     ratio = 0.5
@@ -177,8 +187,8 @@ def _finding(view: RunView, key: Key, tensor: _Tensor, limit: float, options: Op
     )
 
 
-def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Finding:
-    """The finding about recorded casts, which still hold the elements beyond the maximum."""
+def _clipped_finding(view: RunView, clipped: Sequence[Operand], options: Options) -> Finding:
+    """Return the finding about recorded casts, whose rows still hold the elements beyond the maximum."""
     operand = clipped[0]
     share, largest = operand.saturated_share, operand.fmt.max
     cast = operand.settled[int(operand.settled.saturated_share.argmax())]
@@ -202,12 +212,12 @@ def _clipped(view: RunView, clipped: Sequence[Operand], options: Options) -> Fin
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_lower(operand, share),),
+        prescriptions=(_prescribe_amax_scale(operand, share),),
     )
 
 
-def _lower(operand: Operand, share: float) -> Prescription:
-    """The scale of the tensor's own amax, with the shares it clips and flushes."""
+def _prescribe_amax_scale(operand: Operand, share: float) -> Prescription:
+    """Prescribe the scale of the tensor's own amax, with the shares that it clips and flushes."""
     cure = rescaled(operand)
     return Prescription(
         title=f"{cure.words}: clipped {percent(share)} -> {percent(cure.damage.saturated)}, flushed "
@@ -222,7 +232,7 @@ def _lower(operand: Operand, share: float) -> Prescription:
 
 
 def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | None:
-    """The input of the cast: the last wider tensor of as many elements before it."""
+    """Return the cast's likely input: the last wider tensor of as many elements before it; None if unknown."""
     if row.order is None:
         return None
     earlier = [
@@ -234,6 +244,7 @@ def _wide_source(row: TensorRow, rows: tuple[TensorRow, ...]) -> TensorRow | Non
 
 
 def _prescribe(row: TensorRow, tensor: _Tensor, binades: int, source: TensorRow | None, largest: float) -> Prescription:
+    """Prescribe the scale that fits the source's amax, else a scale lower by ``binades``."""
     factor = 2.0**-binades
     if source is not None and source.amax:
         scale = largest / source.amax

@@ -1,4 +1,4 @@
-"""PD402: FP8 casts that round elements of weight to zero."""
+"""PD402: FP8 casts that round to zero elements that carry weight."""
 
 from __future__ import annotations
 
@@ -91,12 +91,13 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _is_harmful(view: RunView, operand: Operand, options: Options) -> bool:
+    """Return whether the flushed elements matter: by their magnitude, by noise, by lost channels or in a deep scan."""
     if harmful(operand.cost, operand.fmt, options["lost_db"]):
         return True
-    return lost_channels(view, operand) >= options["flushed_share"] or _scanned(view, operand, options) is not None
+    return lost_channels(view, operand) >= options["flushed_share"] or _scan_proof(view, operand, options) is not None
 
 
-def _scanned(view: RunView, operand: Operand, options: Options) -> Fact | None:
+def _scan_proof(view: RunView, operand: Operand, options: Options) -> Fact | None:
     """The deep-scan fact that proves what the flushed elements cost; None if it is below the limits."""
     fact = scanned_loss(view, operand)
     if fact is None or fact.number("effect") < options["effect"]:
@@ -105,7 +106,7 @@ def _scanned(view: RunView, operand: Operand, options: Options) -> Fact | None:
 
 
 def _flushed(fact: Fact) -> float:
-    """Share of the non-zero elements."""
+    """Return the share of the non-zero elements that the scanned cast flushed."""
     return fact.share("flushed", "nonzero")
 
 
@@ -121,7 +122,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
         + (f", on all {plural(starving, 'recorded step')}" if starving == len(operand.casts) else "")
         + ": whole channels are gone. "
         if lost
-        else _scanned_words(_scanned(view, operand, options), options)
+        else _scanned_words(_scan_proof(view, operand, options), options)
     )
     sure, why = confidence(operand)
     share = operand.flushed_share
@@ -157,6 +158,7 @@ def _finding(view: RunView, guilty: Sequence[Operand], options: Options) -> Find
 
 
 def _scanned_words(fact: Fact | None, options: Options) -> str:
+    """State what the deep scan measured, in a sentence; empty without a fact."""
     if fact is None:
         return ""
     op, there = fact.where("fed")

@@ -64,29 +64,33 @@ because a role is recognised by a name. The loss of the logits is an upper bound
     ),
 )
 
+#: Role of a layer by the class of its module.
 _CLASSES = (
     ("embedding", re.compile(r"^(?!.*(Patch|Position)).*Embedding(Bag)?$")),
     ("norm", re.compile(r"Norm(\d[dD])?$")),
     ("router", re.compile(r"(Router|Gating)$")),
 )
+#: Role of a layer by the last part of its module's name.
 _NAMES = (
     ("router", re.compile(r"^router$")),
     ("logits", re.compile(r"^(lm_?head|head|logits|classifier|unembed(ding)?|output_projection)$")),
 )
-#: In words, by role.
-_WHAT = {
+#: Roles in the words of messages.
+_ROLE_WORDS = {
     "embedding": "an embedding",
     "norm": "a norm",
     "router": "a router",
     "logits": "the final logits",
     "result": "the model's results",
 }
-#: A router if experts are its siblings; otherwise half of a gated product.
+#: A module of this name is a router if experts are its siblings, else half of a gated product.
 _GATE = re.compile(r"^(gate|gating)$")
 
 
 @dataclass(frozen=True, eq=False)
 class _Sensitive:
+    """An operand of a layer that recipes keep wide."""
+
     operand: Operand
     role: str
     #: The module with the role: the operand's own or one around it.
@@ -95,6 +99,7 @@ class _Sensitive:
     nats: float | None
     #: Variance of the noise over that of the model's results; None for other tensors.
     noise: float | None
+    #: Whether the cast costs more than a limit.
     damaged: bool
 
 
@@ -104,9 +109,11 @@ def check(view: RunView, options: Options) -> Checked:
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
     placed = [(o, *where) for o in found.values() if o.settled and (where := _role(view, o)) is not None]
-    judged = [_judged(view, placed, o, role, module, options) for o, role, module in placed]
+    judged = [_judge(view, placed, o, role, module, options) for o, role, module in placed]
     named = {o.key for o, _, _ in placed}
-    judged += [s for o in found.values() if o.settled and o.key not in named and (s := _result(view, o, options))]
+    judged += [
+        s for o in found.values() if o.settled and o.key not in named and (s := _result_operand(view, o, options))
+    ]
     if not judged:
         return Checked((), f"{seen_words(found)}: none in an embedding, norm, router or the final logits")
     judged.sort(
@@ -118,12 +125,13 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _ancestors(module: str) -> Iterator[str]:
+    """Yield the module and the modules around it, from the inside outwards."""
     parts = module.split(".") if module else []
     yield from (".".join(parts[:n]) for n in range(len(parts), 0, -1))
 
 
 def _role(view: RunView, operand: Operand) -> tuple[str, str] | None:
-    """Role and module: by class first, then by name, from the module outwards."""
+    """Return role and module, from the operand's module outwards, by class first, then by name; None without one."""
     root = operand.key[0]
     for module in _ancestors(operand.key[1]):
         kind = view.module_classes.get((root, module), "")
@@ -139,12 +147,13 @@ def _role(view: RunView, operand: Operand) -> tuple[str, str] | None:
 
 
 def _beside_experts(view: RunView, root: str, module: str) -> bool:
+    """Return whether a module next to this one has ``expert`` in its name."""
     parent = module.rpartition(".")[0]
     siblings = (m for r, m in view.module_classes if r == root and m.rpartition(".")[0] == parent)
     return any("expert" in m.rpartition(".")[2].lower() for m in siblings)
 
 
-def _judged(
+def _judge(
     view: RunView,
     placed: Sequence[tuple[Operand, str, str]],
     operand: Operand,
@@ -152,6 +161,7 @@ def _judged(
     module: str,
     options: Options,
 ) -> _Sensitive:
+    """Measure what FP8 costs an operand of a sensitive layer; ``placed``: all such operands with role and module."""
     cost = operand.cost
     flushes = operand.flushed_share >= options["flushed_share"] and harmful(cost, operand.fmt, options["lost_db"])
     damaged = flushes or operand.saturated_share >= options["saturated_share"] or cost.lost_db >= options["lost_db"]
@@ -165,8 +175,8 @@ def _judged(
     return _Sensitive(operand, role, module, nats, noise, damaged)
 
 
-def _result(view: RunView, operand: Operand, options: Options) -> _Sensitive | None:
-    """An operand that the model returns, if rounding it does damage, whatever the name of the layer."""
+def _result_operand(view: RunView, operand: Operand, options: Options) -> _Sensitive | None:
+    """Return an operand that the model returns, whatever the name of its layer; None unless rounding does damage."""
     noise = _noise(view, operand)
     if noise is None or noise < options["noise_share"]:
         return None
@@ -176,7 +186,7 @@ def _result(view: RunView, operand: Operand, options: Options) -> _Sensitive | N
 def _noise(view: RunView, operand: Operand) -> float | None:
     """Variance of the cast's noise over that of the model's results; None if the operand is not these results.
 
-    It is, if the root's output has as many elements and, up to rounding, the same largest magnitude. The mean is over
+    It is if the root's output has as many elements and, up to rounding, the same largest magnitude. The mean is over
     all channels, which overestimates the variance of results with several.
     """
     if operand.key[3].startswith("weight") or operand.gradient:
@@ -197,7 +207,7 @@ def _noise(view: RunView, operand: Operand) -> float | None:
 
 
 def _nats(view: RunView, operand: Operand, module: str, same: Sequence[Operand]) -> float | None:
-    """Half the variance of the noise on the logits, from the ``same`` module's operands; None if not recorded."""
+    """Half the variance of the noise on the logits, in nats, from all of the module's operands; None if unknown."""
     found = _output(view, operand.typical, operand.key[0], module)
     if found is None:
         return None
@@ -209,7 +219,7 @@ def _nats(view: RunView, operand: Operand, module: str, same: Sequence[Operand])
 
 
 def _output(view: RunView, cast: Cast, root: str, module: str) -> tuple[TensorRow, float, float] | None:
-    """A module's output on the step of a cast, its mean square and its variance; None unless recorded and finite."""
+    """Return a module's output on the step of a cast, its mean square and its variance; None if not recorded."""
     rows = view.rows(cast.process, cast.step)
     out = next((r for r in rows if r.kind == "output" and r.key[:2] == (root, module)), None)
     if out is None or out.sum_sq is None or out.sum is None or out.bad or not out.numel:
@@ -223,7 +233,7 @@ def _finding(view: RunView, judged: Sequence[_Sensitive], options: Options) -> F
     operand, cost = worst.operand, worst.operand.cost
     cast = operand.typical
     sure, why = confidence(operand) if worst.damaged else (0.6, "recognised by class and name; no damage in this run")
-    what = _WHAT[worst.role]
+    what = _ROLE_WORDS[worst.role]
     shown = [s for s in judged if s.damaged] or judged
     harm = (
         f"{percent(operand.flushed_share)} flushed, {percent(operand.saturated_share)} clipped, signal to noise "

@@ -1,4 +1,4 @@
-"""PD404: a wrong FP8 scale: stale, held down by an old spike, made of an amax that is none, or left in the product."""
+"""PD404: a wrong FP8 scale: stale, held down by an old spike, made of an invalid amax, or left in the product."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ non-finite amax at or before the step; 0.8 when it shows only the scale. Left in
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """Up to one finding per cause: the operand that it hurts most."""
+    """Up to one finding per cause, about the operand that it hurts most."""
     found = operands(view)
     if not found:
         return Checked.not_applicable("no tensor is cast to a float8 dtype")
@@ -114,7 +114,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _folded(findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Make what an invalid amax did to the same operands a consequence of it."""
+    """Move findings about operands with an invalid amax into the finding about that amax, as its consequences."""
     first, *others = findings
     effects = [f for f in others if first.cause == "invalid-amax" and same_tensors(first, f)]
     shown = [{"code": f.code, "name": f.name, "message": f.title} for f in effects]
@@ -123,24 +123,24 @@ def _folded(findings: Sequence[Finding]) -> Sequence[Finding]:
 
 
 def _makes_nonfinite(cause: Finding, effect: Finding) -> bool:
-    """Whether the scale was infinite, zero or NaN while ``effect`` began."""
+    """Return whether the scale was infinite, zero or NaN while ``effect`` began."""
     return cause.cause == "invalid-amax" and while_it_lasts(cause, effect)
 
 
 def _clips(cause: Finding, effect: Finding) -> bool:
-    """Whether the scale was too large for the operands that ``effect`` finds clipped."""
+    """Return whether the scale was too large for the operands that ``effect`` finds clipped."""
     if cause.cause == "stale":
         return worst_tensor(cause, effect)
     return cause.cause == "invalid-amax" and same_tensors(cause, effect)
 
 
 def _flushes(cause: Finding, effect: Finding) -> bool:
-    """Whether the scale was too small for the operands that ``effect`` finds flushed."""
+    """Return whether the scale was too small for the operands that ``effect`` finds flushed."""
     return cause.cause in ("invalid-amax", "held-down") and same_tensors(cause, effect)
 
 
 def _of_the_cast(relation: Relation) -> Relation:
-    """The same where a cast at the scale is to blame; ``left-in`` is about the product behind it."""
+    """Restrict ``relation`` to causes that lie in the cast: ``left-in`` is about the product behind it."""
     return lambda cause, effect: cause.cause != "left-in" and relation(cause, effect)
 
 

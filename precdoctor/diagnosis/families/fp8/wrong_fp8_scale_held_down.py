@@ -14,11 +14,11 @@ from precdoctor.diagnosis.families.fp8.fp8_casts import Cast, Casts, Operand
 from precdoctor.diagnosis.families.fp8.fp8_damage import damage
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import harmful, listed, location
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
-    Course,
+    ScaleEffect,
     every_step,
-    first_that,
+    first_accepted,
     moves,
-    recorded,
+    recorded_effect,
     shorter,
     snippet,
     words,
@@ -27,31 +27,37 @@ from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.fp8_scaling import Recipe
 
-#: Amax of the spike times the scale in force, over the maximum: room for margins of two binades and rounded scales.
+#: Range of the spike's amax times the scale in force, over the format's maximum, in which the spike explains the scale:
+#: room for margins of two binades and for scales rounded to powers of two.
 _EXPLAINED = (2.0**-3.1, 1.05)
 #: Least number of held-down steps; chosen empirically.
 _FEWEST = 4
-#: Number of casts whose cost is predicted, to bound the time; most of them must be above the limits.
+#: Number of held-down casts whose cost is predicted, to bound the time; the scale must do harm on most of them.
 _PREDICTED = 8
 
 
 @dataclass(frozen=True, eq=False)
 class _Held:
+    """An operand whose scale is held down by spikes."""
+
     operand: Operand
-    #: Held-down casts, and the cast of the spike of each.
+    #: Held-down casts, and, for each, the cast with the spike.
     casts: Casts
     spikes: Casts
 
     @property
     def share(self) -> float:
+        """Held-down share of the settled casts."""
         return len(self.casts) / len(self.operand.settled)
 
     @property
     def longest(self) -> int:
+        """Largest distance in steps from a spike to a cast that it holds down."""
         return int((self.casts.step - self.spikes.step).max())
 
     @property
     def flushed(self) -> float:
+        """Median flushed share of the held-down casts."""
         return float(np.median(self.casts.flushed_share))
 
 
@@ -69,20 +75,21 @@ def held_down(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: 
 
 
 def _held(operand: Operand, options: Options) -> _Held:
+    """Return the operand with the casts that flush too much at the scale of an old spike; without any if harmless."""
     casts = operand.scaled[operand.scaled.flushed_share >= options["flushed_share"]]
     sized = operand.casts[operand.casts.amax > 0.0]
-    # of each cast the newest earlier one that the scale in force fits, if its amax was so much larger
+    # per cast, the newest earlier one whose amax explains the scale in force; a spike if that amax was much larger
     fitted = sized.amax * casts.scale[:, None] / operand.fmt.max
     explains = (sized.step < casts.step[:, None]) & (fitted >= _EXPLAINED[0]) & (fitted <= _EXPLAINED[1])
     newest = np.where(explains, np.arange(len(sized)), -1).max(axis=1, initial=-1)
     held = (newest >= 0) & (np.append(sized.amax, 0.0)[newest] >= 2.0 ** options["spike"] * casts.amax)
     casts, spikes = casts[held], sized[newest[held]]
-    tried = [_costs(cast, operand, options) for cast in casts[:: max(1, len(casts) // _PREDICTED)]]
+    tried = [_is_harmful(cast, operand, options) for cast in casts[:: max(1, len(casts) // _PREDICTED)]]
     return _Held(operand, casts, spikes) if 2 * sum(tried) > len(tried) else _Held(operand, casts[:0], spikes[:0])
 
 
-def _costs(cast: Cast, operand: Operand, options: Options) -> bool:
-    """Whether the scale in force does harm and that of the tensor's own amax would not."""
+def _is_harmful(cast: Cast, operand: Operand, options: Options) -> bool:
+    """Return whether the scale in force does harm and that of the tensor's own amax would not."""
     fmt = operand.fmt
     if not harmful(damage(cast.statistics, fmt), fmt, options["lost_db"]):
         return False
@@ -127,19 +134,19 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Held], options: Option
     )
 
 
-def _better(held: _Held, options: Options) -> tuple[Recipe, Course]:
-    """The longest history that flushes on less than half the limit of steps and is stale no more often than now."""
-    now = recorded(held.operand, options["stale_db"], options["flushed_share"])
+def _better_recipe(held: _Held, options: Options) -> tuple[Recipe, ScaleEffect]:
+    """Return the longest history that flushes on less than half the limit of steps and is stale no more often."""
+    now = recorded_effect(held.operand, options["stale_db"], options["flushed_share"])
 
-    def accept(course: Course) -> bool:
-        quiet = len(course.flushing) < 0.5 * options["held_share"] * course.steps
-        return quiet and len(course.stale) <= len(now.stale)
+    def accept(effect: ScaleEffect) -> bool:
+        quiet = len(effect.flushing) < 0.5 * options["held_share"] * effect.steps
+        return quiet and len(effect.stale) <= len(now.stale)
 
-    return first_that(held.operand, shorter(held.longest), accept, options["stale_db"], options["flushed_share"])
+    return first_accepted(held.operand, shorter(held.longest), accept, options["stale_db"], options["flushed_share"])
 
 
 def _prescribe(held: _Held, options: Options) -> Prescription:
-    operand, (recipe, better) = held.operand, _better(held, options)
+    operand, (recipe, better) = held.operand, _better_recipe(held, options)
     return Prescription(
         title=f"scale by {words(recipe)}: steps above the limit {len(held.casts)} -> {len(better.flushing)}, "
         f"stale steps {len(better.stale)}",

@@ -22,8 +22,10 @@ from precdoctor.numerics.fp8_scaling import DelayedScaling
 
 @dataclass(frozen=True, eq=False)
 class _Invalid:
+    """An operand with an invalid scale on some casts."""
+
     operand: Operand
-    #: Its casts with an invalid scale.
+    #: The casts with an invalid scale.
     casts: Casts
 
     @property
@@ -43,24 +45,26 @@ def invalid_amax(rule: Rule, view: RunView, found: Mapping[Key, Operand], option
 
 
 def _invalid(view: RunView, operand: Operand, absurd: float) -> _Invalid:
-    bad = operand.casts[_suspicious(operand, absurd)]
-    return _Invalid(operand, bad[[i for i, cast in enumerate(bad) if not _came_in(view, operand, cast)]])
+    """Return the operand with its casts of invalid scale, without those whose input was already non-finite."""
+    bad = operand.casts[_has_invalid_scale(operand, absurd)]
+    return _Invalid(operand, bad[[i for i, cast in enumerate(bad) if not _input_was_bad(view, operand, cast)]])
 
 
-def _suspicious(operand: Operand, absurd: float) -> Mask:
+def _has_invalid_scale(operand: Operand, absurd: float) -> Mask:
+    """Return which casts have a scale that is infinite, zero, negative or NaN, or absurdly large for their operand."""
     casts = operand.casts
-    unknown = np.isnan(casts.scale)  # or NaN, which the log cannot tell from it
+    unknown = np.isnan(casts.scale)  # or NaN: in the log both are null
     scales = casts.scale[~unknown & casts.scale_is_sound & (casts.alive > 0)]
     usual = np.median(scales) if scales.size else math.nan
-    nothing = np.append(True, ((casts.alive == 0) | (casts.non_finite > 0))[:-1])  # in the step before
+    nothing = np.append(True, ((casts.alive == 0) | (casts.non_finite > 0))[:-1])  # no usable amax in the step before
     huge = (casts.peak >= 2.0**absurd * operand.fmt.max) & (nothing | (casts.scale >= 2.0**absurd * usual))
     lost = bool(scales.size) & (casts.non_finite == casts.numel) & (casts.numel > 0)
     found: Mask = ~casts.scale_is_sound | np.where(unknown, lost, huge)
     return found
 
 
-def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
-    """Whether an earlier tensor of the same step was already non-finite, so that no scale is to blame."""
+def _input_was_bad(view: RunView, operand: Operand, cast: Cast) -> bool:
+    """Return whether an earlier tensor of the same step was already non-finite, so that no scale is to blame."""
     if not cast.non_finite:
         return False
     rows = view.rows(cast.process, cast.step)
@@ -75,7 +79,7 @@ def _came_in(view: RunView, operand: Operand, cast: Cast) -> bool:
 
 
 def _reason(operand: Operand, cast: Cast) -> tuple[str, bool]:
-    """The origin of the scale in words, and whether the log shows it."""
+    """Return the origin of the scale in words, and whether the log shows it."""
     earlier = operand.casts[operand.casts.step < cast.step]
     if cast.scale is not None and math.isinf(cast.scale) and cast.non_finite == cast.numel:
         return f"amax was 0 at step {cast.step} itself, or at the step before", True
@@ -124,6 +128,7 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Invalid], options: Opt
 
 
 def _effect(cast: Cast) -> str:
+    """State what the scale did to the elements."""
     if cast.non_finite:
         return f"{cast.non_finite:,} of {cast.numel:,} elements became NaN or infinite."
     if not cast.alive:
@@ -132,7 +137,7 @@ def _effect(cast: Cast) -> str:
 
 
 def _prescribe(worst: _Invalid, cast: Cast) -> Prescription:
-    """Keep the previous scale, with the share that the operand's sound scales clip."""
+    """Prescribe to keep the previous scale; predict the share that the operand's sound scales clip."""
     operand = worst.operand
     sized = operand.casts[(operand.casts.amax > 0.0) & ~np.isin(operand.casts.step, worst.casts.step)]
     before = sized.scale[sized.step < cast.step]

@@ -29,9 +29,10 @@ class _Product:
     """A module that casts one input and one weight.
 
     Attributes:
-        rows: a row for each step: ``amax`` of the output, the largest that its operands can make (``bound``) and that
-            came before it (``earlier``, which a residual connection may add), and the product of the ``scales``.
-        over: on which steps the output is larger by more than the limit, and the scales explain it.
+        rows: one row per step: ``amax`` of the output, ``bound`` (the largest magnitude that its operands can make),
+            ``earlier`` (the largest output before it, which a residual connection may add) and ``scales`` (the product
+            of both).
+        over: the rows whose output is larger than both by more than the limit, while the scales explain it.
     """
 
     operand: Operand
@@ -40,7 +41,7 @@ class _Product:
 
     @property
     def excess(self) -> float:
-        """Median of the output by what its operands can make, over the steps on which it is too large."""
+        """Median of output amax over ``bound``, on the steps in ``over``."""
         rows = self.rows[self.over]
         return float((rows["amax"] / rows["bound"]).median())
 
@@ -55,6 +56,7 @@ def left_in(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Op
 
 
 def _products(view: RunView, found: Mapping[Key, Operand], limit: float) -> Iterator[_Product]:
+    """Yield each module with one FP8 input and one FP8 weight, on the steps that recorded both and the output."""
     inputs = {key: o for key, o in found.items() if key[3] == "input"}
     several = {key[:2] for key in found if key[3].partition(".")[2] or key[4]}
     pairs = [(o, w) for key, o in inputs.items() if key[:2] not in several
@@ -76,12 +78,12 @@ def _products(view: RunView, found: Mapping[Key, Operand], limit: float) -> Iter
 
 
 def _by_step(operand: Operand, weight: Operand, rows: pd.DataFrame) -> pd.DataFrame | None:
-    """The columns of a product; None where the module has another weight, or no output."""
+    """Return the rows of a :class:`_Product`; None if the module has another weight, or no output."""
     outputs, weights = rows[rows["kind"] == "output"], rows[rows["kind"] == "weight"]
     matrices = weights[weights["fan_in"] > 1]
     if outputs.empty or len(set(matrices["name"])) != 1:
         return None
-    # Either side may be the one that is summed over.
+    # The product may sum over either side of the weight: take the longer one.
     terms = float(np.maximum(matrices["fan_in"], matrices["numel"] / matrices["fan_in"]).max())
     bias = float(weights[weights["fan_in"] <= 1]["amax"].max())
     x, w = (pd.DataFrame({**{n: getattr(o.casts, n) for n in _AT}, "of": o.casts.amax, "scale": o.casts.scale})

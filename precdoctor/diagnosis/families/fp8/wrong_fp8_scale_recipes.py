@@ -1,10 +1,11 @@
-"""PD404, recipes: which one made the recorded scales, where they lag, and what another would have done."""
+"""PD404, scaling recipes: which one made the recorded scales, when they lag, and what another would have done."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -18,39 +19,39 @@ from precdoctor.numerics.fp8_scaling import Amax, AmaxSeries, CurrentScaling, De
 LENGTHS = tuple(1 << k for k in range(11))
 #: Margins that are recognised, in binades; chosen empirically.
 _MARGINS = (0, 1, 2, 3)
-#: Binades within which a scale is that of a recipe, chosen empirically (rounding amax to BF16 moves it by 0.006); one
-#: rounded down to a power of two may lie a binade lower.
+#: Binades within which a recorded scale agrees with a recipe's, chosen empirically (rounding amax to BF16 moves it by
+#: 0.006); a scale rounded down to a power of two may lie a binade lower.
 _SAME = 0.02
-#: Least share of the steps on which it must be; chosen empirically.
-_AGREES = 0.8
+#: Least share of the steps on which the scales must agree; chosen empirically.
+_AGREEMENT = 0.8
 #: Casts per recipe whose noise is predicted, to bound the time of a replay.
 _PREDICTED = 24
-#: Peaks up to this factor over the maximum clip too little for any limit.
+#: Peaks up to this factor over the maximum clip too little to reach any limit.
 _SLIGHT = 1.1
-#: An amax that belongs to a scale exceeds the maximum by at most this factor, because of a rounded scale.
+#: A scale fits an amax if their product exceeds the maximum by at most this factor: scales are rounded.
 _FITTED = 1.05
 
 
 def moves(operand: Operand) -> bool:
-    """Whether the scale changes over the steps: a constant one has no history."""
+    """Return whether the scale changes over the steps: a constant one has no history."""
     scales = operand.scaled.scale
     return bool(scales.size) and bool(scales.max() > 1.01 * scales.min())
 
 
 def lags(operand: Operand) -> bool:
-    """Whether the scale moves, but not with the tensor's own amax: then their product would be constant."""
+    """Return whether the scale moves, but not with the tensor's own amax: amax times scale is not constant."""
     peaks = operand.scaled.peak
     return moves(operand) and bool(peaks.max() > 1.1 * peaks.min())
 
 
 def every_step(operand: Operand) -> bool:
-    """Whether most steps are recorded, so that the log holds the amax history."""
+    """Return whether most steps are recorded, so that the log holds the amax history."""
     gaps = np.diff(operand.casts.step)
     return bool(gaps.size) and float(np.median(gaps)) <= 1.0
 
 
 def recipe_of(operand: Operand) -> DelayedScaling | None:
-    """The delayed recipe with the scales in the log, of several the shortest; None without one or with gaps."""
+    """Return the shortest delayed recipe that makes the recorded scales; None without one, or if steps are missing."""
     casts = operand.casts
     known = ~np.isnan(casts.amax)
     if known.sum() < 4 or not every_step(operand):
@@ -58,30 +59,25 @@ def recipe_of(operand: Operand) -> DelayedScaling | None:
     series = AmaxSeries.of(casts.amax, casts.step)
     own = np.log2(casts.scale[known])
     best: tuple[float, DelayedScaling | None] = (0.0, None)
-    for recipe in _recipes():
+    for margin, length in product(_MARGINS, LENGTHS):
+        recipe = DelayedScaling(length, Amax.MAX, margin)
         off = np.log2(scale_series(series, operand.fmt, recipe).scale[known]) - own
         for low, high in ((-_SAME, _SAME), (-_SAME, 1.0 + _SAME)):
             agrees = float(np.mean((off[1:] >= low) & (off[1:] <= high))) - (0.05 if high > 0.5 else 0.0)
             best = max(best, (agrees, recipe), key=lambda item: item[0])
-    return best[1] if best[0] >= _AGREES else None
-
-
-def _recipes() -> Iterator[DelayedScaling]:
-    for margin in _MARGINS:
-        for length in LENGTHS:
-            yield DelayedScaling(length, Amax.MAX, margin)
+    return best[1] if best[0] >= _AGREEMENT else None
 
 
 @dataclass(frozen=True)
-class Course:
-    """An operand under a recipe, or at the recorded scales.
+class ScaleEffect:
+    """Effect of a recipe, or of the recorded scales, on the settled casts of an operand.
 
     Attributes:
-        stale: settled steps on which clipping costs more than the limit.
+        stale: steps on which clipping costs more than the limit.
         clipped: largest share of elements clipped on a step.
         flushed: median share of the non-zero elements flushed.
-        flushing: settled steps that flush more than the limit.
-        steps: number of settled ones.
+        flushing: steps that flush more than the limit.
+        steps: number of settled casts.
     """
 
     stale: tuple[int, ...]
@@ -91,18 +87,18 @@ class Course:
     steps: int
 
 
-def recorded(operand: Operand, lost_db: float, flushed_share: float) -> Course:
-    """The recorded course; a cast at a scale that was already too large before has not jumped past it."""
+def recorded_effect(operand: Operand, lost_db: float, flushed_share: float) -> ScaleEffect:
+    """Return the effect of the recorded scales. A clipped cast is stale only if amax has just jumped past the scale."""
     casts = operand.scaled
     peaks = np.where(_jumped(operand), casts.peak / operand.fmt.max, 0.0)
-    return _course(
+    return _effect(
         operand, casts, peaks, np.ones(len(casts)), casts.flushed_share, casts.saturated_share,
         (lost_db, flushed_share),
     )  # fmt: skip
 
 
 def _jumped(operand: Operand) -> Mask:
-    """Whether the scale of each scaled cast fitted one of the two recorded steps before."""
+    """Return whether the scale of each scaled cast fitted the amax of one of the two recorded steps before."""
     sized, casts = operand.casts[operand.casts.amax > 0.0], operand.scaled
     before = np.searchsorted(sized.step, casts.step)[:, None] - (1, 2)
     fits = np.append(sized.amax, math.nan)[before] * casts.scale[:, None] <= _FITTED * operand.fmt.max
@@ -110,17 +106,17 @@ def _jumped(operand: Operand) -> Mask:
     return jumped
 
 
-def under(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> Course:
-    """The course under ``recipe``, without the first recorded step, whose history is empty."""
+def replayed_effect(operand: Operand, recipe: Recipe, lost_db: float, flushed_share: float) -> ScaleEffect:
+    """Return the effect that ``recipe`` would have had, without the first recorded step, whose history is empty."""
     replayed, casts = operand.replay(recipe), operand.scaled
     mine = operand.settles[~np.isnan(operand.casts.amax)]
-    return _course(
+    return _effect(
         operand, casts, replayed.peak[mine], replayed.scale[mine] / casts.scale, replayed.flushed[mine],
         replayed.saturated[mine], (lost_db, flushed_share),
     )  # fmt: skip
 
 
-def _course(
+def _effect(
     operand: Operand,
     casts: Casts,
     peaks: Floats,
@@ -128,16 +124,26 @@ def _course(
     flushed: Floats,
     clipped: Floats,
     limits: tuple[float, float],
-) -> Course:
+) -> ScaleEffect:
+    """Return the effect of scales on ``casts``.
+
+    Args:
+        operand: the operand.
+        casts: its settled casts of known scale.
+        peaks: amax times scale over the format's maximum.
+        factors: scale over the recorded scale.
+        flushed, clipped: shares of the elements.
+        limits: least noise in dB beyond rounding of a stale cast, and flushed share from which a step is flushing.
+    """
     lost_db, flushed_share = limits
     over = np.flatnonzero((peaks > _SLIGHT) & (clipped > 0.0))
     chosen = over[:: max(1, math.ceil(len(over) / _PREDICTED))]
     costs = [damage(casts[i].statistics, operand.fmt, float(factors[i])).lost_db for i in chosen]
     bad = chosen[np.array(costs) >= lost_db]
-    # casts that were not predicted count as stale from the smallest peak that was found stale
+    # casts whose noise was not predicted count as stale if their peak reaches that of a cast found stale
     least = peaks[bad].min(initial=math.inf)
     stale = over[np.isin(over, bad) | (~np.isin(over, chosen) & (peaks[over] >= least))]
-    return Course(
+    return ScaleEffect(
         tuple(casts.step[stale].tolist()),
         float(clipped.max(initial=0.0)),
         float(np.median(flushed)) if flushed.size else 0.0,
@@ -169,19 +175,19 @@ def shorter(held: int) -> Iterator[Recipe]:
     yield CurrentScaling()
 
 
-def first_that(
+def first_accepted(
     operand: Operand,
     recipes: Iterable[Recipe],
-    accept: Callable[[Course], bool],
+    accept: Callable[[ScaleEffect], bool],
     lost_db: float,
     flushed_share: float,
-) -> tuple[Recipe, Course]:
-    """The first recipe with an accepted course, else the last one; with its course."""
+) -> tuple[Recipe, ScaleEffect]:
+    """Return the first recipe whose effect is accepted, else the last one; with its effect."""
     for recipe in recipes:
-        course = under(operand, recipe, lost_db, flushed_share)
-        if accept(course):
+        effect = replayed_effect(operand, recipe, lost_db, flushed_share)
+        if accept(effect):
             break
-    return recipe, course
+    return recipe, effect
 
 
 def words(recipe: Recipe) -> str:
@@ -192,7 +198,7 @@ def words(recipe: Recipe) -> str:
 
 
 def snippet(recipe: Recipe, largest: float, dtype: str) -> str:
-    """Delayed or current scaling by hand, correct at a zero and a non-finite amax."""
+    """Lines of delayed or current scaling by hand, correct at a zero and a non-finite amax."""
     margin = f" / 2**{recipe.margin}" if recipe.margin else ""
     if isinstance(recipe, DelayedScaling):
         history, before, after = recipe.history, "", "amaxes.append(x.abs().amax())\n"

@@ -13,13 +13,13 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.fp8.fp8_casts import Operand
 from precdoctor.diagnosis.families.fp8.fp8_prescriptions import history, listed, location
 from precdoctor.diagnosis.families.fp8.wrong_fp8_scale_recipes import (
-    Course,
+    ScaleEffect,
     every_step,
-    first_that,
+    first_accepted,
     lags,
     longer,
     recipe_of,
-    recorded,
+    recorded_effect,
     snippet,
     words,
 )
@@ -30,19 +30,21 @@ from precdoctor.numerics.fp8_scaling import DelayedScaling, Recipe
 
 @dataclass(frozen=True, eq=False)
 class _Stale:
+    """An operand whose scale lags behind amax, with the effect of its recorded scales."""
+
     operand: Operand
-    course: Course
+    effect: ScaleEffect
 
     @property
     def share(self) -> float:
         """Stale steps among the settled ones."""
-        return len(self.course.stale) / self.course.steps
+        return len(self.effect.stale) / self.effect.steps
 
     @property
     def lasting(self) -> float:
         """Stale steps among the newer half of the settled ones."""
         newer = self.operand.settled.step[len(self.operand.settled) // 2 :]
-        return float(np.isin(newer, self.course.stale).mean())
+        return float(np.isin(newer, self.effect.stale).mean())
 
 
 def stale(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Options) -> Checked:
@@ -50,11 +52,11 @@ def stale(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Opti
     moving = [o for o in found.values() if lags(o) and o.numel >= options["min_elements"]]
     if not moving:
         return Checked((), "no scale follows from the amax of earlier steps")
-    courses = [_Stale(o, recorded(o, options["stale_db"], options["flushed_share"])) for o in moving]
+    lagging = [_Stale(o, recorded_effect(o, options["stale_db"], options["flushed_share"])) for o in moving]
     limit, fewest = options["stale_share"], options["min_stale"]
-    guilty = [s for s in courses if min(s.share, s.lasting) >= limit and len(s.course.stale) >= fewest]
+    guilty = [s for s in lagging if min(s.share, s.lasting) >= limit and len(s.effect.stale) >= fewest]
     if not guilty:
-        worst = max(s.share for s in courses)
+        worst = max(s.share for s in lagging)
         return Checked((), f"{len(moving)} with delayed scaling, stale on at most {percent(worst)} of the steps")
     guilty.sort(key=lambda s: (-s.share, s.operand.key))
     return Checked([_finding(rule, view, guilty, options)], f"the scales of {plural(len(guilty), 'operand')} are stale")
@@ -62,8 +64,8 @@ def stale(rule: Rule, view: RunView, found: Mapping[Key, Operand], options: Opti
 
 def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Options) -> Finding:
     worst = guilty[0]
-    operand, course = worst.operand, worst.course
-    casts = operand.settled[np.isin(operand.settled.step, course.stale)]
+    operand, effect = worst.operand, worst.effect
+    casts = operand.settled[np.isin(operand.settled.step, effect.stale)]
     cast = casts[int(casts.peak.argmax())]
     present = recipe_of(operand)
     binades = -operand.fmt.headroom(cast.peak)
@@ -78,8 +80,8 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
         confidence=sure,
         cause="stale",
         title=f"the FP8 scale of the {operand.label} is stale on {percent(worst.share)} of the steps",
-        message=f"The scale of the {operand.label} ({operand.fmt.dtype}) follows from {how}. On {len(course.stale)} of "
-        f"{plural(course.steps, 'step')} (limit {percent(options['stale_share'])}) amax had jumped past it and "
+        message=f"The scale of the {operand.label} ({operand.fmt.dtype}) follows from {how}. On {len(effect.stale)} of "
+        f"{plural(effect.steps, 'step')} (limit {percent(options['stale_share'])}) amax had jumped past it and "
         f"clipping cost more than {options['stale_db']:g} dB. At step {cast.step} amax {cast.amax or 0.0:.3g} times "
         f"the scale {cast.scale or 0.0:.3g} was {binades:.1f} binades above {operand.fmt.max:g}, and "
         f"{percent(cast.saturated_share)} of the elements were clipped. Affected: {plural(len(guilty), 'operand')}.",
@@ -87,8 +89,8 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
         evidence={
             "stale_share": worst.share,
             "limit": options["stale_share"],
-            "stale_steps": list(course.stale[:64]),
-            "steps_examined": course.steps,
+            "stale_steps": list(effect.stale[:64]),
+            "steps_examined": effect.steps,
             "binades": binades,
             "scale": cast.scale,
             "amax": cast.amax,
@@ -98,36 +100,36 @@ def _finding(rule: Rule, view: RunView, guilty: Sequence[_Stale], options: Optio
             **operand.evidence(view, cast),
             "confidence_reason": why,
         },
-        prescriptions=(_prescribe(operand, present, course, options),),
+        prescriptions=(_prescribe(operand, present, effect, options),),
     )
 
 
-def _better(
-    operand: Operand, present: DelayedScaling | None, course: Course, options: Options
-) -> tuple[Recipe, Course]:
-    """The smallest change that stays below the limit of stale steps and flushes no more than the limit, or than now."""
+def _better_recipe(
+    operand: Operand, present: DelayedScaling | None, effect: ScaleEffect, options: Options
+) -> tuple[Recipe, ScaleEffect]:
+    """Return the smallest change with few stale steps that flushes no more than the limit, or than now."""
     span = int(operand.casts.step[-1] - operand.casts.step[0]) + 1
-    room = max(options["flushed_share"], course.flushed)
+    room = max(options["flushed_share"], effect.flushed)
 
-    def accept(other: Course) -> bool:
+    def accept(other: ScaleEffect) -> bool:
         return len(other.stale) < options["stale_share"] * other.steps and other.flushed <= room
 
-    return first_that(operand, longer(present, span), accept, options["stale_db"], options["flushed_share"])
+    return first_accepted(operand, longer(present, span), accept, options["stale_db"], options["flushed_share"])
 
 
-def _prescribe(operand: Operand, present: DelayedScaling | None, course: Course, options: Options) -> Prescription:
-    recipe, better = _better(operand, present, course, options)
+def _prescribe(operand: Operand, present: DelayedScaling | None, effect: ScaleEffect, options: Options) -> Prescription:
+    recipe, better = _better_recipe(operand, present, effect, options)
     return Prescription(
-        title=f"scale by {words(recipe)}: stale steps {len(course.stale)} -> {len(better.stale)}, flushed "
-        f"{percent(course.flushed)} -> {percent(better.flushed)}",
+        title=f"scale by {words(recipe)}: stale steps {len(effect.stale)} -> {len(better.stale)}, flushed "
+        f"{percent(effect.flushed)} -> {percent(better.flushed)}",
         change={
             "operand": operand.label,
             "fp8_recipe": {"from": None if present is None else str(present), "to": str(recipe)},
         },
         predicted={
-            "stale_steps": {"from": len(course.stale), "to": len(better.stale)},
-            "largest_saturated_share": {"from": course.clipped, "to": better.clipped},
-            "flushed_share": {"from": course.flushed, "to": better.flushed},
+            "stale_steps": {"from": len(effect.stale), "to": len(better.stale)},
+            "largest_saturated_share": {"from": effect.clipped, "to": better.clipped},
+            "flushed_share": {"from": effect.flushed, "to": better.flushed},
         },
         snippet=snippet(recipe, operand.fmt.max, operand.fmt.dtype),
     )

@@ -9,7 +9,7 @@ Words of the family:
 - *chain*: like layers, or the calls of one module, in order (``survey.depth``).
 - *logits*: the operand of a softmax; *one-hot*: a softmax that gives nearly all weight to one element.
 - *jump*: a norm or loss that leaves the range of the steps before; it may stay up or come down again.
-- *to diverge*: norm and loss rise over the whole run, without a jump from a level they had.
+- *to diverge*: norm and loss rise over the whole run, without a jump out of a steady range.
 
 PD601 finds tensors without headroom, PD602 tensors that use it up soon, PD604 growth from layer to layer. PD603 and
 PD605 find jumps of the gradient norm and of the loss, with the layer or tensor that moved first; the root of such a

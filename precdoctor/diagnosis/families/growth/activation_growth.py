@@ -72,7 +72,7 @@ logits: some runs end well with a one-hot softmax.
         "Gemma Team, Gemma 2, arXiv:2408.00118, section 2 (logit soft-capping, 50 for attention)",
     ),
 )
-#: Recorded steps at the start and at the end of a history whose median is compared; empirical.
+#: Number of recorded steps at the start and at the end of a history whose medians are compared; chosen empirically.
 _FIRST, _NEWEST = 4, 8
 #: Gemma 2's soft cap of attention logits.
 _CAP = 50.0
@@ -80,14 +80,15 @@ _SOFTMAX = ("softmax", "log_softmax", "softmax_backward_data", "log_softmax_back
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the tensor that reaches its limit first. Weights that are multiplied up come before it."""
+    """One finding: weights that are multiplied up, else the first tensor to reach its limit, else coarse logits."""
 
     def guilty(fact: Fact) -> float:
-        factor = _over_run(view, fact)
+        """Return the weight's growth over the run; 0 below the limit."""
+        factor = _growth_over_run(view, fact)
         return factor if factor >= options["amplified"] else 0.0
 
     multiplied = check_facts(
-        view, ("amplified",), guilty, lambda g: _amplified(view, g, options), seen="no weight is multiplied up",
+        view, ("amplified",), guilty, lambda g: _amplified_finding(view, g, options), seen="no weight is multiplied up",
         keep=lambda g: stands(view, g),
     )  # fmt: skip
     if multiplied.findings:
@@ -99,7 +100,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = plural(len(histories), "activation")
     if longest < 2 * options["min_points"]:
         return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
-    growing = {k: trend for k, h in histories.items() if (trend := _growing(h, options)) is not None}
+    growing = {k: trend for k, h in histories.items() if (trend := _amax_trend(h, options)) is not None}
     coarse = {} if growing else _coarse_logits(view, options)
     if coarse:
         reason = f"{plural(len(coarse), 'output')} of {seen}: logits too large for their format"
@@ -111,13 +112,13 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(growing):,} of {seen} grow into their limit")
 
 
-def _over_run(view: RunView, fact: Fact) -> float:
-    """The factor of a step to the power of the steps of the run."""
+def _growth_over_run(view: RunView, fact: Fact) -> float:
+    """Return the factor per step to the power of the run's steps; at most e^700."""
     return math.exp(min(700.0, (view.last_step + 1) * math.log(max(fact.number("factor"), 1.0))))
 
 
-def _amplified(view: RunView, group: Group, options: Options) -> Finding:
-    fact, whole = group.worst, _over_run(view, group.worst)
+def _amplified_finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact, whole = group.worst, _growth_over_run(view, group.worst)
     factor, name = fact.number("factor"), str(fact.data.get("name"))
     less = f"{1.0 / factor:.6g}"
     return place_finding(
@@ -140,7 +141,8 @@ def _amplified(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _growing(history: History, options: Options) -> Trend | None:
+def _amax_trend(history: History, options: Options) -> Trend | None:
+    """Return the trend of amax; None unless it is near its format's limit and reaches it within `horizon`."""
     points = history.points()
     if len(points) < 2 * options["min_points"] or history.at_max:
         return None
@@ -216,8 +218,8 @@ class _CoarseLogits:
     """Logits whose format is too coarse at their amax.
 
     Attributes:
-        first, last: median amax over the first recorded steps, and over the newest ones with a wide spacing.
-        spacing: of the format at ``last``, in nats.
+        first, last: median amax over the first recorded steps, and over those of the newest with a wide spacing.
+        spacing: distance of neighbours in the format at ``last``, in nats.
     """
 
     history: History
@@ -232,6 +234,7 @@ def _spacing(history: History, magnitude: float) -> float:
 
 
 def _coarse_logits(view: RunView, options: Options) -> Mapping[Key, _CoarseLogits]:
+    """Return logits that have grown, with neighbours `logit_spacing` or more apart on most of the newest steps."""
     found = {}
     for key, history in _logits(view).items():
         points = [amax for _, amax in history.points()]
@@ -247,7 +250,8 @@ def _coarse_logits(view: RunView, options: Options) -> Mapping[Key, _CoarseLogit
 def _logits(view: RunView) -> dict[Key, History]:
     """Half-precision outputs that a softmax reads: deep scans show where softmaxes run and on how many elements.
 
-    It is the last output with as many elements inside the softmax's module, or anywhere if it runs in the loss code.
+    For each softmax this is the last output with as many elements inside the softmax's module, or of the whole model if
+    it runs in the loss code.
     """
     sizes: dict[tuple[str, str], set[int]] = {}
     for op in op_dtypes(view):

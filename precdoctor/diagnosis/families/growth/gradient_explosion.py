@@ -88,6 +88,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _explosions(view: RunView, options: Options) -> Checked:
+    """Check the gradient norms of every optimizer for an explosion."""
     series = {
         k: [s for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm) and not s.skipped]
         for k, steps in by_optimizer(view).items()
@@ -109,7 +110,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     rate = None if explosion.unbounded else stable_rate(view, explosion.way_up)
     evidence = {
         "norm_ratio": explosion.peak / explosion.baseline,
-        "limit": options[_limit(explosion)],
+        "limit": options[_limit_option(explosion)],
         "grad_norm": {"before": explosion.baseline, "peak": explosion.peak},
         "loss": None if explosion.loss is None else {"before": explosion.loss[0], "after": explosion.loss[1]},
         "clip_norm": first.clip_norm,
@@ -127,7 +128,7 @@ def _finding(view: RunView, explosion: Explosion, options: Options) -> Finding:
     return RULE.finding(
         severity=_severity(explosion),
         confidence=0.75 if explosion.unbounded else 0.85 if explosion.loss is not None else 0.7,
-        title=f"{f'{root}; ' if root else ''}{_what(explosion)}: {norms}{where}",
+        title=f"{f'{root}; ' if root else ''}{_title_words(explosion)}: {norms}{where}",
         message=_message(explosion, row, grown, options) + (f" {rate.words}" if rate is not None else ""),
         location=location(row, Phase.BACKWARD, explosion.process, first.step),
         evidence=evidence | tensor_evidence(row, rows),
@@ -141,12 +142,14 @@ def _severity(explosion: Explosion) -> Severity:
     return Severity.INFO if explosion.sudden or explosion.passed else Severity.ERROR
 
 
-def _limit(explosion: Explosion) -> str:
+def _limit_option(explosion: Explosion) -> str:
+    """Name of the option whose limit the explosion exceeds."""
     whole = "diverged" if explosion.diverged and not explosion.unbounded else "factor"
     return "fatal" if explosion.fatal else whole
 
 
-def _what(explosion: Explosion) -> str:
+def _title_words(explosion: Explosion) -> str:
+    """State what happened, for the title."""
     if explosion.fatal:
         return f"one exploded gradient ends the training at step {explosion.first.step}"
     if not explosion.diverged or explosion.loss is None:
@@ -168,7 +171,7 @@ def _message(explosion: Explosion, row: TensorRow | None, grown: float, options:
     message = (
         f"The gradient norm rose from {explosion.baseline:.3g} ({before}) to {first.grad_norm:.3g} at step "
         f"{first.step} and at most {explosion.peak:.3g}: {explosion.peak / explosion.baseline:.3g} times, limit "
-        f"{options[_limit(explosion)]:g}. "
+        f"{options[_limit_option(explosion)]:g}. "
     )
     if explosion.loss is not None:
         message += f"The loss went from {explosion.loss[0]:.4g} to {explosion.loss[1]:.4g}. "
@@ -200,9 +203,10 @@ def _name(row: TensorRow) -> str:
 
 
 def _culprit(view: RunView, explosion: Explosion) -> tuple[TensorRow | None, float, Sequence[TensorRow]]:
-    """The weight gradient whose unscaled norm grew most, by which factor, and the backward rows; None if unknown.
+    """Return the weight gradient whose unscaled norm grew most, its factor, and the backward rows; None if unknown.
 
-    Between the last sampled step before and the first one after; of a run that diverged, the last one.
+    Compares the last sampled step before the explosion with the first one from it on, or, if the run diverged, with the
+    last one.
     """
     later = explosion.steps[explosion.at :]
     before = next((s for s in reversed(explosion.steps[: explosion.at]) if s.sampled), None)
@@ -219,11 +223,12 @@ def _culprit(view: RunView, explosion: Explosion) -> tuple[TensorRow | None, flo
 
 
 def _norm(row: TensorRow) -> float:
+    """L2 norm, without the loss scale."""
     return math.sqrt(row.sum_sq or 0.0) / (row.scale or 1.0)
 
 
 def _prescriptions(explosion: Explosion, module: str, rate: StableRate | None) -> tuple[Prescription, ...]:
-    """The cause before the symptom.
+    """Prescribe against the cause before the symptom.
 
     Args:
         explosion: the explosion.
@@ -237,6 +242,7 @@ def _prescriptions(explosion: Explosion, module: str, rate: StableRate | None) -
 
 
 def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
+    """Prescribe the usual rate if the learning rate had been raised, else clipping."""
     raised = explosion.raised
     if raised is not None:
         usual, present = raised
@@ -262,6 +268,7 @@ def _lower_rate_or_clip(explosion: Explosion) -> Prescription:
 
 
 def _bound(explosion: Explosion, module: str) -> Prescription:
+    """Prescribe a bound on the gradients of an objective that has no minimum."""
     return Prescription(
         title=f"normalise the weights' spectra, or penalise the gradient: its norm {explosion.peak:.3g} -> about "
         f"{explosion.baseline:.2g}, as in the first steps",

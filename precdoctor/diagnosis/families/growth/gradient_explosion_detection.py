@@ -1,4 +1,4 @@
-"""PD603's detection: a gradient norm that rose and stayed up, by a jump or over the whole run."""
+"""PD603, detection: a gradient norm that rose and stayed up, by a jump or over the whole run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from precdoctor.diagnosis.survey.view import Process
 
 #: Steps before a jump that make its baseline, and steps after it that show whether it stays. Chosen empirically.
 WINDOW, AFTER = 32, 5
-#: Steps of the ``AFTER`` that must stay up, and fewest steps behind a fatal one: a single one may be a batch.
+#: How many of the ``AFTER`` steps must stay up, and least number of steps behind a fatal one: a single step may be due
+#: to its batch.
 _STAY = 3
-#: Largest share of the rise that is left of an explosion that has passed: a quarter. Chosen empirically.
+#: An explosion has passed if less than this share of the rise is left: a quarter. Chosen empirically.
 _GONE = 0.25
-#: Times the best loss before the rise up to which a run has got over it. Chosen empirically.
+#: An explosion has not passed if the loss stays above this many times the best loss before it. Chosen empirically.
 _BACK = 2.0
-#: Share of a loss's rise that happens in the first step of a sudden one: half. Chosen empirically.
+#: An explosion is sudden if this share of the loss's rise happens in its first step: half. Chosen empirically.
 _AT_ONCE = 0.5
 #: Least progress of a loss, as a share of it, that a jump can undo. Chosen empirically.
 _PROGRESS = 0.1
@@ -34,8 +35,8 @@ class Explosion:
     """The first jump of a gradient norm that stays, or the rise of a whole run.
 
     Attributes:
-        at: index of the step at which it shows.
-        baseline, peak: gradient norm before and at most.
+        at: index into ``steps`` of the first step with an exploded norm.
+        baseline, peak: gradient norm before, and largest norm.
         loss: loss before and after, if known.
         diverged: no jump; the whole run rose.
         unbounded: diverged, with a loss that falls without end.
@@ -54,12 +55,12 @@ class Explosion:
 
     @property
     def first(self) -> StepFacts:
-        """The step at which it shows."""
+        """The first step with an exploded norm."""
         return self.steps[self.at]
 
     @property
     def left(self) -> int:
-        """Index of the step that threw the run off: ``at`` or one before it."""
+        """Index of the step at which training went wrong: ``at`` or one before it."""
         return course_left(self.steps, self.at)
 
     @property
@@ -72,7 +73,7 @@ class Explosion:
 
     @property
     def passed(self) -> bool:
-        """Whether the run got over it by itself: at its end most of the rise of norm and loss is gone."""
+        """Whether the run recovered by itself: at its end most of the rise of norm and loss is gone."""
         tail = self.steps[self.at :][-max(AFTER, (len(self.steps) - self.at) // 4) :]
         losses = [s.loss for s in tail if s.loss is not None]
         if self.diverged or self.fatal or self.loss is None or not losses or len(self.steps) - self.at < 4 * AFTER:
@@ -80,12 +81,12 @@ class Explosion:
         norm, loss = median(s.grad_norm or 0.0 for s in tail), median(losses)
         best = min((s.loss for s in self.steps[: self.at] if s.loss is not None), default=0.0)
         if min(losses) > 0.0 and loss > _BACK * best > 0.0:
-            return False  # back where it was before the rise, which was no healthy run
-        return _left(self.baseline, self.peak, norm) < _GONE and _left(*self.loss, loss) < _GONE
+            return False  # norm and loss may be back at their level before the rise, but that run was not healthy
+        return _share_left(self.baseline, self.peak, norm) < _GONE and _share_left(*self.loss, loss) < _GONE
 
     @property
     def raised(self) -> tuple[float, float] | None:
-        """The usual learning rate before and the one in force, if it has just been at least doubled."""
+        """The usual learning rate and the present one, if the rate has just been at least doubled; else None."""
         rates = [s.lr for s in self.steps[max(0, self.at - WINDOW) : self.at + 1] if s.lr]
         if len(rates) < 2 * AFTER:
             return None
@@ -99,12 +100,13 @@ class Explosion:
         return self.steps[: norms.index(max(norms)) + 1]
 
 
-def _left(before: float, peak: float, now: float) -> float:
+def _share_left(before: float, peak: float, now: float) -> float:
+    """Return the share of a rise that is left."""
     return (now - before) / max(peak - before, 1e-30)
 
 
 def find_explosion(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
-    """The first jump that stays and takes the loss along, else the divergence of the whole run."""
+    """Return the first jump that stays and takes the loss along, else the divergence of the whole run, else None."""
     norms = [s.grad_norm or 0.0 for s in steps]
     for i in range(int(options["min_steps"]), len(steps)):
         baseline = median(norms[max(0, i - WINDOW) : i])
@@ -118,37 +120,41 @@ def find_explosion(process: Process, steps: Sequence[StepFacts], options: Option
         if stays < _STAY:
             continue
         losses = _losses(steps, i)
-        if losses is None or _undone(steps, i, losses) >= options["undone_share"]:
+        if losses is None or _undone_share(steps, i, losses) >= options["undone_share"]:
             return Explosion(process, steps, i, baseline, max(norms[i:]), losses)
     return _divergence(process, steps, options)
 
 
 def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) -> Explosion | None:
-    """A run that ends far above its first loss and norm, or whose first update threw both there for good.
+    """Return the divergence of a run that ends far above its first loss and norm; None without one.
 
-    The end of a run whose loss was below zero is no measure.
+    A run also diverges if its first update takes loss and norm there, and the loss never comes back. The end of a run
+    is no measure if its loss was below zero on any step.
     """
-    known = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
-    known = [(i, loss, norm) for i, loss, norm in known if math.isfinite(loss) and math.isfinite(norm)]
-    if len(known) < options["min_steps"]:
+    points = [(i, s.loss, s.grad_norm) for i, s in enumerate(steps) if s.loss is not None and s.grad_norm is not None]
+    points = [(i, loss, norm) for i, loss, norm in points if math.isfinite(loss) and math.isfinite(norm)]
+    if len(points) < options["min_steps"]:
         return None
-    (_, loss, norm), far = known[0], options["diverged"]
-    lowest = min(loss for _, loss, _ in known)
-    ends = [known[-AFTER:]] if lowest > 0.0 else []
-    if lowest == loss:  # it never came back
-        ends.append(known[1 : 1 + AFTER])
+    (_, loss, norm), far = points[0], options["diverged"]
+    lowest = min(loss for _, loss, _ in points)
+    ends = [points[-AFTER:]] if lowest > 0.0 else []
+    if lowest == loss:  # the loss never came back to its first value
+        ends.append(points[1 : 1 + AFTER])
     for end in ends:
         end_loss, end_norm = (median(values[j] for values in end) for j in (1, 2))
         if end_loss >= max(far * abs(loss), options["least_loss"]) and end_norm >= far * norm > 0.0:
-            at = next(i for i, _, n in known if n >= options["factor"] * norm)
-            return Explosion(process, steps, at, norm, max(n for *_, n in known), (loss, end_loss), diverged=True)
-    return None if lowest > 0.0 else _unbounded(process, steps, known, options)
+            at = next(i for i, _, n in points if n >= options["factor"] * norm)
+            return Explosion(process, steps, at, norm, max(n for *_, n in points), (loss, end_loss), diverged=True)
+    return None if lowest > 0.0 else _unbounded(process, steps, points, options)
 
 
 def _unbounded(
     process: Process, steps: Sequence[StepFacts], known: Sequence[tuple[int, float, float]], options: Options
 ) -> Explosion | None:
-    """A loss that has fallen far below zero while gradients grew: it has no minimum nearby."""
+    """Return the divergence of a loss that has fallen far below zero while gradients grew; None without one.
+
+    Such a loss has no minimum nearby.
+    """
     first_loss, first_norm = (median(abs(values[j]) for values in known[:AFTER]) for j in (1, 2))
     lowest = min(median(loss for _, loss, _ in known[i : i + AFTER]) for i in range(len(known) - AFTER + 1))
     last_norm = median(norm for *_, norm in known[-max(AFTER, len(known) // 4) :])
@@ -167,11 +173,14 @@ def _losses(steps: Sequence[StepFacts], i: int) -> tuple[float, float] | None:
     return (median(before), max(after)) if before and after else None
 
 
-def _undone(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> float:
-    """Share of the progress since the first steps that was lost; infinite if there was none and the loss doubled."""
+def _undone_share(steps: Sequence[StepFacts], i: int, losses: tuple[float, float]) -> float:
+    """Share of the progress since the first steps that the jump undid.
+
+    Without progress: infinite if the loss doubled, else 0.
+    """
     start = [s.loss for s in steps[: min(8, i)] if s.loss is not None]
-    made = max(0.0, median(start) - losses[0]) if start else 0.0
+    progress = max(0.0, median(start) - losses[0]) if start else 0.0
     lost = losses[1] - losses[0]
-    if made <= _PROGRESS * abs(losses[0]):
+    if progress <= _PROGRESS * abs(losses[0]):
         return math.inf if lost > abs(losses[0]) else 0.0
-    return lost / made
+    return lost / progress

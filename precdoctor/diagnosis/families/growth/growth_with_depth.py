@@ -69,17 +69,17 @@ scale the branches of a residual stack by 1/sqrt(2L) at the start. The finding s
     ),
 )
 
-#: Binades by which a module's output may lie below what has grown inside it. Chosen empirically.
+#: Binades by which a module's output may lie below the results that have grown inside it. Chosen empirically.
 _AS_LARGE = 4.0
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the chain that grows most, else the op whose repetitions do."""
-    along = _along_layers(view, options)
+    """One finding: the chain that grows most, else the op whose results grow most over its repetitions."""
+    along = _check_layers(view, options)
     if along.findings:
         return along
     repeated = check_facts(
-        view, ("repeated",), lambda f: _excess(view, f, options), lambda g: _repeated(view, g, options),
+        view, ("repeated",), lambda f: _excess(view, f, options), lambda g: _repeated_finding(view, g, options),
         seen="no op whose results grow as a module repeats it", keep=lambda g: stands(view, g),
     )  # fmt: skip
     if repeated.findings:
@@ -90,14 +90,14 @@ def check(view: RunView, options: Options) -> Checked:
 # -- repetitions of an op ---------------------------------------------------------------------------------------------
 
 
-def _course(fact: Fact) -> list[float]:
-    """Amax of the results of some repetitions, from the first to the last."""
+def _recorded_amax(fact: Fact) -> list[float]:
+    """Return the recorded amax of an op's results, from the first repetition to the last."""
     values = fact.data.get("amax")
     return [v for x in values if (v := real(x) or 0.0) > 0.0] if isinstance(values, list) else []
 
 
 def _limit(fact: Fact, last: float, options: Options) -> float:
-    """Binades that are too many; ``last``: amax of the last results."""
+    """Return the least growth, in binades, that is reported; ``last``: amax of the last repetition's results."""
     if fact.backward:
         return float(options["gradient_growth"])
     fmt = known_format(fact.dtype)
@@ -105,27 +105,28 @@ def _limit(fact: Fact, last: float, options: Options) -> float:
 
 
 def _least_growth(headroom: float, options: Options) -> float:
-    """Binades that are too many, by the headroom of the last layer: half of them if it is near its format's end."""
+    """Return the least growth, in binades, that is reported: half as much if the last layer's ``headroom`` is small."""
     return float((0.5 if headroom <= options["headroom"] else 1.0) * options["growth"])
 
 
 def _excess(view: RunView, fact: Fact, options: Options) -> float:
-    """Growth over its limit, from one on; else 0."""
-    course = _course(fact)
-    if len(course) < 2 or fact.count("calls") < options["min_calls"]:
+    """Return growth over its limit; 0 below the limit, or if the results neither rise steadily nor reach the output."""
+    amaxes = _recorded_amax(fact)
+    if len(amaxes) < 2 or fact.count("calls") < options["min_calls"]:
         return 0.0
     if fact.number("rising") < options["consistent_share"]:
         return 0.0
-    if not fact.backward and not _reaches_output(view, fact, course[-1]):
+    if not fact.backward and not _reaches_output(view, fact, amaxes[-1]):
         return 0.0
-    grown, limit = math.log2(course[-1] / course[0]), _limit(fact, course[-1], options)
+    grown, limit = math.log2(amaxes[-1] / amaxes[0]), _limit(fact, amaxes[-1], options)
     return grown / limit if grown >= limit else 0.0
 
 
 def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
-    """Whether an output of the module, of any one below a top-level module, is about as large on the scanned step.
+    """Return whether the module's output is about as large as the last results, on the scanned step.
 
-    A module that gives on what its last child returns has no row of its own.
+    For an op directly in a top-level module any output counts. A module that returns its last child's result has no row
+    of its own; then the last output inside it counts.
     """
     rows = [r for r in view.any_rows(fact.step) if r.kind == "output" and r.root == fact.root and r.amax]
     own = [r for r in rows if fact.module in ("", r.module)]
@@ -134,20 +135,20 @@ def _reaches_output(view: RunView, fact: Fact, last: float) -> bool:
     return amax > 0.0 and amax * 2.0**_AS_LARGE >= last
 
 
-def _repeated(view: RunView, group: Group, options: Options) -> Finding:
-    fact, course = group.worst, _course(group.worst)
-    calls, ratio = fact.count("calls"), course[-1] / course[0]
+def _repeated_finding(view: RunView, group: Group, options: Options) -> Finding:
+    fact, amaxes = group.worst, _recorded_amax(group.worst)
+    calls, ratio = fact.count("calls"), amaxes[-1] / amaxes[0]
     gain, what = ratio ** (1.0 / (calls - 1)), "gradients" if fact.backward else "activations"
-    limit = _limit(fact, course[-1], options)
+    limit = _limit(fact, amaxes[-1], options)
     lost = " What the first of them add to a gradient of the weights, FP32 rounds away." if fact.backward else ""
     return place_finding(
         RULE,
         view,
         group,
-        title=f"{what} grow {gain:.3g} times per repetition {place_words(fact)}: {course[0]:.2g} at the first, "
-        f"{course[-1]:.2g} at the last of {calls:,}{fact.line}",
-        message=f"{op_words(fact)} runs {calls:,} times, and the amax of its results goes from {course[0]:.3g} to "
-        f"{course[-1]:.3g}. That is growth by 2^{math.log2(ratio):.1f} (limit 2^{limit:g}), a factor of {gain:.3g} per "
+        title=f"{what} grow {gain:.3g} times per repetition {place_words(fact)}: {amaxes[0]:.2g} at the first, "
+        f"{amaxes[-1]:.2g} at the last of {calls:,}{fact.line}",
+        message=f"{op_words(fact)} runs {calls:,} times, and the amax of its results goes from {amaxes[0]:.3g} to "
+        f"{amaxes[-1]:.3g}. That is growth by 2^{math.log2(ratio):.1f} (limit 2^{limit:g}), a factor of {gain:.3g} per "
         f"repetition.{lost}{elsewhere_words(group)}",
         certain=(
             0.85 if len(group.steps) > 1 else 0.7,
@@ -170,7 +171,8 @@ def _repeated(view: RunView, group: Group, options: Options) -> Finding:
 # -- layers, and calls of a module ------------------------------------------------------------------------------------
 
 
-def _along_layers(view: RunView, options: Options) -> Checked:
+def _check_layers(view: RunView, options: Options) -> Checked:
+    """Check chains of like layers, and of calls of one module."""
     known = [
         *chains(view, "output", int(options["min_layers"])),
         *call_chains(view, "output", int(options["min_calls"])),
@@ -187,19 +189,21 @@ def _along_layers(view: RunView, options: Options) -> Checked:
     return Checked([_finding(view, worst, options)], f"{_growth(worst):.0f} binades of growth in {seen}")
 
 
-def _named(chain: Chain, link: Link) -> str:
+def _link_name(chain: Chain, link: Link) -> str:
+    """Return the name of a link in messages."""
     if not chain.of_calls:
         return f"`{link.module}`"
     return f"call {link.index}{' and later' * (link.index == LAST_CALL)} of `{link.module}`"
 
 
 def _gain(chain: Chain) -> float:
-    """The factor per link; a last link that stands for many calls is left out."""
+    """Return the growth factor per link; a last link that stands for many calls is left out."""
     whole = not chain.of_calls or chain.links[-1].index < LAST_CALL
     return float(2.0 ** slope(_sizes(chain) if whole else _sizes(chain)[:-1]))
 
 
 def _sizes(chain: Chain) -> list[float]:
+    """RMS of the outputs along the chain."""
     return [k.rms for k in chain.alive]
 
 
@@ -217,6 +221,7 @@ def _headroom(chain: Chain) -> float:
 
 
 def _grows(chain: Chain, options: Options) -> bool:
+    """Return whether the outputs rise steadily along the chain, and by more than the limit."""
     if rising_share(_sizes(chain)) < options["consistent_share"]:
         return False
     return _growth(chain) >= _least_growth(_headroom(chain), options)
@@ -232,15 +237,15 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     each = "call" if chain.of_calls else "layer"
     along = f"{plural(len(alive), each)} of {chain.module_class} (`{chain.pattern}`)"
     message = (
-        f"Along {along} outputs grow from {first.rms:.3g} at {_named(chain, first)} to {last.rms:.3g} at "
-        f"{_named(chain, last)} (RMS, median of {plural(chain.steps, 'step')}). That is growth by 2^{grown:.1f} "
+        f"Along {along} outputs grow from {first.rms:.3g} at {_link_name(chain, first)} to {last.rms:.3g} at "
+        f"{_link_name(chain, last)} (RMS, median of {plural(chain.steps, 'step')}). That is growth by 2^{grown:.1f} "
         f"(limit 2^{options['growth']:g}), a factor of {gain:.3g} per {each}. The last RMS is {room:.1f} binades below "
         f"{last.dtype}'s largest number."
     )
     return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
-        title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_named(chain, first)}, "
-        f"{last.rms:.2g} at {_named(chain, last)}",
+        title=f"activations grow {gain:.3g} times per {each}: {first.rms:.2g} at {_link_name(chain, first)}, "
+        f"{last.rms:.2g} at {_link_name(chain, last)}",
         message=message,
         location=location(row, Phase.FORWARD, view.processes[0] if row is None else row.process, step),
         evidence={

@@ -19,9 +19,9 @@ from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.logit_growth_histories import (
     ONE_HOT,
     LogitHistory,
-    LossCourse,
+    LossProgress,
     logit_histories,
-    loss_course,
+    loss_progress,
 )
 from precdoctor.diagnosis.survey.rows import Key
 from precdoctor.diagnosis.survey.trends import Trend, fit
@@ -82,17 +82,20 @@ measured, so the largest logit of all can be larger.
         "Zhai et al., Stabilizing Transformer Training by Preventing Attention Entropy Collapse, arXiv:2303.06296",
     ),
 )
-#: Fewest recorded steps for a verdict: two quarters of four.
+#: Least number of recorded steps for a verdict.
 _MIN_POINTS = 8
-#: Heads that collapsed: least relative entropy at first, and least share of the limit now. Chosen empirically.
+#: Heads have collapsed if their relative entropy was above the first value, and their logits are now above the second,
+#: a share of the limit. Chosen empirically.
 _OPEN, _HALF = 0.2, 0.5
-#: Times its limit: no training needs logits that grew there. The literature reports divergence from 1,000 on.
+#: Logits that have grown beyond so many times their limit are reported whatever the loss does: no training needs them.
+#: The literature reports divergence from 1,000 on.
 _FAR = 10.0
-#: Times its limit: heads that closed on the way there, and a loss that falls no more. Kimi K2 clips at half of it.
+#: Heads that became one-hot, with logits this many times their limit, are reported if the loss falls no more. Kimi K2
+#: clips at half of it.
 _CLOSED = 2.0
-#: Times the loss of equal probabilities, at first and at the end: logits that are confident and wrong.
+#: Output logits are confident and wrong if the loss is so many times that of equal probabilities, at first and at last.
 _HOT, _STILL = 8.0, 0.1
-#: From this growth on a title gives it. Chosen empirically.
+#: Growth from which a title states it. Chosen empirically.
 _VISIBLE = 1.5
 #: Roles by importance.
 _ROLES = ("attention", "router", "output")
@@ -108,7 +111,10 @@ _WIDEST = 256
 
 @dataclass(frozen=True)
 class _Case:
-    """The logits of one softmax; ``state``: large, growing or collapsed."""
+    """The logits of one softmax; ``state``: large, growing or collapsed.
+
+    ``one_hot``: share of heads as good as one-hot, median over the newest steps.
+    """
 
     state: str
     history: LogitHistory
@@ -118,13 +124,13 @@ class _Case:
 
     @property
     def step(self) -> int:
-        """The first recorded step above the limit; for a forecast the last step."""
+        """The first recorded step above the limit; for a forecast the last recorded step."""
         above = self.history.steps[self.history.levels >= self.limit]
         return int(above[0] if above.size else self.history.steps[-1])
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: attention before routers before outputs, the largest beside its limit first."""
+    """One finding: attention before routers before outputs; of one role, the largest logits beside their limit."""
     histories = logit_histories(view)
     if not histories:
         return Checked.not_applicable("no softmax with a known use was recorded on a healthy step")
@@ -132,7 +138,7 @@ def check(view: RunView, options: Options) -> Checked:
     seen = plural(len(histories), "softmax")
     if longest < _MIN_POINTS:
         return Checked((), f"{seen} on {plural(longest, 'step')}: too few for a trend")
-    loss = loss_course(view)
+    loss = loss_progress(view)
     cases = {k: case for k, h in histories.items() if (case := _case(h, options, loss)) is not None}
     if not cases:
         largest = max(h.last for h in histories.values())
@@ -143,6 +149,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _limits(options: Options) -> dict[str, float]:
+    """Return the largest logit allowed in each role."""
     return {
         "attention": options["attention_limit"],
         "output": options["output_limit"],
@@ -150,7 +157,8 @@ def _limits(options: Options) -> dict[str, float]:
     }
 
 
-def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | None:
+def _case(history: LogitHistory, options: Options, loss: LossProgress) -> _Case | None:
+    """Return what is wrong with the logits of a softmax; None if nothing is, or too few steps were recorded."""
     if len(history) < _MIN_POINTS:
         return None
     limit = _limits(options)[history.role]
@@ -185,17 +193,17 @@ def _case(history: LogitHistory, options: Options, loss: LossCourse) -> _Case | 
     return None
 
 
-def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
+def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossProgress) -> Finding:
     case = cases[key]
     history, trend = case.history, case.trend
     begun, last = history.steps[[0, -1]].tolist()
     place, role = key[1] or key[0] or "the loss", history.role
     slope = trend.slope if trend is not None and trend.low > 0.0 else None
-    course = (
+    change = (
         f"The largest {role} logit of `{place}` went from {history.first:.3g} at step {begun} to "
         f"{history.last:.3g} at step {last} (limit {case.limit:g})."
     )
-    words = [course]
+    words = [change]
     if slope is not None:
         words.append(f"It grows by a factor of {2.0**slope:.3g} per step.")
     if case.state == "growing" and trend is not None:
@@ -240,7 +248,7 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
         message=" ".join(words),
         location=Location(key[0], key[1], history.module_class or None, "logits", phase, 0, case.step),
         evidence=evidence,
-        prescriptions=(_smaller(key, history),) if from_the_start else _prescriptions(key, history, slope),
+        prescriptions=(_smaller_start(key, history),) if from_the_start else _prescriptions(key, history, slope),
     )
 
 
@@ -248,7 +256,7 @@ def _finding(key: Key, cases: Mapping[Key, _Case], loss: LossCourse) -> Finding:
 
 
 def _prescriptions(key: Key, history: LogitHistory, slope: float | None) -> tuple[Prescription, ...]:
-    """The changes for the role of a softmax, the most certain first; ``slope``: of a trend, in binades per step."""
+    """Return the changes for the role of a softmax, the most certain first; ``slope``: in binades per step."""
     level = history.last
     if history.role == "attention":
         slower = () if slope is None else (_rate(key, slope),)
@@ -261,7 +269,7 @@ def _predicted(level: float, to: float) -> dict[str, dict[str, float]]:
 
 
 def _norm(key: Key, history: LogitHistory, level: float) -> Prescription:
-    """With queries and keys of RMS 1 and the usual scale no logit exceeds the root of the head's width."""
+    """Prescribe qk-norm: with queries and keys of RMS 1 and the usual scale no logit exceeds the root of the width."""
     known = key[3].startswith("sdpa") and len(history.shape) == 4  # the shape of a query; otherwise of the scores
     width = history.shape[-1] if known else _WIDEST
     to = min(level, math.sqrt(width))
@@ -300,7 +308,7 @@ def _clip(key: Key, level: float) -> Prescription:
 
 
 def _rate(key: Key, slope: float) -> Prescription:
-    """Adam's steps are as large as its rate, so a tenth of the rate makes a tenth of the slope."""
+    """Prescribe a tenth of the rate: Adam's steps are as large as its rate, so the slope falls to a tenth."""
     now = 100.0 * slope
     return Prescription(
         title=f"a tenth of the learning rate for the query and key projections: {now:.3g} -> {now / 10.0:.2g} binades "
@@ -339,7 +347,7 @@ def _cap(key: Key, history: LogitHistory, level: float) -> Prescription:
     )
 
 
-def _smaller(key: Key, history: LogitHistory) -> Prescription:
+def _smaller_start(key: Key, history: LogitHistory) -> Prescription:
     to = _CAPS[history.role]
     factor = history.first / to
     return Prescription(
@@ -352,7 +360,7 @@ def _smaller(key: Key, history: LogitHistory) -> Prescription:
 
 
 def same_logits(cause: Finding, effect: Finding) -> bool:
-    """Whether ``effect`` is about the format of these logits, or the inside of the module whose softmax reads them."""
+    """Return whether ``effect`` is about logits too coarse for their format, or lies in the softmax's module."""
     if "spacing_nats" in effect.evidence:
         return True
     place, inside = cause.location.module, effect.location.module or ""

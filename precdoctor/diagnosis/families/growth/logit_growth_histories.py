@@ -1,4 +1,4 @@
-"""PD606's data: the largest logit and the one-hot heads of each softmax over the run, and the course of the loss."""
+"""PD606's data: the largest logit and the one-hot heads of each softmax over the run, and whether the loss falls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from precdoctor.diagnosis.survey.view import IDENTITY, RunView
 
 #: Entropy over the logarithm of the number of keys, below which a head is as good as one-hot. Chosen empirically.
 ONE_HOT = 0.05
-#: Recorded steps at the start of a run, and most of those at its end, whose median is compared. Chosen empirically.
+#: Number of recorded steps at the start of a run, and at most at its end, whose medians are compared. Chosen
+#: empirically.
 _FIRST, _NEWEST = 4, 8
-#: Fewest losses for a course: two per quarter.
+#: Least number of losses to judge a run by: two per quarter.
 _MIN_LOSSES = 8
-#: Shares of a loss, chosen empirically: it has learnt if a tenth is left, it falls by a tenth, it has lost a quarter.
+#: Shares, chosen empirically: what is left of the loss of a run that has learnt, the least fall of a loss that falls,
+#: and the lost share of its progress from which a loss stalls.
 _LEARNT, _FALL, _LOST = 0.1, 0.1, 0.25
 #: Points of a history in the evidence; a plot needs no more.
 _SHOWN = 64
@@ -32,12 +34,14 @@ _COLUMNS = ("module_class", "dtype", "shape", "amax", "role", "entropy", "head_m
 
 @dataclass(frozen=True, eq=False)
 class LogitHistory:
-    """The logits of one softmax in training, over the healthy recorded steps; of several ranks those of the largest.
+    """The logits of one softmax in training, over the healthy recorded steps.
+
+    Of several rows of one step (ranks) the one with the largest logit counts.
 
     Attributes:
         steps: ascending, shape ``(steps,)``.
         levels: the largest logit of attention, else the largest magnitude.
-        entropies: NaN where not known.
+        entropies: NaN if unknown.
         one_hot: share of heads whose softmax is as good as one-hot.
         heads: known relative entropies of the heads, an array per step.
     """
@@ -57,7 +61,7 @@ class LogitHistory:
 
     @property
     def newest(self) -> slice:
-        """The steps at the end of the run: at most a third of all."""
+        """Slice of the steps at the end of the run: at most a third of all."""
         return slice(-max(1, min(_NEWEST, len(self) // 3)), None)
 
     @property
@@ -72,11 +76,11 @@ class LogitHistory:
 
     @property
     def grown(self) -> float:
-        """The factor from ``first`` to ``last``; logits below one nat count as one."""
+        """The factor from ``first`` to ``last``; a first logit below one nat counts as one."""
         return self.last / max(1.0, self.first)
 
     def as_evidence(self) -> list[dict[str, Any]]:
-        """For a finding, of some points including the last."""
+        """Return some points, the last one included, for the evidence of a finding."""
         at = np.arange(len(self))[:: -max(1, math.ceil(len(self) / _SHOWN))][::-1]
         columns = (c[at].tolist() for c in (self.steps, self.levels, self.entropies, self.one_hot))
         return [
@@ -86,8 +90,8 @@ class LogitHistory:
 
 
 @dataclass(frozen=True)
-class LossCourse:
-    """The course of the loss of a run with sharp softmaxes; all false if unknown.
+class LossProgress:
+    """Whether the loss of a run with sharp softmaxes falls; all False if unknown.
 
     Attributes:
         learnt: it is at most a tenth of its first value and stays there.
@@ -103,31 +107,33 @@ class LossCourse:
     last: float = 0.0
 
 
-def loss_course(view: RunView) -> LossCourse:
-    """The course of the first process with losses. A loss that was below zero at times is no measure of learning."""
+def loss_progress(view: RunView) -> LossProgress:
+    """Judge the first process with enough losses, none of them negative: a negative loss does not measure learning."""
     for steps in view.timeline.values():
         losses = [s.loss for s in steps if s.complete and s.loss is not None and not s.loss_is_bad]
         if len(losses) >= _MIN_LOSSES and min(losses) >= 0.0:
-            return _course(losses)
-    return LossCourse()
+            return _progress(losses)
+    return LossProgress()
 
 
-def _course(losses: Sequence[float]) -> LossCourse:
+def _progress(losses: Sequence[float]) -> LossProgress:
+    """Judge finite losses, in order, by quarters of the run."""
     size = len(losses) // 4
     quarters = [median(losses[i * size : (i + 1) * size]) for i in range(3)] + [median(losses[-size:])]
     first, last, best = median(losses[:_FIRST]), quarters[-1], min(quarters)
     lost = last - best > _LOST * max(0.0, first - best)
     stalls = last > (1.0 - _FALL) * first or lost
     learnt = last <= _LEARNT * max(first, quarters[0]) and not stalls
-    return LossCourse(learnt, falls=last <= (1.0 - _FALL) * quarters[1], stalls=stalls, first=first, last=last)
+    return LossProgress(learnt, falls=last <= (1.0 - _FALL) * quarters[1], stalls=stalls, first=first, last=last)
 
 
 def logit_histories(view: RunView) -> Mapping[Key, LogitHistory]:
-    """The history of every softmax with a known use, in training."""
+    """Return the history of every softmax with a known use, in training; read once per view."""
     return view.remember("logit-histories", lambda: _histories(view))
 
 
 def _histories(view: RunView) -> dict[Key, LogitHistory]:
+    """Read the logits of training, without NaN and +Inf, on the healthy recorded steps."""
     training = [("phase", "==", "train"), ("nan", "==", 0), ("pos_inf", "==", 0)]
     rows = view.measured((), ("logits",), columns=_COLUMNS, steps=watched_steps(view), where=training)
     rows = rows[rows["role"].map(text, na_action=None).astype(bool) & rows["amax"].notna()]
@@ -153,6 +159,6 @@ def _histories(view: RunView) -> dict[Key, LogitHistory]:
 
 
 def _finite(rows: pd.DataFrame, name: str) -> list[Floats]:
-    """A list of numbers per row without those of heads that saw no key; null is empty."""
+    """Return the finite numbers of a list column, an array per row: heads that saw no key have none, null is empty."""
     lengths, entries = lists(rows, name)
     return [values[np.isfinite(values)] for values in np.split(entries.astype(np.float64), np.cumsum(lengths)[:-1])]

@@ -59,25 +59,29 @@ Losses of each optimizer are evaluated separately.
 )
 #: Steps before a jump that make its range, and steps after it that show whether the loss stays up. Chosen empirically.
 _WINDOW, _AFTER = 32, 5
-#: Steps before the jump in which a tensor can move first; a cause acts within a few updates. Chosen empirically.
+#: Number of steps before the jump that are searched for its cause: a cause acts within a few updates. Chosen
+#: empirically.
 _BEFORE = 8
-#: Steps of the ``_AFTER`` on which the loss must stay up, and fewest steps that show it.
+#: How many of the ``_AFTER`` steps the loss must stay up on.
 _STAY = 3
-#: Fewest recorded values that make the range of a tensor.
+#: Least number of recorded values that make the range of a tensor.
 _KNOWN = 4
 #: Updates before the jump in which a spike of the learning rate is searched. Chosen empirically.
 _RATE_WINDOW = 3
 #: Least height of a jump, as a share of the level: without progress any wobble would be one. Chosen empirically.
 _LEAST_HARM = 0.25
-#: Of the standard normal distribution, in standard deviations.
+#: Ninth decile of the standard normal distribution, in standard deviations.
 _NINTH_DECILE = 1.2816
-#: Factor that makes another batch size, not a smaller last batch. Chosen empirically.
+#: Factor between batch sizes from which the loss may have another scale. Chosen empirically.
 _RESIZED = 1.5
 
 
 @dataclass(frozen=True)
 class _Spike:
-    """A jump of the loss at index ``at``, from ``level`` (with ``deviation``) to ``peak``."""
+    """A jump of the loss at index ``at`` of ``steps``, from ``level`` (with ``deviation``) to ``peak``.
+
+    ``stays``: the loss stays up afterwards.
+    """
 
     process: Process
     steps: Sequence[StepFacts]
@@ -89,11 +93,12 @@ class _Spike:
 
     @property
     def first(self) -> StepFacts:
+        """The step of the jump."""
         return self.steps[self.at]
 
 
 @dataclass(frozen=True)
-class _Moved:
+class _MovedTensor:
     """A tensor that left its range; ``usual``: its median amax before."""
 
     row: TensorRow
@@ -118,6 +123,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _Spike | None:
+    """Return the first jump of the loss that stays, else the highest that undid all progress; None without any."""
     losses = [s.loss or 0.0 for s in steps]
     found: _Spike | None = None
     for i in range(int(options["min_steps"]), len(losses)):
@@ -145,14 +151,17 @@ def _spike(process: Process, steps: Sequence[StepFacts], options: Options) -> _S
 def _upper_deviation(losses: Sequence[float], level: float) -> float:
     """The standard deviation that the highest tenth implies; for a normal distribution, the standard deviation.
 
-    A loss of rare events (rewards, collisions) is low on most steps and high on some. The median deviation measures
-    only the former, and every cluster of such events would be a jump.
+    A loss of rare events (rewards, collisions) is low on most steps and high on some. The median deviation measures the
+    low steps only: by it, every cluster of such events would be a jump.
     """
     return (quantiles(losses, n=10, method="inclusive")[-1] - level) / _NINTH_DECILE
 
 
-def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved | None, int]:
-    """The tensor that left its range first, up to the spike; and the number of steps that make up that range."""
+def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_MovedTensor | None, int]:
+    """Return the tensor that left its range first, up to the spike, and the number of steps that make up that range.
+
+    None instead of the tensor if none left its range, or too few steps are known.
+    """
     sampled = [s.step for s in spike.steps[: spike.at + 1] if s.sampled]
     recent = [s for s in sampled if s > spike.steps[max(0, spike.at - _BEFORE)].step]
     usual_steps = [s for s in sampled if s not in recent][-_WINDOW:]
@@ -162,13 +171,13 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
     kinds, usual = (*FORWARD_KINDS, *BACKWARD_KINDS), [*process, ("amax", ">", 0.0)]
     frame = view.measured((), kinds, columns=("amax",), steps=usual_steps, where=usual)
     tensors, amaxes = groups(frame, IDENTITY), frame["amax"].to_numpy()
-    seen = dict(zip(keys(frame.iloc[firsts(tensors)]), map(amaxes.__getitem__, rows_of(tensors)), strict=True))
-    # Gradients act through the update they make: after an ordinary one they are innocent.
+    usual_amaxes = dict(zip(keys(frame.iloc[firsts(tensors)]), map(amaxes.__getitem__, rows_of(tensors)), strict=True))
+    # Gradients act through the update they make: after an ordinary update no gradient is to blame.
     innocent = after_an_ordinary_update(spike.steps, spike.at)
-    moved: dict[int, dict[Key, _Moved]] = {step: {} for step in recent}
+    moved: dict[int, dict[Key, _MovedTensor]] = {step: {} for step in recent}
     for step in recent:
         for row in view.rows(spike.process, step):
-            before = seen.get(row.key, ())
+            before = usual_amaxes.get(row.key, ())
             harmless = row.kind in BACKWARD_KINDS and (innocent or step == spike.first.step)
             if not row.amax or len(before) < _KNOWN or harmless or row.amax <= max(before):
                 continue
@@ -176,12 +185,12 @@ def _first_moved(view: RunView, spike: _Spike, options: Options) -> tuple[_Moved
             middle, deviation = spread(logs)
             amax = math.log2(row.amax)
             if amax > middle + max(options["moved"], 4.0 * deviation):
-                moved[step][row.key] = _Moved(row, 2.0**middle)
-    return next(_lasting(moved), None), len(usual_steps)
+                moved[step][row.key] = _MovedTensor(row, 2.0**middle)
+    return next(_lasting_moves(moved), None), len(usual_steps)
 
 
-def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
-    """In order of time the tensors that moved and did not come back; a gradient acts at once and need not stay."""
+def _lasting_moves(moved: Mapping[int, Mapping[Key, _MovedTensor]]) -> Iterator[_MovedTensor]:
+    """Yield the tensors that moved and did not come back, in order of time; gradients act at once and need not stay."""
     for step, found in moved.items():
         for key, each in found.items():
             gradient = each.row.kind in BACKWARD_KINDS
@@ -189,8 +198,8 @@ def _lasting(moved: Mapping[int, Mapping[Key, _Moved]]) -> Iterator[_Moved]:
                 yield each
 
 
-def _resized(view: RunView, spike: _Spike) -> float:
-    """The factor by which the batch grew at the spike, from the numbers of elements of outputs; 1 if unknown."""
+def _batch_growth(view: RunView, spike: _Spike) -> float:
+    """Return the factor by which the batch grew at the spike, from the numbers of elements of outputs; 1 if unknown."""
     before = next((s.step for s in reversed(spike.steps[: spike.at]) if s.sampled), None)
     after = next((s.step for s in spike.steps[spike.at :] if s.sampled), None)
     if before is None or after is None:
@@ -201,7 +210,7 @@ def _resized(view: RunView, spike: _Spike) -> float:
 
 
 def _norm_rises(spike: _Spike, options: Options) -> bool:
-    """Whether the gradient norm left its range with the loss, after an extraordinary update."""
+    """Return whether the gradient norm left its range with the loss, after an update of unusual size or rate."""
     before = [s.grad_norm for s in spike.steps[max(0, spike.at - _WINDOW) : spike.at] if s.grad_norm is not None]
     after = [s.grad_norm for s in spike.steps[spike.at : spike.at + _AFTER] if s.grad_norm is not None]
     if after_an_ordinary_update(spike.steps, spike.at):
@@ -211,10 +220,10 @@ def _norm_rises(spike: _Spike, options: Options) -> bool:
 
 def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     moved, known = _first_moved(view, spike, options)
-    resized = _resized(view, spike)
+    resized = _batch_growth(view, spike)
     rate = _rate_spike(spike, options)
     moved = None if rate is not None and moved is not None and moved.row.step < rate.step else moved
-    unusual = not _other_size(resized) and (moved is not None or _norm_rises(spike, options))
+    unusual = not _is_resized(resized) and (moved is not None or _norm_rises(spike, options))
     heavy = spike.stays and (unusual or rate is not None)
     first = spike.first
     above = _deviations(spike)
@@ -222,7 +231,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
         "loss": {"before": spike.level, "peak": spike.peak},
         "deviations": above if math.isfinite(above) else None,
         "limit": options["deviations"],
-        "last_finite_step": _sound(spike, rate) if spike.stays else None,
+        "last_finite_step": _last_sound_step(spike, rate) if spike.stays else None,
         "last_bad_step": first.step,
         "confidence_reason": "a tensor moved with it" if moved is not None else "no recorded tensor moved first",
     }
@@ -248,7 +257,7 @@ def _finding(view: RunView, spike: _Spike, options: Options) -> Finding:
     )
 
 
-def _location(spike: _Spike, moved: _Moved | None) -> Location:
+def _location(spike: _Spike, moved: _MovedTensor | None) -> Location:
     if moved is None:
         return replace(location(None, Phase.FORWARD, spike.process, spike.first.step), kind="loss")
     phase = Phase.BACKWARD if moved.row.kind in BACKWARD_KINDS else Phase.FORWARD
@@ -257,7 +266,7 @@ def _location(spike: _Spike, moved: _Moved | None) -> Location:
 
 @dataclass(frozen=True)
 class _RateSpike:
-    """A learning rate beyond all before it, in one of the updates just before the loss jumped."""
+    """A learning rate far above all before it, in one of the updates just before the loss jumped."""
 
     step: int
     before: float
@@ -267,14 +276,15 @@ class _RateSpike:
         return f"At step {self.step} the learning rate rose to {self.to:.3g}; before it was at most {self.before:.3g}. "
 
 
-def _sound(spike: _Spike, rate: _RateSpike | None) -> int | None:
-    """The last step before the cause of the jump; None if that is the first one."""
+def _last_sound_step(spike: _Spike, rate: _RateSpike | None) -> int | None:
+    """Return the last step before the cause of the jump; None if the cause is in the first step."""
     begun = spike.steps[course_left(spike.steps, spike.at)].step
     begun = begun if rate is None else min(begun, rate.step)
     return max((s.step for s in spike.steps if s.step < begun), default=None)
 
 
 def _rate_spike(spike: _Spike, options: Options) -> _RateSpike | None:
+    """Return the first learning rate far above all older ones, in the last updates before the jump, else None."""
     rates = [(s.step, s.lr) for s in spike.steps[: spike.at] if s.lr]
     newest, older = rates[-_RATE_WINDOW:], rates[:-_RATE_WINDOW]
     if len(older) < options["min_steps"] // 2:
@@ -293,22 +303,24 @@ def _prescribe_rate(spike: _Spike, rate: _RateSpike) -> Prescription:
     )
 
 
-def _other_size(resized: float) -> bool:
+def _is_resized(resized: float) -> bool:
+    """Return whether the batch size changed."""
     return not 1.0 / _RESIZED < resized < _RESIZED
 
 
 def _deviations(spike: _Spike) -> float:
+    """Height of the jump in standard deviations; infinite if there is no deviation."""
     return (spike.peak - spike.level) / spike.deviation if spike.deviation > 0.0 else math.inf
 
 
-def _message(spike: _Spike, moved: _Moved | None, known: int, resized: float, options: Options) -> str:
+def _message(spike: _Spike, moved: _MovedTensor | None, known: int, resized: float, options: Options) -> str:
     first = spike.first
     message = (
         f"The loss rose from {spike.level:.4g} (median of up to {_WINDOW} steps before) to {spike.peak:.4g} at step "
         f"{first.step}, {_deviations(spike):.3g} standard deviations above (limit {options['deviations']:g}), "
         + ("and stayed up. " if spike.stays else "and came down again. ")
     )
-    if _other_size(resized):
+    if _is_resized(resized):
         message += f"The batch is {resized:.3g} times as large from there on, and so may be a loss that is a sum. "
     if moved is not None:
         when = f"at step {moved.row.step}" if moved.row.step < first.step else "in the same step, before all others"
@@ -328,7 +340,7 @@ def _message(spike: _Spike, moved: _Moved | None, known: int, resized: float, op
     )
 
 
-def _prescribe(spike: _Spike, moved: _Moved | None) -> Prescription:
+def _prescribe(spike: _Spike, moved: _MovedTensor | None) -> Prescription:
     if moved is not None and moved.row.kind == "batch":
         return Prescription(
             title=f"clip the input at {moved.usual:.3g}, or skip such batches: amax {moved.row.amax:.3g} -> "

@@ -11,7 +11,7 @@ from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption,
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.growth.wider_format import widening
 from precdoctor.diagnosis.survey.histories import History, forward_histories
-from precdoctor.diagnosis.survey.rows import Key, TensorRow, location, tensor_evidence
+from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow, location, tensor_evidence
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import Format, format_of_dtype
 from precdoctor.numerics.histogram import bin_of
@@ -51,7 +51,7 @@ when it will overflow and includes this finding.
 )
 
 
-#: Newest steps whose rows show what a clamp hides: bounds the work.
+#: Number of newest steps whose rows are searched for a clamp, to bound the time.
 _CLAMP_STEPS = 8
 
 
@@ -60,9 +60,9 @@ def check(view: RunView, options: Options) -> Checked:
     histories = forward_histories(view)
     if not histories:
         return Checked.not_applicable("no activation was recorded on a healthy step")
-    near = {k: h for k, h in histories.items() if _near(h, options)}
+    near = {k: h for k, h in histories.items() if _is_near(h, options)}
     seen = plural(len(histories), "activation")
-    constant = {k: h for k, h in histories.items() if _constant(h, options)} if not near else {}
+    constant = {k: h for k, h in histories.items() if _is_constant(h, options)} if not near else {}
     clamp = _worst_clamp(view, constant)
     if clamp is not None and clamp.share >= options["clamped_share"]:
         words = f"{clamp.row.label} is clamped: {percent(clamp.share)} of it is larger"
@@ -77,31 +77,35 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _least_headroom(history: History) -> float:
+    """Headroom at the largest amax of the history, in binades."""
     return history.fmt.headroom(max(history.amax.values()))
 
 
-def _close(history: History, options: Options) -> list[tuple[int, float]]:
+def _close_points(history: History, options: Options) -> list[tuple[int, float]]:
+    """Return step and amax of the steps with `headroom` binades or less."""
     return [(s, a) for s, a in history.points() if history.fmt.headroom(a) <= options["headroom"]]
 
 
-def _near(history: History, options: Options) -> bool:
-    return _stays_close(history, options) and not history.at_max and not _constant(history, options)
+def _is_near(history: History, options: Options) -> bool:
+    """Return whether a tensor stays close to its limit, and neither a mask nor a clamp makes it so large."""
+    return _stays_close(history, options) and not history.at_max and not _is_constant(history, options)
 
 
-def _constant(history: History, options: Options) -> bool:
+def _is_constant(history: History, options: Options) -> bool:
     """Whether the amax is close to the limit and constant: the code, not the data, makes it so large."""
-    sizes = [a for _, a in _close(history, options)]
+    sizes = [a for _, a in _close_points(history, options)]
     return _stays_close(history, options) and max(sizes) - min(sizes) < options["mask_spread"] * max(sizes)
 
 
 def _stays_close(history: History, options: Options) -> bool:
-    needed, close = int(options["steps"]), _close(history, options)
+    """Return whether a tensor is close to its limit on enough of the newest steps."""
+    needed, close = int(options["steps"]), _close_points(history, options)
     newest = {s for s, _ in history.points()[-2 * needed :]}
     return sum(s in newest for s, _ in close) >= needed
 
 
 def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, History], options: Options) -> Finding:
-    close = _close(history, options)
+    close = _close_points(history, options)
     step, amax = max(close, key=lambda p: p[1])
     largest = history.fmt.max
     row, rows = _row(view, key, step)
@@ -132,22 +136,22 @@ def _finding(view: RunView, key: Key, history: History, near: Mapping[Key, Histo
             "confidence_reason": "the largest magnitude is exact",
             **tensor_evidence(row, rows),
         },
-        prescriptions=(_widen(view, key, history, amax, rows),),
+        prescriptions=(_wider_format(view, key, history, amax, rows),),
     )
 
 
 def _row(view: RunView, key: Key, step: int) -> tuple[TensorRow | None, tuple[TensorRow, ...]]:
     """The row of one point of a history, and the forward rows of its step."""
     for process in view.processes:
-        rows = tuple(r for r in view.rows(process, step) if r.kind in ("batch", "input", "output"))
+        rows = tuple(r for r in view.rows(process, step) if r.kind in FORWARD_KINDS)
         mine = [r for r in rows if r.key == key]
         if mine:
             return mine[0], rows
     return None, ()
 
 
-def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequence[TensorRow]) -> Prescription:
-    """A wider format, with its headroom."""
+def _wider_format(view: RunView, key: Key, history: History, amax: float, rows: Sequence[TensorRow]) -> Prescription:
+    """Prescribe a wider format, with the headroom it gives."""
     change = widening(rows, key, history.dtype, view.device)
     before, after = history.fmt.headroom(amax), change.to.headroom(amax)
     return Prescription(
@@ -161,8 +165,8 @@ def _widen(view: RunView, key: Key, history: History, amax: float, rows: Sequenc
 # -- clamps that hide an overflow -------------------------------------------------------------------------------------
 #
 # ``torch.clamp(x, -65504 + 1000, 65504 - 1000)`` before a cast to FP16 prevents the infinity and hides that there would
-# be one: every element above the limit becomes the same number, with a gradient of zero. The tensor before it, in a
-# wider format, shows how many these are.
+# be one: every element above the limit becomes the same number, with a gradient of zero. The tensor before the clamp,
+# in a wider format, shows how many elements that affects.
 
 
 @dataclass(frozen=True)
@@ -184,33 +188,34 @@ class _Clamp:
 
 
 def _worst_clamp(view: RunView, constant: Mapping[Key, History]) -> _Clamp | None:
-    """The clamp with the largest share, among tensors with a constant amax."""
+    """Return the clamp with the largest share, among tensors with a constant amax; None without one."""
     found = [c for key, history in constant.items() if (c := _clamp(view, key, history)) is not None]
     return max(found, key=lambda c: c.share, default=None)
 
 
 def _clamp(view: RunView, key: Key, history: History) -> _Clamp | None:
+    """Return the clamp in front of a tensor; None if too few steps have a wider tensor before it."""
     seen: list[tuple[float, TensorRow, TensorRow, tuple[TensorRow, ...]]] = []
     for step in sorted(history.amax)[-_CLAMP_STEPS:]:
-        rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in ("batch", "input", "output"))
+        rows = tuple(r for r in view.rows(view.processes[0], step) if r.kind in FORWARD_KINDS)
         row = next((r for r in rows if r.key == key), None)
-        before = _in_front(row, rows) if row is not None else None
+        before = _tensor_before(row, rows) if row is not None else None
         if row is not None and before is not None:
-            seen.append((_beyond(before, history.fmt), row, before, rows))
+            seen.append((_share_beyond(before, history.fmt), row, before, rows))
     if len(seen) < _CLAMP_STEPS // 2:
         return None
     _, row, before, rows = max(seen, key=lambda s: s[0])
     return _Clamp(key, median(s[0] for s in seen), row, before, rows, len(history.amax))
 
 
-def _in_front(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
-    """The last tensor before ``row`` with as many elements, if it is in another format."""
+def _tensor_before(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
+    """Return the last tensor of as many elements before ``row``; None if it is non-finite or of the same dtype."""
     earlier = [r for r in rows if r.order is not None and r.order < (row.order or 0) and r.numel == row.numel]
     last = max(earlier, key=lambda r: r.order or 0, default=None)
     return last if last is not None and last.dtype != row.dtype and not last.bad else None
 
 
-def _beyond(row: TensorRow, fmt: Format) -> float:
+def _share_beyond(row: TensorRow, fmt: Format) -> float:
     """Share of elements in the bins above the one that holds the format's maximum: a lower bound."""
     return row.histogram[bin_of(fmt.max) + 1 :].total / row.numel
 
@@ -243,7 +248,7 @@ def _clamp_finding(view: RunView, found: _Clamp, options: Options) -> Finding:
             Prescription(
                 title=f"{change.title}, without the clamp: clamped {percent(found.share)} -> 0 %",
                 change=change.change,
-                predicted={"clamped_share": {"from": found.share, "to": _beyond(before, change.to)}},
+                predicted={"clamped_share": {"from": found.share, "to": _share_beyond(before, change.to)}},
                 snippet=change.snippet,
             ),
         ),

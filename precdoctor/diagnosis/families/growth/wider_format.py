@@ -11,7 +11,7 @@ from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.numerics.formats import BF16, FP32, Format
 
-#: Modules with operands that autocast narrows again.
+#: Classes of modules whose operands autocast narrows.
 _NARROWS = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN|MultiheadAttention")
 
 
@@ -26,7 +26,7 @@ class Widening:
 
 
 def widening(rows: Sequence[TensorRow], key: Key, dtype: str, device: str) -> Widening:
-    """The change for the tensor ``key`` among the forward ``rows`` of one step.
+    """Return the change of format for the tensor ``key`` among the forward ``rows`` of one step.
 
     Normally FP32 for the module that makes the tensor. If the next module multiplies matrices, autocast narrows the
     tensor again, so only BF16 throughout helps. The input of a module is widened in the code before it.

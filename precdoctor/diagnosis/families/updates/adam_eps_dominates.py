@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription, Se
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.snippets import group_option
 from precdoctor.diagnosis.claims.words import percent, plural
-from precdoctor.diagnosis.survey.frames import at, firsts, groups, histograms, keys, lasts, rows_of
+from precdoctor.diagnosis.survey.frames import at, groups, histograms, keys, lasts, rows_of
 from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.measures import Floats, column, share, unscaling
 from precdoctor.diagnosis.survey.optimizer_states import SCALE_FREE, decay_of, second_moments
@@ -61,20 +61,20 @@ is an approximation. 0.7 below eight steps.
         "Wortsman et al., Small-scale proxies for large-scale Transformer training instabilities, arXiv:2309.14322",
     ),
 )
-_COLUMNS = ("module_class", "numel", "exp_lo", "exp_hist", "nan")
+_COLUMNS = ("numel", "exp_lo", "exp_hist", "nan")
 
 
 @dataclass(frozen=True)
 class _Gradient:
-    """A weight's gradient.
+    """The gradient of one weight over the recorded steps.
 
     Attributes:
-        shares, sizes: per step the share of elements far below eps, and the L2 norm without the loss scale.
+        shares, sizes: share of the non-zero elements at or below eps / damping, and L2 norm without the loss scale; one
+            value per recorded step, ascending.
         last: process and step of the last row.
-        histogram: of all rows together; with a loss scale, as scaled.
+        histogram: exponents of all rows together, as recorded: times the loss scale, if there is one.
     """
 
-    module_class: str
     shares: Floats
     sizes: Floats
     last: tuple[Process, int]
@@ -82,11 +82,12 @@ class _Gradient:
 
     @property
     def share(self) -> float:
+        """Median of ``shares``."""
         return float(np.median(self.shares))
 
     @property
     def growth(self) -> float:
-        """Its size in the last quarter of the steps over that in the first."""
+        """Median L2 norm in the last quarter of the steps over that in the first; infinite if the first is zero."""
         quarter = max(1, self.sizes.size // 4)
         before = float(np.median(self.sizes[:quarter]))
         return float(np.median(self.sizes[-quarter:])) / before if before > 0.0 else math.inf
@@ -94,13 +95,13 @@ class _Gradient:
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding: the weight whose gradient is damped most."""
-    given = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
+    eps_values = [e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0]
     others = {text(o.get("class")) for o in view.optimizers} - set(ADAM)
-    if not given or others & set(SCALE_FREE):
+    if not eps_values or others & set(SCALE_FREE):
         return Checked.not_applicable("Adam and AdamW train no weight, or an optimizer like them trains others")
-    eps = min(given)
-    gradients, roots = _survey(view, eps, options), _measured(view, eps, options)
-    if others:  # Muon for the matrices, AdamW for the rest: those with a second moment are AdamW's
+    eps = min(eps_values)
+    gradients, roots = _weight_gradients(view, eps, options), _recorded_roots(view, eps, options)
+    if others:  # as Muon for the matrices, AdamW for the rest: only AdamW's parameters have a second moment
         gradients = {k: g for k, g in gradients.items() if parameter_in(k) in roots}
     if not gradients:
         return Checked.not_applicable("no gradient of a weight was recorded as Adam was given it")
@@ -108,8 +109,8 @@ def check(view: RunView, options: Options) -> Checked:
     guilty = {
         k: g
         for k, g in gradients.items()
-        if _damped(g, eps, options)
-        and ((known := roots.get(parameter_in(k))) is None or known.share >= options["below_share"])
+        if _is_damped(g, eps, options)
+        and ((root := roots.get(parameter_in(k))) is None or root.share >= options["below_share"])
     }
     if not guilty:
         worst = max(g.share for g in gradients.values())
@@ -118,22 +119,23 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(guilty):,} of {seen} are mostly below it")
 
 
-def _survey(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
-    moving = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
-    steps = [s for s in watched_steps(view) if s in moving]
+def _weight_gradients(view: RunView, eps: float, options: Options) -> dict[Key, _Gradient]:
+    """Return the gradients that the optimizer gets for weight matrices, on recorded steps that were not skipped."""
+    stepped = {s.step for steps in view.timeline.values() for s in steps if not s.skipped}
+    steps = [s for s in watched_steps(view) if s in stepped]
     rows = view.measured(("dimensions", "norm"), ("weight_grad_step",), columns=_COLUMNS, steps=steps)
     rows = rows[(rows["dimensions"] >= 2) & (rows["numel"] >= options["min_elements"]) & (rows["nan"] == 0)]
     rows = rows[histograms(rows).total > 0]
-    found, ids = histograms(rows), groups(rows, IDENTITY)
-    small = found.at_most(eps / options["damping"] * unscaling(rows))[0]
-    shares, sizes, step = small / found.total, np.nan_to_num(column(rows, "norm")), column(rows, "step")
-    one = lasts(groups(rows, (*IDENTITY, "step")))
-    first, last = rows.iloc[firsts(ids)], rows.iloc[lasts(ids)]
-    merged = found.merged(ids, len(first))
-    described = zip(keys(first), first["module_class"], rows_of(ids[one], step[one]), at(last), strict=True)
+    held, ids = histograms(rows), groups(rows, IDENTITY)
+    small = held.at_most(eps / options["damping"] * unscaling(rows))[0]
+    shares, sizes, step = small / held.total, np.nan_to_num(column(rows, "norm")), column(rows, "step")
+    last_rows = lasts(groups(rows, (*IDENTITY, "step")))
+    last = rows.iloc[lasts(ids)]
+    merged = held.merged(ids, len(last))
+    described = zip(keys(last), rows_of(ids[last_rows], step[last_rows]), at(last), strict=True)
     return {
-        key: _Gradient(text(module_class), shares[own := one[steps_of]], sizes[own], newest, merged.row(i))
-        for i, (key, module_class, steps_of, newest) in enumerate(described)
+        key: _Gradient(shares[own := last_rows[steps_of]], sizes[own], newest, merged.row(i))
+        for i, (key, steps_of, newest) in enumerate(described)
     }
 
 
@@ -145,15 +147,15 @@ class _Root:
     rms: float
 
 
-def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
-    """The recorded sqrt(v) of the weights that have one."""
+def _recorded_roots(view: RunView, eps: float, options: Options) -> dict[Parameter, _Root]:
+    """Return the recorded sqrt(v) of each weight; weights without recorded state, or of unknown beta2, are left out."""
     moments = second_moments(view)
     held, names = histograms(moments.held), moments.held["state"].to_numpy()
     decay = np.full(len(moments.held), np.nan)
     for rows in moments.of.values():
         known = decay_of(view, names[rows[-1]])
         decay[rows] = np.nan if known is None else known
-    corrected = 1.0 - decay ** (column(moments.held, "step") + 1.0)  # v is divided by it before the root is taken
+    corrected = 1.0 - decay ** (column(moments.held, "step") + 1.0)  # bias correction: Adam takes sqrt(v / corrected)
     below = held.at_most((eps / options["damping"]) ** 2 * corrected * unscaling(moments.held))[0]
     shares, used = share(below, held.total), (held.total > 0) & ~np.isnan(decay)
     roots = np.sqrt(share(np.nan_to_num(column(moments.held, "sum")), column(moments.held, "numel")) / corrected)
@@ -164,8 +166,12 @@ def _measured(view: RunView, eps: float, options: Options) -> dict[Parameter, _R
     }
 
 
-def _damped(gradient: _Gradient, eps: float, options: Options) -> bool:
-    """Whether it is below eps from the start (later it has converged), and is not growing out of it."""
+def _is_damped(gradient: _Gradient, eps: float, options: Options) -> bool:
+    """Return whether most elements are far below eps in the first quarter of the steps and in the median.
+
+    A gradient that falls below eps only later has converged. A gradient that grows (behind a gate that opens) is left
+    out, unless a large eps damps it to the end.
+    """
     shares = gradient.shares
     if shares.size < options["min_steps"]:
         return False
@@ -176,8 +182,11 @@ def _damped(gradient: _Gradient, eps: float, options: Options) -> bool:
     return min(early, gradient.share) >= options["below_share"]
 
 
-def _smaller(histogram: ExponentHistogram, eps: float) -> float:
-    """The largest power of ten with at most a twentieth of the elements below it; at least 1e-30."""
+def _smaller_eps(histogram: ExponentHistogram, eps: float) -> float:
+    """Return the eps to propose: a power of ten, at least ten times below both ``eps`` and 95 % of the elements.
+
+    It is never below 1e-30.
+    """
     counts = histogram.counts.cumsum()
     index = int((counts <= 0.05 * histogram.total).sum())
     edge = histogram.lo + index
@@ -196,7 +205,7 @@ def _finding(
     process, step = gradient.last
     row = next(r for r in view.rows(process, step) if r.key == key)
     parameter = parameter_label(parameter_in(key))
-    better = _smaller(gradient.histogram, eps)
+    better = _smaller_eps(gradient.histogram, eps)
     after = gradient.histogram.at_most(better).low / gradient.histogram.total
     rms = row.rms or 0.0
     factor = rms / (rms + eps)

@@ -62,7 +62,7 @@ _KINDS = ("weight", "weight_grad", "weight_grad_step", "update")
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the first process that trains nothing, or whose optimizer is given zeros for all it holds."""
+    """One finding: the first process, else optimizer, without gradients; else micro-steps that do not accumulate."""
     if view.partial_modules:
         return Checked.not_applicable("modules were left out of the recording")
     rows = _rows(view)
@@ -76,12 +76,12 @@ def check(view: RunView, options: Options) -> Checked:
                 continue
             if "optimizer" in alike and not emptied.loc[starved.index].all():
                 continue
-            if not starved["zeros"].all() and not _same(rows, starved):
+            if not starved["zeros"].all() and not _weights_unchanged(rows, starved):
                 continue
-            finding = _finding(starved, own.size, _only(view, starved), options)
+            finding = _finding(starved, own.size, _optimizer_of(view, starved), options)
             return Checked([finding], f"{plural(len(starved), 'step')} without a gradient for the optimizer")
     if dropped := facts(view, "dropped"):
-        checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped(view, g), seen="",
+        checked = check_facts(view, ("dropped",), lambda _: 1.0, lambda g: _dropped_finding(view, g), seen="",
                               keep=lambda g: stands(view, g))  # fmt: skip
         if checked.findings:
             return Checked(checked.findings, f"{plural(len(dropped), 'scan')} saw gradients dropped")
@@ -91,18 +91,19 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _rows(view: RunView) -> pd.DataFrame:
-    """The rows of sampled steps; ``optimizer``: a number for it; ``held``: its parameters.
+    """Return the rows of weights, gradients and updates on sampled, unskipped steps at a learning rate above 0.
 
-    ``zeros``: its gradients are all zero.
+    Added columns: ``optimizer``, its number; ``held``, how many parameters it has; ``zeros``, whether the step's
+    gradient norm is 0; ``alive``, whether the row's tensor has a non-zero element.
     """
     sizes = {
         str(o.get("name")): sum(integer(g.get("parameters")) or 0 for g in o.get("groups") or ())
         for o in view.optimizers
     }
-    numbers: dict[str, int] = {}
+    optimizer_numbers: dict[str, int] = {}
     usable = {
         (p, s.step): (
-            numbers.setdefault(s.optimizer, len(numbers)),
+            optimizer_numbers.setdefault(s.optimizer, len(optimizer_numbers)),
             sizes.get(s.optimizer, 0),
             float(s.grad_norm == 0.0),
         )
@@ -113,50 +114,54 @@ def _rows(view: RunView) -> pd.DataFrame:
     rows = view.measured((), _KINDS, columns=_COLUMNS)
     number, held, zeros = (step_values(rows, {key: value[i] for key, value in usable.items()}) for i in range(3))
     rows = rows.assign(optimizer=number, held=held, zeros=zeros == 1.0, alive=rows["zero"] < rows["numel"])
-    known: pd.DataFrame = rows[rows["held"].notna()]
-    return known
+    stepped: pd.DataFrame = rows[rows["held"].notna()]
+    return stepped
 
 
 def _steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """Steps with weight gradients: how many are not zero, ``held``, and whether the optimizer was ``fed`` any.
+    """Return one row per process and step on which the backward pass left a non-zero weight gradient.
 
-    ``emptied``: all that it was given is zero, by the rows of that.
+    Added columns: ``weights``, the number of weights with such a gradient; ``fed``, whether a gradient given to the
+    optimizer, or an update, is not zero; ``emptied``, see :func:`_emptied_steps`.
     """
-    made = _made(rows)
+    made = _weights_with_gradients(rows)
     given = rows[rows["alive"] & rows["kind"].isin(["weight_grad_step", "update"]) & ~rows["zeros"]]
     ids, fed = groups(made, AT), on_steps(made, set(at(given.iloc[firsts(groups(given, AT))])))
-    emptied = on_steps(made, _emptied(rows, made))
+    emptied = on_steps(made, _emptied_steps(rows, made))
     steps: pd.DataFrame = made.assign(weights=np.bincount(ids)[ids], fed=fed, emptied=emptied).iloc[firsts(ids)]
     return steps
 
 
-def _emptied(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
-    """Steps on which all that the optimizer was given is zero, for one weight at least that had made a gradient."""
+def _emptied_steps(rows: pd.DataFrame, made: pd.DataFrame) -> set[tuple[Process, int]]:
+    """Return steps on which all gradients given to the optimizer are zero, one of them non-zero after backward."""
     given = rows[rows["kind"] == "weight_grad_step"]
-    fed = set(at(given[given["alive"]].iloc[firsts(groups(given[given["alive"]], AT))]))
+    fed_steps = set(at(given[given["alive"]].iloc[firsts(groups(given[given["alive"]], AT))]))
     key = [*AT, *PARAMETER]
     emptied = given[~given["alive"]][key].merge(made[key], on=key)
-    return set(at(emptied)) - fed
+    return set(at(emptied)) - fed_steps
 
 
-def _made(rows: pd.DataFrame) -> pd.DataFrame:
-    """The weights with a finite gradient that is not zero, once per step."""
+def _weights_with_gradients(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per step and weight whose gradient, after backward, is finite and not all zeros."""
     made = rows[rows["alive"] & (rows["kind"] == "weight_grad") & finite(rows)]
     once: pd.DataFrame = made.iloc[firsts(groups(made, (*AT, *PARAMETER)))]
     return once
 
 
-def _same(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
-    """Whether the weights with gradients are bit for bit the same on the first and on the last of these steps."""
+def _weights_unchanged(rows: pd.DataFrame, steps: pd.DataFrame) -> bool:
+    """Return whether the weights with gradients have the same bits on the first and on the last of ``steps``.
+
+    False if no fingerprint of such a weight was recorded on both.
+    """
     first, last = (rows[on_steps(rows, set(at(steps.iloc[[i]])))] for i in (0, -1))
-    marked = (f[(f["kind"] == "weight") & f["fingerprint"].notna()] for f in (first, last))
-    before, after = (dict(zip(parameters(f), f["fingerprint"], strict=True)) for f in marked)
-    both = set(parameters(_made(first))) & set(before) & set(after)
-    return bool(both) and all(before[k] == after[k] for k in both)
+    fingerprinted = (f[(f["kind"] == "weight") & f["fingerprint"].notna()] for f in (first, last))
+    before, after = (dict(zip(parameters(f), f["fingerprint"], strict=True)) for f in fingerprinted)
+    shared = set(parameters(_weights_with_gradients(first))) & set(before) & set(after)
+    return bool(shared) and all(before[k] == after[k] for k in shared)
 
 
-def _only(view: RunView, starved: pd.DataFrame) -> str:
-    """The optimizer of these steps, where the process has others."""
+def _optimizer_of(view: RunView, starved: pd.DataFrame) -> str:
+    """Return the optimizer of the first of these steps; empty if the process has no other."""
     process = at(starved)[0][0]
     steps = {s.step: s.optimizer for s in view.timeline[process] if s.optimizer}
     return steps[int(starved["step"].iloc[0])] if len(set(steps.values())) > 1 else ""
@@ -201,8 +206,8 @@ def _finding(starved: pd.DataFrame, of: int, only: str, options: Options) -> Fin
     )
 
 
-def _dropped(view: RunView, group: Group) -> Finding:
-    """Gradients of a micro-step were gone before those of the next one were added."""
+def _dropped_finding(view: RunView, group: Group) -> Finding:
+    """Return the finding about gradients of one micro-step that were gone before those of the next one were added."""
     fact = group.worst
     most = max((s.micro_steps for steps in view.timeline.values() for s in steps if s.step in group.steps), default=2)
     reason = "no op had read them, and they were gone as the next backward pass began"

@@ -94,7 +94,7 @@ _DETERMINISTIC = ("Adadelta", "Adafactor", "Adagrad", "Adamax", "ASGD", "LBFGS",
 
 @dataclass(frozen=True)
 class _Narrow:
-    """The updates of all narrow weights; ``stuck``: of those that stand still."""
+    """Update counts of all narrow weights; ``stuck``: of those that lose `stuck_share` of their updates or more."""
 
     weights: Mapping[Key, Counts]
     stuck: Mapping[Key, Counts]
@@ -105,7 +105,7 @@ class _Narrow:
 
     @property
     def share(self) -> float:
-        """Lost updates among the intended ones."""
+        """Lost share of the intended updates; 0 if none was intended."""
         return sum(p.lost for p in self.weights.values()) / self.intended if self.intended else 0.0
 
 
@@ -122,12 +122,12 @@ def check(view: RunView, options: Options) -> Checked:
         wide = still_finding(RULE, view, still, options["stuck_share"])
         reason = f"{plural(len(still), 'FP32 weight')} take up no update"
     else:
-        return narrow or _nothing(view, len(large), options)
+        return narrow or _without_finding(view, len(large), options)
     return Checked([*(narrow.findings if narrow else ()), wide], reason)
 
 
 def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -> Checked | None:
-    """The check of weights in 16 bits and less; None without their updates."""
+    """Check the weights in 16 bits and less; None if no update of one was recorded."""
     weights = survey(view, usable, _NARROW, int(options["fp32_binades"]))
     if not weights:
         return None
@@ -136,7 +136,7 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
     share = narrow.share
     if share < options["lost_share"] and not narrow.stuck:
         return Checked((), f"{seen}: {percent(share)} lost (limit {percent(options['lost_share'])})")
-    foreign = _foreign(view)
+    foreign = _unknown_optimizer(view)
     proof = Proof(options["min_moves"], options["moved_share"], options["still_steps"])
     moves = rounding_of(view, usable, _NARROW, proof) if foreign else None
     if moves is not None and moves.rounding is Rounding.UNBIASED:
@@ -146,7 +146,8 @@ def _narrow(view: RunView, usable: set[tuple[Process, int]], options: Options) -
     return Checked([finding], f"{percent(share)} of {seen} lost")
 
 
-def _nothing(view: RunView, large: int, options: Options) -> Checked:
+def _without_finding(view: RunView, large: int, options: Options) -> Checked:
+    """Return the outcome without a finding: indeterminate if narrow weights are trained but no update is recorded."""
     if large:
         return Checked(
             (), f"{plural(large, 'large FP32 weight')}: updates stick (limit {percent(options['lost_share'])})"
@@ -172,7 +173,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     in_doubt = moves is not None and moves.rounding is Rounding.UNKNOWN
     pool = narrow.weights if general else stuck
     key, worst = max(pool.items(), key=lambda item: (item[1].lost, item[1].share))
-    process, step = worst.worst
+    process, step = worst.last
     fmt = known_format(worst.dtype)
     name = f"{worst.dtype} ({fmt.mantissa_bits + 1} significant bits)" if fmt is not None else worst.dtype
     parameter = parameter_label(parameter_in(key))
@@ -184,7 +185,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
         severity = Severity.INFO
     over = f"over {plural(max(p.steps for p in narrow.weights.values()), 'step')}{rate_words(view, process)}"
-    message = f"{_counted(narrow, (parameter, worst, name), over, options)} {_kept(view, moves)}"
+    message = f"{_share_words(narrow, (parameter, worst, name), over, options)} {_fp32_words(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:
         confidence, why = min(confidence, 0.8), f"{why}; most updates stick, so another fault may weigh more"
@@ -214,8 +215,8 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     )
 
 
-def _counted(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options: Options) -> str:
-    """The lost share against its limit, in a sentence; ``shown`` is a weight, its updates, and its format in words."""
+def _share_words(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options: Options) -> str:
+    """State lost share and limit in a sentence; ``shown``: name, update counts and format in words of one weight."""
     share, (parameter, worst, name) = narrow.share, shown
     if share >= options["lost_share"]:
         return (
@@ -231,29 +232,30 @@ def _counted(narrow: _Narrow, shown: tuple[str, Counts, str], over: str, options
     )
 
 
-def _foreign(view: RunView) -> str:
-    """The first optimizer whose rounding is not known; empty if all of them are torch's own."""
+def _unknown_optimizer(view: RunView) -> str:
+    """Return the class of the first optimizer whose rounding is unknown; empty without one, as under torch's."""
     inexact = (o for o in view.optimizers if text(o.get("intended_update")) == "gradient")
     classes = ((text(o.get("class")), text(o.get("package")) in ("torch", "")) for o in inexact)
     return next((c for c, torchs in classes if not (torchs and c in _DETERMINISTIC)), "")
 
 
-def _kept(view: RunView, moves: Moves | None) -> str:
-    """Whether FP32 weights would have kept the updates, in a sentence."""
+def _fp32_words(view: RunView, moves: Moves | None) -> str:
+    """State in one or two sentences whether FP32 weights would have kept the updates."""
     if moves is None:
         return "FP32 weights would have kept them."
     if moves.rounding is Rounding.UNKNOWN:
-        return f"Nothing is lost if {_foreign(view)} rounds stochastically or carries the remainder."
+        return f"Nothing is lost if {_unknown_optimizer(view)} rounds stochastically or carries the remainder."
     if moves.still:
         return f"No element of any of them moved on {plural(moves.steps, 'step')}: FP32 weights would have."
     return (
-        f"{_foreign(view)} rounds to nearest: of the largest quarter of each weight {moves.seen:,} moved, where "
-        f"stochastic rounding or compensation would have moved {moves.expected:,.0f} on {plural(moves.steps, 'step')}. "
-        "FP32 weights would have kept these updates."
+        f"{_unknown_optimizer(view)} rounds to nearest: of the largest quarter of each weight {moves.seen:,} moved, "
+        f"where stochastic rounding or compensation would have moved {moves.expected:,.0f} on "
+        f"{plural(moves.steps, 'step')}. FP32 weights would have kept these updates."
     )
 
 
 def _confidence(view: RunView, worst: Counts, moves: Moves | None) -> tuple[float, str]:
+    """Return the confidence of the finding, and the reason for it."""
     exact = bool(view.optimizers) and all(text(o.get("intended_update")) != "gradient" for o in view.optimizers)
     confidence = 0.95 if exact else 0.7
     why = "intended updates recomputed from optimizer state" if exact else "intended taken as gradient not zero"
@@ -287,14 +289,14 @@ def _prescribe(view: RunView, narrow: _Narrow, dtype: str) -> Prescription:
 
 
 def _lost_in_fp32(parameter: Counts) -> float:
-    """Counted updates that FP32 would lose: half of those in the binade below its last bit."""
+    """Estimate how many of the counted updates FP32 would also lose: half of those 24 binades below the weight."""
     index = -(FP32.mantissa_bits + 1) - parameter.relative.lo
     inside = 0 <= index < parameter.relative.counts.size
     return math.floor(0.5 * float(parameter.relative.counts[index])) if inside else 0.0
 
 
 def stalled_weights(_cause: Finding, effect: Finding) -> bool:
-    """Whether it is the line of code that leaves the weights as they are."""
+    """Return whether ``effect`` is about weights: then it names the line of code that leaves them unchanged."""
     return effect.evidence.get("target") == "weight"
 
 

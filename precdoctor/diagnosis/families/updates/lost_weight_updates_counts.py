@@ -20,29 +20,29 @@ _COLUMNS = ("module_class", "dtype", "numel", "unchanged", "rel_lo", "rel_hist")
 
 @dataclass(frozen=True)
 class Counts:
-    """Elements of one parameter, summed over the usable steps.
+    """Lost and intended updates of one parameter, in elements, over the usable steps.
 
     Attributes:
-        worst: process and step of the last row.
-        relative: exponent(dw) - exponent(w); empty where the gradient stands in for the update.
-        by_step: lost and intended on each usable step, in order; shape ``(steps, 2)``.
+        last: process and step of the last row.
+        relative: histogram of exponent(dw) - exponent(w); empty if the gradient stands in for the update.
+        by_step: lost and intended updates on each usable step, in the log's order; shape ``(steps, 2)``.
     """
 
     dtype: str
     module_class: str
     numel: int
-    worst: tuple[Process, int]
+    last: tuple[Process, int]
     relative: ExponentHistogram
     by_step: Floats
 
     @property
     def lost(self) -> float:
-        """Updates that left their element as it was."""
+        """Number of intended updates that left their element unchanged."""
         return float(self.by_step[:, 0].sum())
 
     @property
     def intended(self) -> float:
-        """Updates that the optimizer meant to make."""
+        """Number of non-zero updates that the optimizer meant to make."""
         return float(self.by_step[:, 1].sum())
 
     @property
@@ -52,17 +52,17 @@ class Counts:
 
     @property
     def share(self) -> float:
-        """Lost updates among the intended ones."""
+        """Lost share of the intended updates; 0 if none was intended."""
         return self.lost / self.intended if self.intended else 0.0
 
 
-def guessed(view: RunView) -> bool:
-    """Whether the gradient stands in for the intended update of every optimizer."""
+def is_update_guessed(view: RunView) -> bool:
+    """Return whether a non-zero gradient stands in for the intended update of every optimizer."""
     return bool(view.optimizers) and all(text(o.get("intended_update")) == "gradient" for o in view.optimizers)
 
 
 def usable_steps(view: RunView, lr_share: float) -> set[tuple[Process, int]]:
-    """Steps at ``lr_share`` of the largest learning rate or more; all when none is known."""
+    """Return the unskipped steps at ``lr_share`` of the largest learning rate or more; all if no rate is known."""
     rates = {(p, s.step): s.lr for p, steps in view.timeline.items() for s in steps if not s.skipped}
     highest = max((r for r in rates.values() if r is not None), default=None)
     if highest is None:
@@ -73,17 +73,17 @@ def usable_steps(view: RunView, lr_share: float) -> set[tuple[Process, int]]:
 def survey(
     view: RunView, usable: set[tuple[Process, int]], dtypes: tuple[str, ...], beyond: int | None = None
 ) -> dict[Key, Counts]:
-    """Counts of every parameter in one of ``dtypes``.
+    """Count the updates of every parameter in one of ``dtypes``.
 
     Args:
         usable: the steps that count.
-        dtypes: names as torch has them.
+        dtypes: torch's names, as ``bfloat16``.
         beyond: updates more than this many binades below their weight count neither as lost nor as intended.
     """
     frame = view.measured(("intended",), ("update",), columns=_COLUMNS, where=[("dtype", "in", dtypes)])
     frame = frame[frame["unchanged"].notna() & on_steps(frame, usable)]
     relative = histograms(frame, "rel")
-    if guessed(view):  # a gradient that stands in for the update does not show the update's size
+    if is_update_guessed(view):  # a gradient that stands in for the update does not show the update's size
         relative = Histograms(relative.lo, 0 * relative.lengths, relative.counts[:0])
     counts = lost_and_intended(frame, relative, beyond)
     ids = groups(frame, IDENTITY)
@@ -95,20 +95,23 @@ def survey(
 
 
 def lost_and_intended(frame: pd.DataFrame, relative: Histograms, beyond: int | None) -> Floats:
-    """Elements that kept their bits, and those meant to change, per row; see :func:`survey` for ``beyond``."""
+    """Return the lost and the intended updates of each row, shape ``(rows, 2)``; ``beyond`` as in :func:`survey`."""
     trivial = 0 if beyond is None else relative.below(-beyond)
     both = np.stack([column(frame, "unchanged") - trivial, column(frame, "intended") - trivial], axis=1)
     return np.maximum(both, 0.0)
 
 
 def rate_words(view: RunView, process: Process) -> str:
-    """`` at learning rates up to 0.001``; empty without any."""
+    """`` at learning rates up to 0.001``; empty if no rate is known."""
     rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
     return f" at learning rates up to {max(rates):.3g}" if rates else ""
 
 
 def weight_range(view: RunView, key: Key, counts: Counts) -> dict[str, Any]:
-    """The ``range`` entry: the exponents of the weight on the worst step, and in words its ulp beside the update."""
+    """Return the ``range`` entry of the evidence: the weight on its last step, and in words its ulp and update.
+
+    Empty if the weight was not recorded on that step.
+    """
     weight = _row(view, key, counts, "weight")
     if weight is None:
         return {}
@@ -122,5 +125,6 @@ def weight_range(view: RunView, key: Key, counts: Counts) -> dict[str, Any]:
 
 
 def _row(view: RunView, key: Key, counts: Counts, kind: str) -> TensorRow | None:
-    rows = view.rows(*counts.worst)
+    """Return the parameter's row of this kind on its last step; None if there is none."""
+    rows = view.rows(*counts.last)
     return next((r for r in rows if r.kind == kind and r.key[:2] == key[:2] and r.name == key[3]), None)

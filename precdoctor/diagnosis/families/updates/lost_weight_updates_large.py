@@ -1,10 +1,10 @@
-"""PD501, FP32 weights: large ones (coordinates, years, prices), and updates that are next to nothing all run long.
+"""PD501, FP32 weights: large ones (coordinates, years, prices), and weights with negligible updates all run long.
 
 FP32 has 24 significant bits: numbers near 5e6 are 0.5 apart, and a step of 0.1 leaves them where they are. A network's
-own weights are of the order of one; a lost update is 2^-25 of them there, which is a vanishing gradient, not rounding
+own weights are of order one: an update below 2^-25 of such a weight is a vanishing gradient, not a matter of rounding
 (Goldberg, What Every Computer Scientist Should Know About Floating-Point Arithmetic, 1991: the spacing grows with the
-number). Where nearly all updates of a weight are as small from the first steps on, nothing trains it: a learning rate,
-a clipping norm or a factor in front of it is off by orders of magnitude.
+number). If nearly all updates of a weight are that small from the first steps on, nothing trains it: a learning rate, a
+clipping norm or a factor in front of it is off by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import (
     Counts,
-    guessed,
+    is_update_guessed,
     rate_words,
     survey,
     weight_range,
@@ -31,17 +31,17 @@ from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import FP32, FP64
 from precdoctor.numerics.histogram import ExponentHistogram, bin_of
 
-#: Binades below its weight at which an update is usual.
+#: Usual exponent of an update relative to its weight.
 _USUAL = -10
 
 
 @dataclass(frozen=True)
 class Large:
-    """A parameter whose elements are mostly large, with the counts of its updates."""
+    """An FP32 parameter with the counts of its updates."""
 
     key: Key
     counts: Counts
-    #: Spacing of FP32 numbers at its largest element.
+    #: Spacing of FP32 numbers at its largest element; 0 from :func:`still_weights`, which does not need it.
     ulp: float
 
     @property
@@ -52,7 +52,7 @@ class Large:
 
 def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float) -> list[Large]:
     """FP32 parameters with at least half of their elements above ``least``, in the log's order."""
-    edge = bin_of(least) + 1  # a bin ends with its power of two
+    edge = bin_of(least) + 1  # a bin includes its upper end, a power of two: ``least`` itself does not count
     columns = ("exp_lo", "exp_hist")
     frame = view.measured((), ("weight",), columns=columns, where=[("dtype", "in", ("float32",))])
     some = histograms(frame)
@@ -69,15 +69,15 @@ def large_weights(view: RunView, usable: set[tuple[Process, int]], least: float)
 
 
 def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float, least_steps: float) -> list[Large]:
-    """FP32 matrices that take up next to nothing in either half of the run, in its first steps and at its last one.
+    """Return FP32 matrices that lose nearly all updates in both halves of the run and on their last recorded step.
 
-    What lies behind a gate that begins at zero (ReZero, SkipInit) is trained once that has opened, often after the
-    first steps, which are all recorded.
+    A weight behind a gate that begins at zero (ReZero, SkipInit) is trained once the gate has opened. That is often
+    after the first steps, which are all recorded and would outweigh the rest; hence the last step.
 
-    Lookup tables are left out, because the rows that a batch does not use are to stand still, and so are optimizers
-    whose intended update is not known.
+    Lookup tables are left out, because the rows that a batch does not use should stand still. So are runs in which the
+    gradient stands in for the intended update.
     """
-    if guessed(view):
+    if is_update_guessed(view):
         return []
     frame = view.measured(("dimensions",), ("update",), where=[("dtype", "in", ("float32",))])
     matrices = set(keys(frame[frame["dimensions"] >= 2]))
@@ -86,19 +86,23 @@ def still_weights(view: RunView, usable: set[tuple[Process, int]], limit: float,
         for key, counts in survey(view, usable, ("float32",)).items()
         if key in matrices and "Embedding" not in counts.module_class
     ]
-    return [p for p in still if p.counts.relative.total and lose_updates(p, limit, least_steps) and _at_last(p, limit)]
+    return [
+        p
+        for p in still
+        if p.counts.relative.total and lose_updates(p, limit, least_steps) and _loses_last_updates(p, limit)
+    ]
 
 
-def _at_last(parameter: Large, limit: float) -> bool:
-    """Whether it loses as much on the last recorded step."""
+def _loses_last_updates(parameter: Large, limit: float) -> bool:
+    """Return whether the parameter loses ``limit`` of its intended updates on its last recorded step."""
     lost, intended = parameter.counts.by_step[-1].tolist()
     return bool(lost >= limit * intended)
 
 
 def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -> Finding:
-    """One finding for all of them, at the largest."""
+    """Return one finding about all ``still`` weights, located at the largest."""
     worst = max(still, key=lambda p: (p.counts.numel, p.counts.share))
-    counts, (process, step) = worst.counts, worst.counts.worst
+    counts, (process, step) = worst.counts, worst.counts.last
     norms = [s.clip_norm for s in view.timeline.get(process, ()) if s.clip_norm]
     more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
     binade = counts.relative.lo + int(np.searchsorted(np.cumsum(counts.relative.counts), counts.relative.total / 2))
@@ -136,7 +140,10 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
 
 
 def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
-    """Whether it loses too much in either half of the run: what has converged has nothing left to lose."""
+    """Return whether the parameter loses ``limit`` of its updates in both halves of the run.
+
+    A weight that has converged loses them only in the newer half. False with fewer than ``least_steps`` usable steps.
+    """
     steps = parameter.counts.by_step
     if len(steps) < least_steps:
         return False
@@ -146,9 +153,9 @@ def lose_updates(parameter: Large, limit: float, least_steps: float) -> bool:
 
 
 def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -> Finding:
-    """One finding for all of them, at the one that loses most."""
+    """Return one finding about all ``stuck`` weights, located at the one that loses most."""
     worst = max(stuck, key=lambda p: (p.counts.share, p.counts.lost))
-    counts, (process, step) = worst.counts, worst.counts.worst
+    counts, (process, step) = worst.counts, worst.counts.last
     more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
     message = (
         f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
@@ -156,7 +163,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
         f"elements are {worst.ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do "
         "not add up."
     )
-    exact = not guessed(view)
+    exact = not is_update_guessed(view)
     evidence: dict[str, object] = {
         "lost_share": counts.share,
         "limit": limit,
@@ -181,12 +188,13 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
 
 
 def _ulp(values: ExponentHistogram) -> float:
+    """Spacing of FP32 numbers at the largest of these values."""
     trimmed = values.trimmed()
     return 2.0 ** (trimmed.lo + trimmed.counts.size - 1 - FP32.mantissa_bits)
 
 
 def _offset(parameter: Large) -> Prescription:
-    """Learn a residual from zero: it is the sum of its updates, and no float is too coarse for those."""
+    """Prescribe a fixed offset and a learnt residual: FP32 resolves the residual, because it is a sum of updates."""
     leaf = parameter.key[3]
     return Prescription(
         title=f"learn the distance from a fixed offset: lost {percent(parameter.counts.share)} -> 0 %",
@@ -203,6 +211,7 @@ def _offset(parameter: Large) -> Prescription:
 
 
 def _float64(view: RunView, parameter: Large) -> Prescription:
+    """Prescribe FP64 for this parameter, with the bytes it costs."""
     counts = parameter.counts
     total = counts.relative.total
     after = counts.relative[: -FP64.mantissa_bits - 2].total / total if total else 0.0

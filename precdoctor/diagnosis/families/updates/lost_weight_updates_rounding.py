@@ -29,13 +29,13 @@ _COLUMNS = ("dtype", "numel", "zero", "unchanged", "exp_lo", "exp_hist")
 _REMAINDER = re.compile(r"comp|kahan|remainder|residual|shift|carry|error|low_?bits|lsb|trunc")
 #: Share of a tensor's elements, the largest, whose moves are counted; chosen empirically.
 _LARGEST = 0.25
-#: Mean change in ulps of the largest weights from which the format resolves updates: half an ulp sticks, and some
-#: updates are several times the mean.
+#: Mean change of the largest weights, in ulps, above which the format resolves updates: an update of half an ulp
+#: already sticks, and some updates are several times the mean.
 _RESOLVED = 0.1
 
 
 class Rounding(enum.Enum):
-    """How 16-bit weights are rounded, as far as the moves of the large ones show."""
+    """How an optimizer rounds 16-bit weights, as far as moves of the largest weights prove it."""
 
     NEAREST = "to nearest"
     #: Stochastic, compensated, or from wider weights kept elsewhere.
@@ -45,13 +45,13 @@ class Rounding(enum.Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """Thresholds of a proof."""
+    """Thresholds from which moves of the largest weights, or their absence, prove how the optimizer rounds."""
 
-    #: Expected moves from which their absence proves anything.
+    #: Least number of expected moves.
     min_moves: float
-    #: Seen among expected moves up to which the weights are rounded to nearest.
+    #: Largest share of the expected moves that is seen under rounding to nearest.
     moved_share: float
-    #: Steps between the first and the last examined one, if nothing moved on any.
+    #: Least distance between the first and the last examined step, if no element moved on any.
     still_steps: float
 
 
@@ -69,6 +69,8 @@ class Moves:
 
 @dataclass(frozen=True)
 class _Step:
+    """Sums over all narrow weights on one step: expected and seen moves, changed elements, intended updates."""
+
     expected: float
     seen: float
     changed: float
@@ -76,8 +78,8 @@ class _Step:
 
 
 def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...], proof: Proof) -> Moves:
-    """How weights in these dtypes, narrower than FP32, are rounded on these steps."""
-    by_step = _by_step(view, steps, dtypes)
+    """Return how weights in ``dtypes`` (narrower than FP32) are rounded on ``steps``, with the moves that prove it."""
+    by_step = _step_sums(view, steps, dtypes)
     if not by_step or carries_remainder(view):
         return Moves(Rounding.UNKNOWN)
     ordered = sorted(by_step, key=lambda k: k[1])
@@ -92,35 +94,39 @@ def rounding_of(view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[st
         return Moves(Rounding.UNKNOWN, expected, seen, len(late))
     if seen >= 0.5 * expected:
         return Moves(Rounding.UNBIASED, expected, seen, len(late))
-    proven = seen <= proof.moved_share * expected and not _piles_up(view, by_step, ordered)
+    proven = seen <= proof.moved_share * expected and not _moves_grow(view, by_step, ordered)
     return Moves(Rounding.NEAREST if proven else Rounding.UNKNOWN, expected, seen, len(late))
 
 
 def carries_remainder(view: RunView) -> bool:
-    """Whether the optimizer keeps state named like a remainder, or wider copies of the weights."""
+    """Return whether optimizer state has a name of remainders, or wider copies of the weights were recorded."""
     names = {str(name).rpartition(".")[2].lower() for *_, name in view.places("opt_state")}
     return any(_REMAINDER.search(n) for n in names) or bool(view.places("master_weight"))
 
 
-def _piles_up(view: RunView, by_step: Mapping[tuple[Process, int], _Step], ordered: list[tuple[Process, int]]) -> bool:
-    """Whether the weights move further from step to step, as compensated sums do while remainders grow to an ulp.
+def _moves_grow(
+    view: RunView, by_step: Mapping[tuple[Process, int], _Step], ordered: list[tuple[Process, int]]
+) -> bool:
+    """Return whether expected moves grow from the first quarter of the steps to the last.
 
-    Rounded to nearest, as much sticks of one step as of another.
+    They do under compensated summation, because more and more remainders reach an ulp. Rounded to nearest, updates
+    stick as often on one step as on another.
     """
     quarter = max(1, len(ordered) // 4)
-    return _pace(view, by_step, ordered[-quarter:]) >= 1.5 * _pace(view, by_step, ordered[:quarter])
+    return _mean_moves(view, by_step, ordered[-quarter:]) >= 1.5 * _mean_moves(view, by_step, ordered[:quarter])
 
 
-def _pace(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: list[tuple[Process, int]]) -> float:
-    """Mean number of moves of the large weights on these steps, per unit of learning rate if it is known."""
+def _mean_moves(view: RunView, by_step: Mapping[tuple[Process, int], _Step], keys: list[tuple[Process, int]]) -> float:
+    """Mean number of expected moves on these steps, per unit of learning rate if it is known."""
     facts = {key: view.step_facts(*key) for key in keys}
     rates = {key: (f.lr if f is not None and f.lr else None) or 1.0 for key, f in facts.items()}
     return sum(by_step[k].expected / rate for k, rate in rates.items()) / len(keys)
 
 
-def _by_step(
+def _step_sums(
     view: RunView, steps: set[tuple[Process, int]], dtypes: tuple[str, ...]
 ) -> dict[tuple[Process, int], _Step]:
+    """Return the sums over all weights in ``dtypes`` of each of ``steps`` that has rows of weights and updates."""
     frame = view.measured((), ("weight", "update"), columns=_COLUMNS, where=[("dtype", "in", dtypes)])
     weights, updates = pairs(frame[on_steps(frame, steps)], "weight", "update")
     numel = column(updates, "numel")
@@ -134,11 +140,12 @@ def _by_step(
 
 
 def _moves(weights: pd.DataFrame, changes: Histograms, numel: Floats, intended: Floats) -> tuple[Floats, Floats]:
-    """Expected moves of the largest quarter of each weight under unbiased rounding, and seen changes of that size.
+    """Return, per weight, expected moves of its largest quarter under unbiased rounding, and seen changes of that size.
 
-    Bin k of a weight has the ulp 2^(k - p), p the mantissa bits (its closed upper end included, going down). The mean
-    intended update is at least the mean stored change, each taken at the lower end of its bin: the expectation is low.
-    A weight whose updates its format resolves proves nothing: it moves however it is rounded.
+    In bin k of a weight the ulp is 2^(k - p), with p mantissa bits (at the upper end of the bin: that of a move down).
+    The mean stored change, each change taken at the lower end of its bin, is at most the mean intended update, so that
+    the expectation errs on the low side. Both are 0 for a weight whose format resolves its updates, because such a
+    weight moves however it is rounded.
     """
     held, mantissa = histograms(weights), format_values(weights, "mantissa_bits")
     whose, smallest = held.whose, np.log2(format_values(weights, "min_subnormal"))

@@ -53,7 +53,10 @@ _COLUMNS = ("module_class", "dtype", "numel", "nan", "pos_inf", "neg_inf", "sum"
 
 @dataclass(frozen=True)
 class _Pair:
-    """A weight and its master; per recorded step, ascending, by how many ulps every element differs at least."""
+    """A weight and its master copy on the recorded steps, ascending.
+
+    ``ulps``: lower bound, in ulps, of the largest relative difference between their elements, per step.
+    """
 
     module_class: str
     dtype: str
@@ -62,18 +65,18 @@ class _Pair:
     ulps: Floats
 
     def least(self, steps: int) -> float:
-        """The smallest difference on the last ``steps`` steps."""
+        """Smallest value of ``ulps`` on the last ``steps`` recorded steps."""
         return float(self.ulps[-steps:].min())
 
     def undone(self, limit: float) -> Ints:
-        """The steps on which they differ, and neither on the recorded step before nor on the one after."""
+        """Return steps on which they differ by more than ``limit`` ulps, but not on the recorded ones around it."""
         apart = self.ulps > limit
         alone: Ints = self.steps[1:-1][apart[1:-1] & ~apart[:-2] & ~apart[2:]]
         return alone
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the weight that is furthest from its master."""
+    """One finding: the weight furthest from its master; else the one that most often differs for one step only."""
     pairs = _survey(view)
     if not pairs:
         return Checked.not_applicable("no FP32 master copy of a 16-bit weight was recorded")
@@ -84,11 +87,12 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([_finding(apart, len(pairs), options)], f"{len(apart):,} of {seen} differ")
     undone = {p: pair for p, pair in pairs.items() if pair.undone(options["ulps"]).size >= options["min_undone"]}
     if undone:
-        return Checked([_undone(undone, options)], f"{len(undone):,} of {seen} differ now and then")
+        return Checked([_undone_finding(undone, options)], f"{len(undone):,} of {seen} differ now and then")
     return Checked((), f"{seen}: equal up to rounding")
 
 
 def _survey(view: RunView) -> dict[Parameter, _Pair]:
+    """Return each weight that has a master copy; steps on which the weight is not in 16 bits are left out."""
     if not view.places("master_weight"):
         return {}
     frame = view.measured((), ("weight", "master_weight"), columns=_COLUMNS)
@@ -103,7 +107,7 @@ def _survey(view: RunView) -> dict[Parameter, _Pair]:
 
 
 def _ulps(weights: pd.DataFrame, masters: pd.DataFrame) -> Floats:
-    """Least number of ulps by which every element must differ for the sums to differ as they do.
+    """Lower bound, in ulps, of the largest relative difference between the elements of a weight and of its master.
 
     Elements off by at most ``e |x|`` change the sum by at most ``e sum|x| <= e sqrt(n sum(x^2))`` and the sum of
     squares by at most ``(2 e + e^2) sum(x^2)``.
@@ -157,7 +161,8 @@ def _finding(apart: Mapping[Parameter, _Pair], total: int, options: Options) -> 
     )
 
 
-def _undone(pairs: Mapping[Parameter, _Pair], options: Options) -> Finding:
+def _undone_finding(pairs: Mapping[Parameter, _Pair], options: Options) -> Finding:
+    """Return the finding about weights that the script sets and that the next step overwrites with their master."""
     place = max(pairs, key=lambda p: pairs[p].undone(options["ulps"]).size)
     pair, name = pairs[place], dotted(*place[1:])
     steps = pair.undone(options["ulps"])

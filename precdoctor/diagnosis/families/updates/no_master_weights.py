@@ -48,13 +48,13 @@ or Kahan summation. The finding states the memory it costs.
     ),
 )
 _COLUMNS = ("unchanged", "rel_lo", "rel_hist")
-#: FP32 has 24 significant bits: it also loses updates this far below the weight, and they carry nothing.
+#: FP32 has 24 significant bits. An update this many binades below its weight is negligible: FP32 would lose it as well.
 _FP32_BINADES = 24
 
 
 @dataclass(frozen=True)
 class _Updates:
-    """All updates of weights in one dtype."""
+    """Sums over all updates of weights in one dtype; ``relative``: histogram of exponent(dw) - exponent(w)."""
 
     relative: ExponentHistogram
     lost: float
@@ -85,6 +85,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView, dtype: str) -> _Updates:
+    """Sum all recorded updates of weights in ``dtype``, without those that FP32 would lose as well."""
     frame = view.measured(("intended",), ("update",), columns=_COLUMNS, where=[("dtype", "==", dtype)])
     frame = frame[frame["unchanged"].notna()]
     relative = histograms(frame, "rel")
@@ -94,7 +95,10 @@ def _survey(view: RunView, dtype: str) -> _Updates:
 
 
 def _lost(updates: _Updates, dtype: str, factor: float) -> float:
-    """Share of the updates below half an ulp if all were multiplied by ``factor``; the cut bin counts in proportion."""
+    """Share of the updates below half an ulp if all were multiplied by ``factor``.
+
+    The bin in which half an ulp lies counts in proportion.
+    """
     fmt = known_format(dtype)
     if fmt is None or not updates.relative.total:
         return 0.0

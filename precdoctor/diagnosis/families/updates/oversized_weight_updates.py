@@ -113,7 +113,7 @@ class _Weight:
     Attributes:
         first, final: RMS before the first examined step, and before the last of the run's recorded steps.
         ratios: RMS of each update over that of the weight, by step.
-        rows: rank, attempt and step of each of them, shape ``(ratios, 3)``.
+        rows: rank, attempt and step of each ratio, shape ``(ratios, 3)``.
     """
 
     module_class: str
@@ -125,7 +125,7 @@ class _Weight:
 
     @property
     def ratio(self) -> float:
-        """The median; of two middle ones the lower, because in a run that explodes their mean is the explosion."""
+        """Median ratio; the lower of two middle ones, because in a run that explodes their mean is the explosion."""
         return float(self.ratios[self._middle])
 
     @property
@@ -135,6 +135,7 @@ class _Weight:
 
     @property
     def _middle(self) -> int:
+        """Index of the median ratio."""
         return int(np.argsort(self.ratios, kind="stable")[(self.ratios.size - 1) // 2])
 
     @property
@@ -149,17 +150,17 @@ class _Weight:
 
     @property
     def unit_gain(self) -> float:
-        """Gain for unit noise at the first step: of order 1 with any usual initialisation."""
+        """Gain for unit noise before the first examined step: of order 1 with any usual initialisation."""
         return self.first * math.sqrt(self.fan_in)
 
 
 class _Start(NamedTuple):
-    """Weights that the first steps replaced, and what came of it.
+    """Weights that the first steps replaced, and the harm it did.
 
     Attributes:
-        harm: a sentence.
-        behind: which first steps, where they are not those of the run.
-        rate_itself: a gentler start would end at a rate that is too large.
+        harm: the harm, as a sentence.
+        behind: `` at the full rate`` if the first steps after a warm-up are meant, else empty.
+        rate_itself: the rate stays too large after the first steps, so that a gentler start does not help.
     """
 
     weights: Mapping[Parameter, _Weight]
@@ -175,11 +176,11 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight matrix was recorded together with its update")
     steps = max(w.ratios.size for w in weights.values())
     seen = f"the updates of {plural(len(weights), 'weight matrix')} on {plural(steps, 'step')}"
-    if (decayed := _decayed(view, options)) is not None:
+    if (decayed := _find_decay(view, options)) is not None:
         return Checked([decayed], f"{seen}: weights decay to nothing")
     guilty: Mapping[Parameter, _Weight]
     guilty = {p: w for p, w in weights.items() if w.ratios.size >= options["min_steps"] and w.ratio >= options["ratio"]}
-    start = None if guilty else _thrown_off(view, options)
+    start = None if guilty else _replaced_at_start(view, options)
     if not guilty and start is None:
         few = steps < options["min_steps"]
         worst = max(w.ratio for w in weights.values())
@@ -190,8 +191,8 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{plural(len(guilty), 'weight')} of {seen} above {limit:g}")
 
 
-def _decayed(view: RunView, options: Options) -> Finding | None:
-    """The finding about weight decay, if most matrices are at a fraction of their first size and decay explains it."""
+def _find_decay(view: RunView, options: Options) -> Finding | None:
+    """Return the finding about weight decay; None unless decay explains that at least half of the matrices shrank."""
     decay, penalty = strongest_decay(view), strongest_penalty(view)
     decay = decay if decay is not None and decay.share >= options["decay"] else None
     if decay is None and penalty is None:
@@ -208,19 +209,20 @@ def _decayed(view: RunView, options: Options) -> Finding | None:
     return None if penalty is None else penalty_finding(RULE, view, penalty, shrunk, least, options["outweighs"])
 
 
-def _thrown_off(view: RunView, options: Options) -> _Start | None:
-    """What the first steps did to a run whose loss went wrong then: those of the run, else those behind a warm-up."""
-    begun, full = int(view.steps["step"].min()), warmed_up(view)
-    return _started(view, options, begun) or (_started(view, options, full) if full > begun else None)
+def _replaced_at_start(view: RunView, options: Options) -> _Start | None:
+    """Return the weights that the run's first steps replaced, else the first after a warm-up; None without harm."""
+    first, full = int(view.steps["step"].min()), warmed_up(view)
+    return _replaced_since(view, options, first) or (_replaced_since(view, options, full) if full > first else None)
 
 
-def _started(view: RunView, options: Options, since: int) -> _Start | None:
+def _replaced_since(view: RunView, options: Options, since: int) -> _Start | None:
+    """Return the weights that the first steps from ``since`` on replaced; None if that did no harm."""
     count, behind = int(options["early_steps"]), " at the full rate" if since > view.steps["step"].min() else ""
     worse = stayed = False
     for (process, _), steps in by_optimizer(view).items():
-        begun = [s for s in steps if s.step >= since][: 3 * count + 1]
-        losses = [s.loss for s in begun if s.loss is not None and is_well(view, process, s)]
-        few = 1 if any(not is_well(view, process, s) for s in begun[: 2 * count + 1]) else count
+        early = [s for s in steps if s.step >= since][: 3 * count + 1]
+        losses = [s.loss for s in early if s.loss is not None and is_well(view, process, s)]
+        few = 1 if any(not is_well(view, process, s) for s in early[: 2 * count + 1]) else count
         if len(losses) > few and losses[0] > 0.0:
             worse = worse or median(losses[1 : count + 1]) > 2.0 * losses[0]
             stayed = stayed or median(losses[1:]) > (1.0 - options["stays"]) * losses[0]
@@ -252,19 +254,19 @@ def _nothing_learnt(view: RunView, options: Options) -> bool:
         halves = losses[len(losses) // 8 : len(losses) // 2], losses[len(losses) // 2 :]
         if not losses or min(losses) <= 0.0:
             continue
-        begun = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
-        if any(len(half) >= count and median(half) > (1.0 - options["learnt"]) * begun for half in halves):
+        first_loss = min(losses[0], median(losses[:count]))  # the first updates may have made it worse
+        if any(len(half) >= count and median(half) > (1.0 - options["learnt"]) * first_loss for half in halves):
             return True
     return False
 
 
 def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[Parameter, _Weight]:
-    """Ratios on the newer half of the recorded steps; or on the ``first`` since one, against the initial weight."""
+    """Ratios on the newer half of the steps; with ``first``, on that many from ``since`` on, to the initial weight."""
     skipped = {s.step for steps in view.timeline.values() for s in steps if s.skipped}
     steps = [s for s in watched_steps(view) if s not in skipped]
     early = [s for s in steps if s >= since][:first]
-    looked_at = steps[len(steps) // 2 :] if first is None else sorted({*steps[:1], *early, *steps[-1:]})
-    rows = view.measured(("rms", "dimensions", "fan_in"), ("weight", "update"), columns=_COLUMNS, steps=looked_at)
+    examined = steps[len(steps) // 2 :] if first is None else sorted({*steps[:1], *early, *steps[-1:]})
+    rows = view.measured(("rms", "dimensions", "fan_in"), ("weight", "update"), columns=_COLUMNS, steps=examined)
     rows = rows[finite(rows) & rows["sum_sq"].notna() & (rows["dimensions"] >= 2)]
     known, (before, update) = by_kind(rows, column(rows, "rms"), ("weight", "update"))
     before, at = np.nan_to_num(before), known[list(AT)].to_numpy()
@@ -277,7 +279,7 @@ def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[
         sized = own[before[own] > 0.0]
         chosen = sized[counted[sized]] if first is None else own[counted[own] & (before[own].cumsum() > 0.0)]
         if chosen.size:
-            # Of a weight that begins at zero there is no size that its first updates could be too large for.
+            # A weight that begins at zero has no size that its first updates could be too large for: ratio 0.
             initial, final = float(before[(sized if first is None else own)[0]]), float(before[sized[-1]])
             ratios = update[chosen] / (before[chosen] if first is None else initial or math.inf)
             found[place] = _Weight(text(module_class), fan_in, initial, final, ratios, at[chosen])
@@ -287,7 +289,7 @@ def _survey(view: RunView, first: int | None = None, since: int = 0) -> Mapping[
 def _finding(
     view: RunView, guilty: Mapping[Parameter, _Weight], total: int, options: Options, start: _Start | None
 ) -> Finding:
-    """``start``: null where it is not about the first steps."""
+    """Return the finding about ``guilty`` weights; ``start``: None if it is not about the first steps."""
     place, weight = max(guilty.items(), key=lambda item: item[1].ratio)
     process, step = weight.last
     row = next((r for r in view.rows(process, step) if r.kind == "update" and r.owner == place), None)
@@ -339,7 +341,7 @@ def _finding(
 def _prescribe(
     view: RunView, process: Process, weight: _Weight, rates: Rates | None, options: Options, start: _Start | None
 ) -> tuple[Prescription, ...]:
-    """A smaller rate first where the rate itself is too large; a warm-up where only the first steps were."""
+    """Prescribe a lower rate first if the rate itself is too large, a warm-up if only the first steps were."""
     what = "update / weight" if start is None else "first updates / initial weight"
     lower = lower_rate(view, rates, weight.ratio, options["target"], what)
     if start is None:

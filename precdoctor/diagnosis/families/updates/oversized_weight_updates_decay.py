@@ -1,9 +1,9 @@
 """PD504, weight decay: decay or an L2 penalty so strong that it, and not the data, decides the weights.
 
 Decoupled decay takes the share ``lr * weight_decay`` of a weight away on every step, and SGD with L2 regularisation
-that share over ``1 - momentum``: the weight is an average over about the inverse of it in steps. Optimizers that divide
-by the gradient's size add ``weight_decay * w`` to the gradient first. Where this penalty is the larger part, every
-element moves towards zero by about the learning rate per step, however small gradient and penalty are (Loshchilov and
+``lr * weight_decay / (1 - momentum)``: the weight is an average over the last 1 / share steps, about. Optimizers that
+divide by the gradient's size add ``weight_decay * w`` to the gradient first. If this penalty is larger than the
+gradient, every element moves towards zero by about the learning rate per step, however small both are (Loshchilov and
 Hutter, arXiv:1711.05101, section 2).
 """
 
@@ -31,8 +31,8 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Optimizers whose decay does not pass through the moments, whatever their options say.
 _DECOUPLED = ("AdamW", "Lion", "SGDW", "Muon")
-#: Share of a weight that the proposed decay takes away per step: an average over 10,000 steps, at the strong end of
-#: what is usual in pre-training (Wang and Aitchison, arXiv:2405.13698, figure 2: 10,000 to 100,000).
+#: Share of a weight that the proposed decay takes away per step: an average over 10,000 steps, the strong end of the
+#: range usual in pre-training (Wang and Aitchison, arXiv:2405.13698, figure 2: 10,000 to 100,000).
 _USUAL = 1e-4
 #: Largest proposed ratio of penalty to gradient: a hundredth leaves the direction to the data.
 _SMALL = 0.01
@@ -45,8 +45,8 @@ class Decay:
 
     Attributes:
         optimizer: its name.
-        rate: learning rate, in the median of the newer half.
-        share: of a weight that a step takes away.
+        rate: learning rate, median over the newer half of its steps.
+        share: share of a weight that one step takes away.
     """
 
     optimizer: str
@@ -56,7 +56,7 @@ class Decay:
 
     @property
     def steps(self) -> float:
-        """After so many, a weight without a gradient is down to 1/e."""
+        """Number of steps after which a weight without a gradient is down to 1/e."""
         return 1.0 / self.share
 
 
@@ -78,12 +78,12 @@ class Shrunk:
 
     @property
     def left(self) -> float:
-        """Share of the first size."""
+        """RMS at last over RMS at first."""
         return self.last / self.first
 
 
 def strongest_decay(view: RunView) -> Decay | None:
-    """The strongest decay of an optimizer whose settings give its share per step; None without one."""
+    """Return the parameter group whose decay takes most of a weight away per step; None without a known share."""
     found = []
     for optimizer in view.optimizers:
         name = text(optimizer.get("name"))
@@ -98,7 +98,7 @@ def strongest_decay(view: RunView) -> Decay | None:
 
 
 def strongest_penalty(view: RunView) -> Penalty | None:
-    """The strongest penalty of an optimizer that divides by the size of gradient plus penalty; None without one."""
+    """Return the strongest penalty of an optimizer that divides by the size of gradient plus penalty, else None."""
     found = [
         Penalty(text(o.get("name")), decay)
         for o in view.optimizers
@@ -110,12 +110,15 @@ def strongest_penalty(view: RunView) -> Penalty | None:
 
 
 def _is_decoupled(kind: str, group: Mapping[str, Any]) -> bool:
-    """Whether an optimizer of this class decays the weights of a parameter group beside the gradient."""
+    """Return whether an optimizer of class ``kind`` decays this group's weights directly, not via the gradient."""
     return kind in _DECOUPLED or bool(group.get("decoupled_weight_decay"))
 
 
 def _factor(kind: str, group: Mapping[str, Any]) -> float:
-    """Share that a step takes away over lr * weight_decay; 0 where the gradient's size is divided out again."""
+    """Return the share of a weight that one step takes away, in units of lr * weight_decay.
+
+    0 if the optimizer divides the gradient, and with it the decay, by its size, or is not known.
+    """
     if _is_decoupled(kind, group):
         return 1.0
     momentum = number(group.get("momentum")) or 0.0
@@ -123,7 +126,7 @@ def _factor(kind: str, group: Mapping[str, Any]) -> float:
 
 
 def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Parameter, Shrunk], limit: float) -> Finding:
-    """The finding about decay above ``limit`` per step, at the matrix that shrank most."""
+    """Return the finding about decay above ``limit`` per step, located at the matrix that shrank most."""
     place, worst = _worst(shrunk)
     after = 10.0 ** math.floor(math.log10(_USUAL / decay.share) + 1e-9) * decay.weight_decay
     longer = decay.steps * decay.weight_decay / after
@@ -143,7 +146,7 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
             "weight_decay": decay.weight_decay,
             "lr": decay.rate,
             "memory_steps": decay.steps,
-            "shrunk": [{"parameter": p, "rms": rms} for _, p, rms in _listed(shrunk)],
+            "shrunk": [{"parameter": p, "rms": rms} for _, p, rms in _most_shrunk(shrunk)],
             "confidence_reason": "the settings are on record, and the weights shrank as the settings predict",
         },
         prescriptions=(
@@ -161,7 +164,7 @@ def decay_finding(rule: Rule, view: RunView, decay: Decay, shrunk: Mapping[Param
 def penalty_finding(
     rule: Rule, view: RunView, penalty: Penalty, shrunk: Mapping[Parameter, Shrunk], least: int, limit: float
 ) -> Finding | None:
-    """The finding about a penalty of ``limit`` times the gradient; None unless that holds for ``least`` matrices."""
+    """Return the finding about penalties of ``limit`` times the gradient; None unless ``least`` matrices have one."""
     every = _penalty_to_gradient(view, penalty, shrunk)
     ratios = {p: r for p, r in every.items() if r[1] >= limit}
     shrunk = {p: shrunk[p] for p in ratios}
@@ -189,16 +192,17 @@ def penalty_finding(
             "weight_decay": penalty.weight_decay,
             "lr": rate,
             "shrunk": [
-                {"parameter": name, "rms": rms, "penalty_to_gradient": ratios[p][1]} for p, name, rms in _listed(shrunk)
+                {"parameter": name, "rms": rms, "penalty_to_gradient": ratios[p][1]}
+                for p, name, rms in _most_shrunk(shrunk)
             ],
             "confidence_reason": "penalty and gradient are known on the same steps, and the weights shrank accordingly",
         },
-        prescriptions=(_weaker(penalty, max(first for first, _ in ratios.values())),),
+        prescriptions=(_weaker_penalty(penalty, max(first for first, _ in ratios.values())),),
     )
 
 
-def _weaker(penalty: Penalty, before: float) -> Prescription:
-    """A power of ten at which the penalty is small against the first gradients."""
+def _weaker_penalty(penalty: Penalty, before: float) -> Prescription:
+    """Prescribe a weight decay, smaller by a power of ten, whose penalty is small against the first gradients."""
     factor = min(0.1, 10.0 ** math.floor(math.log10(_SMALL / before) + 1e-9)) if before > 0.0 else 0.1
     after = penalty.weight_decay * factor
     return Prescription(
@@ -213,23 +217,27 @@ def _weaker(penalty: Penalty, before: float) -> Prescription:
 def _penalty_to_gradient(
     view: RunView, penalty: Penalty, weights: Mapping[Parameter, Shrunk]
 ) -> Mapping[Parameter, tuple[float, float]]:
-    """RMS of the penalty over that of the loss's gradient: on the first step with both, and in the newer half."""
+    """Return RMS of penalty over RMS of gradient by weight: on the first step with both, and in the newer half.
+
+    Weights without a step with both are left out.
+    """
     rows = view.measured(("rms",), ("weight", "weight_grad_step"), columns=_COLUMNS, steps=watched_steps(view))
     rows = rows[finite(rows) & rows["sum_sq"].notna()]
-    known, (weight, gradient) = by_kind(
+    by_weight, (weight, gradient) = by_kind(
         rows, share(column(rows, "rms"), unscaling(rows)), ("weight", "weight_grad_step")
     )
-    known = known.assign(ratio=share(penalty.weight_decay * weight, gradient))
-    known = known[known["ratio"].notna()].sort_values(["step", "rank", "attempt"], kind="stable")
-    found = {}
-    ratios, ids = column(known, "ratio"), groups(known, PARAMETER)
-    for place, own in zip(parameters(known.iloc[firsts(ids)]), rows_of(ids), strict=True):
+    by_weight = by_weight.assign(ratio=share(penalty.weight_decay * weight, gradient))
+    by_weight = by_weight[by_weight["ratio"].notna()].sort_values(["step", "rank", "attempt"], kind="stable")
+    first_and_newer = {}
+    ratios, ids = column(by_weight, "ratio"), groups(by_weight, PARAMETER)
+    for place, own in zip(parameters(by_weight.iloc[firsts(ids)]), rows_of(ids), strict=True):
         if place in weights:
-            found[place] = float(ratios[own[0]]), float(np.median(ratios[own[own.size // 2 :]]))
-    return {place: found[place] for place in weights if place in found}
+            first_and_newer[place] = float(ratios[own[0]]), float(np.median(ratios[own[own.size // 2 :]]))
+    return {place: first_and_newer[place] for place in weights if place in first_and_newer}
 
 
 def _worst(shrunk: Mapping[Parameter, Shrunk]) -> tuple[Parameter, Shrunk]:
+    """Return the matrix that shrank most."""
     return min(shrunk.items(), key=lambda item: (item[1].left, item[0]))
 
 
@@ -240,13 +248,14 @@ def _shrunk_words(place: Parameter, worst: Shrunk, shrunk: Mapping[Parameter, Sh
     )
 
 
-def _listed(shrunk: Mapping[Parameter, Shrunk]) -> list[tuple[Parameter, str, dict[str, float]]]:
-    """Parameter, its name and its RMS at first and at last, of those that shrank most."""
+def _most_shrunk(shrunk: Mapping[Parameter, Shrunk]) -> list[tuple[Parameter, str, dict[str, float]]]:
+    """Return parameter, name, first and last RMS of the 16 matrices that shrank most."""
     ordered = sorted(shrunk.items(), key=lambda item: item[1].left)[:16]
     return [(p, parameter_label(p), {"first": s.first, "last": s.last}) for p, s in ordered]
 
 
 def _timeline(view: RunView) -> tuple[Process, Any]:
+    """Return the first process and its steps."""
     return next(iter(view.timeline.items()))
 
 

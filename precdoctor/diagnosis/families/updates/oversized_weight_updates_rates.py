@@ -1,4 +1,4 @@
-"""PD504, smaller updates: a lower learning rate, a warm-up, or a longer warm-up where there is one already."""
+"""PD504, smaller updates: a lower learning rate, a warm-up, or a longer warm-up if there is one already."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _WARM_UP = 1000
 #: Shares of the peak rate: a rate that begins below the first is warmed up, one above the second is at its peak (rates
 #: of a schedule are rounded).
 _BELOW, _AT_PEAK = 0.5, 0.999
-#: Fewest losses in a quarter of a run, and times the first one: the noise of batches is below it. Chosen empirically.
+#: Least number of losses in a quarter of a run, and the factor over the first loss that the noise of batches does not
+#: reach. Chosen empirically.
 _QUARTER, _ABOVE = 8, 1.1
 
 
@@ -55,37 +56,37 @@ class Rates:
 
 
 def rates_of(view: RunView, process: Process, step: int) -> Rates | None:
-    """The rates of the optimizer that makes ``step``, measured there; None if none is on record."""
+    """Return the rates of the optimizer that makes ``step``; None if no rate of it above 0 was recorded."""
     name = next((s.optimizer for s in view.timeline.get(process, ()) if s.step == step), None)
-    known = _known(s for s in view.timeline.get(process, ()) if s.optimizer == name)
-    peak = max((rate for _, rate in known), default=0.0)
+    by_step = _rates_by_step(s for s in view.timeline.get(process, ()) if s.optimizer == name)
+    peak = max((rate for _, rate in by_step), default=0.0)
     if not peak:
         return None
-    at = next(i for i, (_, rate) in enumerate(known) if rate >= _AT_PEAK * peak)
-    rising = all(a <= b for (_, a), (_, b) in pairwise(known[: at + 1]))
-    warm_up = known[at][0] - known[0][0] if rising and known[0][1] < _BELOW * peak else 0
-    measured = next((rate for s, rate in known if s == step and rate), peak)
-    return Rates(measured, known[0][1], peak, known[-1][1], warm_up)
+    at = next(i for i, (_, rate) in enumerate(by_step) if rate >= _AT_PEAK * peak)
+    rising = all(a <= b for (_, a), (_, b) in pairwise(by_step[: at + 1]))
+    warm_up = by_step[at][0] - by_step[0][0] if rising and by_step[0][1] < _BELOW * peak else 0
+    measured = next((rate for s, rate in by_step if s == step and rate), peak)
+    return Rates(measured, by_step[0][1], peak, by_step[-1][1], warm_up)
 
 
 def warmed_up(view: RunView) -> int:
-    """The first step at which each optimizer that begins below half of its largest learning rate has reached that."""
+    """Return the first step by which each optimizer with a warm-up reached half of its largest rate; 0 without."""
     reached = 0
     for steps in by_optimizer(view).values():
-        known = _known(steps)
-        full = 0.5 * max((rate for _, rate in known), default=0.0)
-        if known and known[0][1] < full:
-            reached = max(reached, next(step for step, rate in known if rate >= full))
+        by_step = _rates_by_step(steps)
+        half_peak = 0.5 * max((rate for _, rate in by_step), default=0.0)
+        if by_step and by_step[0][1] < half_peak:
+            reached = max(reached, next(step for step, rate in by_step if rate >= half_peak))
     return reached
 
 
-def _known(steps: Iterable[StepFacts]) -> list[tuple[int, float]]:
-    """The learning rate by step, where it is on record."""
+def _rates_by_step(steps: Iterable[StepFacts]) -> list[tuple[int, float]]:
+    """Return step and learning rate of the steps with a finite recorded rate."""
     return [(s.step, s.lr) for s in steps if s.lr is not None and math.isfinite(s.lr)]
 
 
 def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, what: str) -> Prescription:
-    """The learning rate that brings updates from ``ratio`` to ``target`` times the weight; ``what`` names the ratio."""
+    """Prescribe the rate that takes updates from ``ratio`` to ``target`` times the weight; ``what`` names the ratio."""
     factor = rounded_down(target / ratio)
     groups = sum(len(o.get("groups") or ()) for o in view.optimizers)
     varies = rates is not None and min(rates.first, rates.last) < _AT_PEAK * rates.peak
@@ -101,7 +102,7 @@ def lower_rate(view: RunView, rates: Rates | None, ratio: float, target: float, 
 
 
 def gentler_start(rates: Rates | None, ratio: float, target: float) -> Prescription:
-    """A warm-up that begins with small enough updates; a longer one if there is one."""
+    """Prescribe a warm-up that begins with small enough updates; a longer one if the run has a warm-up."""
     factor = rounded_down(target / ratio)
     what = "first updates / weight"
     if rates is None or not rates.warm_up:
@@ -138,7 +139,7 @@ def _predicted(before: float, after: float) -> dict[str, Any]:
 
 
 def stable_rate_of(view: RunView, process: Process) -> StableRate | None:
-    """The largest stable rate, of the first optimizer whose steps show one."""
+    """Return the largest stable rate of the process's first optimizer whose healthy steps show one; None without."""
     for (own, _), steps in by_optimizer(view).items():
         well = [s for s in steps if is_well(view, process, s) and not s.skipped]
         if own == process and (found := stable_rate(view, well)) is not None:
@@ -147,7 +148,7 @@ def stable_rate_of(view: RunView, process: Process) -> StableRate | None:
 
 
 def never_was_below(view: RunView) -> bool:
-    """Whether a positive loss was above its first value in each quarter of the run."""
+    """Return whether a positive loss stayed above its first value in every quarter of the run."""
     for (process, _), steps in by_optimizer(view).items():
         losses = [s.loss for s in steps if s.loss is not None and is_well(view, process, s)]
         quarter = len(losses) // 4
@@ -158,7 +159,7 @@ def never_was_below(view: RunView) -> bool:
 
 
 def never_came_back(view: RunView, process: Process) -> bool:
-    """Whether the run ended non-finite, or at twice its first loss."""
+    """Return whether the run ended non-finite, or above twice its first loss."""
     steps = [s for s in view.timeline.get(process, ()) if s.complete]
     if not steps or not is_well(view, process, steps[-1]):
         return bool(steps)

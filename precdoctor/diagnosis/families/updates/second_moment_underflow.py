@@ -68,27 +68,31 @@ _USUAL_EPS, _USUAL_DECAY = 1e-8, 0.999
 
 @dataclass(frozen=True)
 class _Lost:
-    """Per recorded step the share of a parameter's second moment that was lost; ``rows``: those of :class:`Moments`."""
+    """Share of a parameter's elements with a gradient above eps whose second moment is zero, per recorded step.
+
+    ``rows``: the steps' rows in :class:`Moments`.
+    """
 
     rows: Ints
     shares: Floats
 
     @property
     def share(self) -> float:
+        """Median of ``shares``."""
         return float(np.median(self.shares))
 
 
-#: Learning rates per step from which on a run may be thrown off its course: Adam's longest step is 7 of them.
+#: Length of a step, in learning rates, from which it may make a run diverge: Adam's own are at most 7 long.
 _LONG_STEP = 10.0
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the second moment that has lost most."""
+    """One finding: the second moment that has lost most; else FP32 state that was rounded between steps."""
     moments = second_moments(view)
     if not moments.of:
         return Checked.not_applicable("no second moment was recorded with its gradient")
     eps = _eps(view)
-    lost = _lost(view, moments, eps, options)
+    lost = _lost_shares(view, moments, eps, options)
     steps = max(rows.size for rows in moments.of.values())
     seen = f"{plural(len(moments.of), 'second moment')} after {plural(steps, 'step')}"
     limit = _limit(view, options)
@@ -105,47 +109,50 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _limit(view: RunView, options: Options) -> float:
+    """Return the share of zeros that counts: `share` for optimizers that add eps to the root, else `others_share`."""
     return options["share"] if adds_eps_to_root(view) else options["others_share"]
 
 
 def _eps(view: RunView) -> float:
-    """The largest eps, below which zeros do no harm; torch's default for an optimizer without one."""
+    """Return the largest eps, below which zeros do no harm; torch's default for an optimizer without one."""
     return max((e for g in parameter_groups(view) if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
 
 
-def _lost(view: RunView, moments: Moments, eps: float, options: Options) -> dict[Parameter, _Lost]:
+def _lost_shares(view: RunView, moments: Moments, eps: float, options: Options) -> dict[Parameter, _Lost]:
+    """Return by parameter, and step, the share of elements whose squared gradient was lost from the second moment."""
     held, gradient = moments.held, histograms(moments.gradient)
     scale = unscaling(moments.gradient)
     intended = gradient.total - gradient.at_most(eps * scale)[1]
     harmless = column(moments.gradient, "zero") + (gradient.total - intended)
-    roundable = intended - (gradient.total - gradient.at_most(_largest_lost(view, held) * scale)[1])
+    roundable = intended - (gradient.total - gradient.at_most(_largest_lost_by_row(view, held) * scale)[1])
     zeros = np.minimum(column(held, "zero") - harmless, roundable)
     shares = share(np.maximum(zeros, 0.0), intended)
     counted = (column(held, "numel") == column(moments.gradient, "numel")) & (intended >= options["min_elements"])
     return {owner: _Lost(own := rows[counted[rows]], shares[own]) for owner, rows in moments.of.items()}
 
 
-def _largest_lost(view: RunView, held: pd.DataFrame) -> Floats:
-    """Per moment the largest gradient whose square is rounded to zero; no such limit with a scale per block.
+def _largest_lost_by_row(view: RunView, held: pd.DataFrame) -> Floats:
+    """Return per row the largest gradient whose square is rounded to zero; no limit with a scale per block.
 
-    Of larger gradients a moment of zero has another reason: optimizers that leave out their first steps make them.
+    A moment of zero under a larger gradient has another reason: optimizers that leave out their first steps make such
+    zeros.
     """
     largest = np.full(len(held), np.finfo(np.float64).max / 2)
     plain = ~held["format"].map(text).astype(bool)
     for (state, dtype), rows in held[plain].reset_index().groupby(["state", "dtype"], observed=True).indices.items():
-        if limit := _lost_below(known_format(text(dtype)), _added(view, text(state))):
+        if limit := _largest_lost_gradient(known_format(text(dtype)), _added_share(view, text(state))):
             largest[np.flatnonzero(plain)[rows]] = limit
     return largest
 
 
-def _added(view: RunView, state: str) -> float:
-    """The share of a squared gradient that a step adds to a second moment; that of Adam's default where unknown."""
+def _added_share(view: RunView, state: str) -> float:
+    """Return the share of a squared gradient that a step adds to a moment, 1 - beta2; Adam's default if unknown."""
     decay = decay_of(view, state)
     return 1.0 - (_USUAL_DECAY if decay is None else decay)
 
 
-def _lost_below(fmt: Format | None, added: float) -> float:
-    """The largest gradient whose square is rounded to zero in a format; 0 where that is not known."""
+def _largest_lost_gradient(fmt: Format | None, added: float) -> float:
+    """Return the largest gradient whose square is rounded to zero in ``fmt``; 0 if unknown."""
     return (fmt.flush_limit / added) ** 0.5 if fmt is not None and added > 0.0 else 0.0
 
 
@@ -154,8 +161,8 @@ def _finding(
 ) -> Finding:
     owner, lost = max(guilty.items(), key=lambda item: item[1].share)
     row, gradient = _rows(view, moments, lost.rows[-1])
-    fmt, added = known_format(row.dtype), _added(view, row.name)
-    share_limit, limit = _limit(view, options), _lost_below(fmt, added)
+    fmt, added = known_format(row.dtype), _added_share(view, row.name)
+    share_limit, limit = _limit(view, options), _largest_lost_gradient(fmt, added)
     stored_eps = 0.0 if fmt is not None and eps <= fmt.flush_limit else eps
     stored = text(moments.held["format"].iloc[lost.rows[-1]])
     name = parameter_label(owner)
@@ -163,7 +170,11 @@ def _finding(
         f"{percent(lost.share)} of the elements of `{name}` with a gradient above eps ({eps:g}) have a second "
         f"moment of exactly zero, in the median of {plural(lost.shares.size, 'step')} (limit "
         f"{percent(share_limit)})"
-        + (_quantised(view, stored, added) if stored else _narrow(view, row, (eps, stored_eps), limit, added))
+        + (
+            _quantised_words(view, stored, added)
+            if stored
+            else _narrow_words(view, row, (eps, stored_eps), limit, added)
+        )
         + f"{plural(len(guilty), 'parameter')} of {len(moments.of):,} affected."
     )
     return RULE.finding(
@@ -192,15 +203,16 @@ def _finding(
 
 
 def _subnormal_share(row: TensorRow) -> float:
+    """Return the subnormal share of the non-zero elements."""
     return row.subnormal / max(1, row.histogram.total)
 
 
-def _narrow(view: RunView, row: TensorRow, both: tuple[float, float], limit: float, added: float) -> str:
-    """Which gradients the format of a state loses, and what zeros do.
+def _narrow_words(view: RunView, row: TensorRow, both: tuple[float, float], limit: float, added: float) -> str:
+    """State which gradients the format of a state loses, and how long a step with a second moment of zero is.
 
     Args:
         both: eps, and eps in that format.
-        limit: the largest of these gradients.
+        limit: the largest lost gradient.
     """
     eps, stored_eps = both
     step = (
@@ -208,28 +220,29 @@ def _narrow(view: RunView, row: TensorRow, both: tuple[float, float], limit: flo
         if stored_eps
         else f"and eps, {eps:g}, is also zero in {row.dtype}: a division by zero"
     )
-    where = "There only eps divides" if adds_eps_to_root(view) else f"Where {_foreign(view)} divides by its root"
+    where = "There only eps divides" if adds_eps_to_root(view) else f"Where {_optimizer_name(view)} divides by its root"
     return (
         f"; of the others {percent(_subnormal_share(row))} are subnormal. It is kept in {row.dtype}: {added:.3g} g^2 "
         f"becomes zero below g = {limit:.2g}. {where}, {step}. "
     )
 
 
-def _quantised(view: RunView, stored: str, added: float) -> str:
-    """Why a state with a scale per block has zeros, and what they do."""
+def _quantised_words(view: RunView, stored: str, added: float) -> str:
+    """State why a state with a scale per block has zeros, and how long the steps are there."""
     longer = f"; else steps are up to {(1.0 / added) ** 0.5:.3g} times too long" if added > 0.0 else ""
     return (
         f". It is kept in {stored} with a scale per block: elements far below the largest of a block become zero. "
-        f"Where {_foreign(view)} divides before it adds the new g^2, only eps divides{longer}. "
+        f"Where {_optimizer_name(view)} divides before it adds the new g^2, only eps divides{longer}. "
     )
 
 
-def _foreign(view: RunView) -> str:
+def _optimizer_name(view: RunView) -> str:
+    """Return the class of the first optimizer, for messages."""
     return next((text(o.get("class")) for o in view.optimizers if text(o.get("class"))), "the optimizer")
 
 
 def _rows(view: RunView, moments: Moments, at_row: int) -> tuple[TensorRow, TensorRow]:
-    """The rows of one moment and of its gradient."""
+    """Return the rows of one moment and of its gradient; ``at_row``: position in :class:`Moments`."""
     one = moments.held.iloc[[at_row]]
     (process, step), owner = at(one)[0], parameters(one)[0]
     names = {"opt_state": moments.held["state"].iloc[at_row], "weight_grad_step": owner[2]}
@@ -242,7 +255,7 @@ def _prescribe(
     view: RunView, lost: _Lost, row: TensorRow, gradient: TensorRow, held: tuple[str, float]
 ) -> Prescription:
     stored, added = held
-    smaller = gradient.histogram.at_most(_lost_below(FP32, added) * (gradient.scale or 1.0)).high
+    smaller = gradient.histogram.at_most(_largest_lost_gradient(FP32, added) * (gradient.scale or 1.0)).high
     left = smaller / max(1, gradient.histogram.total)
     title = f"FP32 optimizer state: zero where there is a gradient {percent(lost.share)} -> {percent(left)}"
     if gradient.dtype in HALF:
@@ -264,9 +277,9 @@ def _prescribe(
 
 
 def lost_moments(cause: Finding, effect: Finding) -> bool:
-    """Whether moments of zero threw the run off, or a state of the optimizer stalls in their format.
+    """Return whether zero moments made the run diverge, or PD509 found optimizer state stalled in their format.
 
-    With a gradient of g lost from the second moment, a step is g / eps learning rates long.
+    An element whose gradient g is lost from the second moment moves by g / eps learning rates in one step.
     """
     if effect.code == "PD509":
         same = cause.evidence.get("dtype") == effect.evidence.get("dtype") is not None
@@ -277,8 +290,8 @@ def lost_moments(cause: Finding, effect: Finding) -> bool:
     return 0.0 < float(kept) >= _LONG_STEP * float(eps)
 
 
-def cast_behind_the_gradients(_cause: Finding, effect: Finding) -> bool:
-    """Whether a lossy cast lies in the optimizer step, in code of no module: it is where the moments are stored."""
+def is_optimizer_cast(_cause: Finding, effect: Finding) -> bool:
+    """Return whether a lossy cast lies in the optimizer step, outside of modules: there the moments are stored."""
     return effect.location.phase is Phase.OPTIMIZER and effect.location.root is None
 
 
@@ -305,7 +318,7 @@ RULE = Rule(
     explains={
         "PD504": lambda cause, effect: same_module(cause, effect) or lost_moments(cause, effect),
         **when(lost_moments, "PD603", "PD605", "PD509"),
-        **when(cast_behind_the_gradients, "PD706"),
+        **when(is_optimizer_cast, "PD706"),
     },
     check=check,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""PD506, rounded state: the second of Adam's moments is zero where the first is not, because state was rounded.
+"""PD506, rounded state: Adam's second moment is zero under a first moment that is not, because state was rounded.
 
 Both moments are averages over the same gradients, so that the second one bounds the first. State that goes through a
 narrower format between steps (a checkpoint saved in FP16) keeps the first moment, of the gradient's size, and loses the
@@ -42,7 +42,7 @@ _COLUMNS = ("module_class", "dtype", "numel", "zero", "exp_lo", "exp_hist")
 
 @dataclass(frozen=True)
 class _Shown:
-    """A parameter on the step that shows it."""
+    """A parameter, and the step that shows that its state was rounded."""
 
     owner: Parameter
     process: Process
@@ -51,16 +51,16 @@ class _Shown:
 
     @property
     def name(self) -> str:
-        """As messages call the parameter."""
+        """The name of the parameter in messages."""
         return parameter_label(self.owner)
 
 
 @dataclass(frozen=True)
 class Orphaned(_Shown):
-    """First moments whose second is exactly zero, after a step.
+    """A parameter with *orphaned* elements after a step: first moment above eps, second moment exactly zero.
 
     Attributes:
-        elements: least number with a first moment above eps and a second moment of zero.
+        elements: least number of such elements.
         share: the same over the parameter's elements.
     """
 
@@ -88,7 +88,7 @@ def adam_bound(beta1: float, beta2: float) -> float | None:
 
 
 def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Mapping[Parameter, Orphaned]:
-    """FP32 moments with ``least_share``, and ``least`` elements, orphaned: the first such step of each parameter."""
+    """Return FP32 parameters with ``least`` orphaned elements, and ``least_share`` of all, at their first such step."""
     if not adds_eps_to_root(view):
         return {}
     rows = states(view.measured((), ("opt_state",), columns=_COLUMNS, where=[("dtype", "==", "float32")]))
@@ -101,12 +101,12 @@ def orphaned(view: RunView, eps: float, least_share: float, least: float) -> Map
         & (lost >= np.maximum(least, least_share * numel))
     )
     found = second.assign(lost=lost, share=lost / np.maximum(numel, 1.0))[chosen]
-    return {o.owner: o for o in starmap(Orphaned, _foremost(found, found["step"], ("lost", "share")))}
+    return {o.owner: o for o in starmap(Orphaned, _first_rows(found, found["step"], ("lost", "share")))}
 
 
 def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
-    """Steps of FP32 weights ``times`` longer than Adam can make them: the longest of each weight."""
-    bound = _bound(view)
+    """Return FP32 weights with a step more than ``times`` longer than Adam can make it, each on its longest step."""
+    bound = _longest_adam_step(view)
     if bound is None:
         return {}
     decay = max(number(g.get("weight_decay")) or 0.0 for g in parameter_groups(view))
@@ -119,21 +119,21 @@ def leaps(view: RunView, times: float) -> Mapping[Parameter, Leap]:
     rows = rows[(rows["dtype"] == "float32") & rows["amax"].notna()]
     known, (size, change) = by_kind(rows, column(rows, "amax"), ("weight", "update"))
     length = share(change, step_values(known, rates))
-    own = decay * (np.nan_to_num(size) + change)  # decoupled decay adds to the step
+    own = decay * (np.nan_to_num(size) + change)  # decoupled decay adds this many learning rates to the step
     found = known.assign(length=length)[length > times * (bound + own)]
-    return {o.owner: o for o in starmap(Leap, _foremost(found, -found["length"], ("length",)))}
+    return {o.owner: o for o in starmap(Leap, _first_rows(found, -found["length"], ("length",)))}
 
 
-def _foremost(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """Of each weight the row that comes first in ``order``: weight, process, step, class of the module, ``columns``."""
+def _first_rows(rows: pd.DataFrame, order: pd.Series[Any], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield each weight's first row by ``order``: weight, process, step, class of the module, ``columns``."""
     first = rows.iloc[[own[0] for own in rows_of(groups(rows, PARAMETER), order)]]
     values = zip(first["module_class"].map(text), *(first[c] for c in columns), strict=True)
     for place, (process, step), own in zip(parameters(first), at(first), values, strict=True):
         yield place, process, step, *own
 
 
-def _bound(view: RunView) -> float | None:
-    """The largest bound over the groups; None unless every optimizer is torch's own Adam."""
+def _longest_adam_step(view: RunView) -> float | None:
+    """Return Adam's longest step over all groups; None without a bound, or if an optimizer is not torch's Adam."""
     groups = parameter_groups(view)
     if not groups or not all(text(o.get("class")) in ADAM for o in view.optimizers):
         return None
@@ -150,7 +150,7 @@ def _bound(view: RunView) -> float | None:
 def rounded_finding(
     rule: Rule, view: RunView, lost: Mapping[Parameter, Orphaned], long: Mapping[Parameter, Leap], eps: float
 ) -> Finding:
-    """The finding about both; at least one is not empty."""
+    """Return one finding about orphaned elements (``lost``) and leaps (``long``); at least one is not empty."""
     worst = max(lost.values(), key=lambda o: o.share, default=None)
     leap = max(long.values(), key=lambda o: o.rates, default=None)
     kind, shown = ("opt_state", worst) if worst is not None else ("update", leap)
@@ -163,7 +163,7 @@ def rounded_finding(
         evidence={
             "zero_under_first_moment": None if worst is None else worst.share,
             "longest_step_in_learning_rates": None if leap is None else leap.rates,
-            "bound_in_learning_rates": _bound(view),
+            "bound_in_learning_rates": _longest_adam_step(view),
             "eps": eps,
             "parameters": [
                 {
@@ -202,7 +202,7 @@ def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float)
     if leap is not None:
         words += (
             f"Step {leap.step} changed an element of `{leap.name}` by {leap.rates:,.3g} times the learning "
-            f"rate; from moments of the same gradients Adam makes {_bound(view):.3g} times at most. "
+            f"rate; from moments of the same gradients Adam makes {_longest_adam_step(view):.3g} times at most. "
         )
     return words + (
         "Both moments are averages over the same gradients, and in float32 one does not vanish without the other. The "
@@ -212,12 +212,12 @@ def _words(view: RunView, worst: Orphaned | None, leap: Leap | None, eps: float)
 
 
 def _prescribe(view: RunView, worst: Orphaned | None, leap: Leap | None) -> Prescription:
-    """Prescribe FP32 checkpoints: what changed the state is not on record, and checkpoints are where it happens."""
+    """Prescribe FP32 checkpoints: the log does not show what changed the state, and checkpoints are the usual place."""
     predicted: dict[str, Any] = {}
     if worst is not None:
         predicted["zero_under_first_moment"] = {"from": worst.share, "to": 0.0}
     if leap is not None:
-        predicted["longest_step_in_learning_rates"] = {"from": leap.rates, "to": _bound(view)}
+        predicted["longest_step_in_learning_rates"] = {"from": leap.rates, "to": _longest_adam_step(view)}
     return Prescription(
         title="save and load the optimizer's state in FP32: no second moment is rounded to zero",
         change={"state_dtype": {"from": None, "to": "float32"}},

@@ -64,13 +64,13 @@ one tensor only; 0.85 for a count, which the script could also have stopped ther
     ),
 )
 _COLUMNS = ("dtype", "module_class", "shape", "numel", "fingerprint")
-#: Trailing parts of a dotted name that an average shares with its weight: the parameter's and one of the module's.
+#: Trailing parts of its dotted name that an average must share with its weight: the parameter's, one of the module's.
 _SHARED = 2
 
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight; its fingerprint on each recorded step, ascending."""
+    """A weight; ``prints``: its fingerprint on each recorded step, ascending."""
 
     dtype: str
     module_class: str
@@ -82,6 +82,7 @@ class _Weight:
 
     @property
     def moves(self) -> int:
+        """Number of times that the fingerprint changed between two recorded steps."""
         return int(np.count_nonzero(self.prints[1:] != self.prints[:-1]))
 
 
@@ -89,7 +90,7 @@ def check(view: RunView, options: Options) -> Checked:
     """One finding over all tensors that stand still: averages of weights, running statistics, counts, in this order."""
     averages, counts = _averages(view, options), stalled_counts(view, options["min_writes"])
     statistics = running_statistics(view, options["min_writes"])
-    still = {p: b for p, b in statistics.items() if not b.changed.size}
+    still = {p: b for p, b in statistics.items() if not b.changes.size}
     found: list[tuple[str, Finding]] = [(averages.reason, f) for f in averages.findings]
     if still:
         seen = f"{len(still):,} of {plural(len(statistics), '16-bit running statistic')} never change"
@@ -98,13 +99,13 @@ def check(view: RunView, options: Options) -> Checked:
         seen = f"{plural(len(counts), '16-bit count')} at the value where adding one stops"
         found.append((seen, _count_finding(counts, options)))
     if found:
-        return Checked([_together([f for _, f in found])], "; ".join(seen for seen, _ in found))
+        return Checked([_merged_finding([f for _, f in found])], "; ".join(seen for seen, _ in found))
     if statistics and averages.status is Status.NOT_APPLICABLE:
         return Checked((), f"{plural(len(statistics), '16-bit running statistic')}, and all of them move")
     return averages
 
 
-def _together(findings: Sequence[Finding]) -> Finding:
+def _merged_finding(findings: Sequence[Finding]) -> Finding:
     """The first finding, with the titles of the others in its message and their prescriptions behind its own."""
     first, *others = findings
     if not others:
@@ -118,6 +119,7 @@ def _together(findings: Sequence[Finding]) -> Finding:
 
 
 def _averages(view: RunView, options: Options) -> Checked:
+    """Check the averages of weights in BF16 or FP16."""
     weights = _survey(view)
     trained = view.places("weight_grad") | view.places("weight_grad_step")
     averages = {
@@ -137,7 +139,7 @@ def _averages(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView) -> dict[Parameter, _Weight]:
-    """All weights with fingerprints, from the first process that has them."""
+    """Return all weights with fingerprints, each from the first process that recorded it."""
     frame = view.measured((), ("weight",), columns=_COLUMNS)
     frame = frame[frame["shape"].notna() & frame["fingerprint"].notna()]
     steps, prints = frame["step"].to_numpy(), frame["fingerprint"].to_numpy()
@@ -148,17 +150,20 @@ def _survey(view: RunView) -> dict[Parameter, _Weight]:
 
 
 def _twin(place: Parameter, weight: _Weight, trained: Mapping[Parameter, _Weight]) -> Parameter | None:
-    """The trained weight that an average follows: of the same shape, with the longest common end of the name."""
-    own = _parts(place)
+    """Return the trained weight that an average follows: of the same shape, with the longest common end of the name.
+
+    None if no name shares `_SHARED` parts.
+    """
+    own = _name_parts(place)
     best, most = None, _SHARED - 1
     for other, candidate in trained.items():
-        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, _parts(other), strict=False)))
+        shared = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(own, _name_parts(other), strict=False)))
         if candidate.shape == weight.shape and shared > most:
             best, most = other, shared
     return best
 
 
-def _parts(place: Parameter) -> list[str]:
+def _name_parts(place: Parameter) -> list[str]:
     """The parts of the full name, last part first."""
     return dotted(*place[1:]).split(".")[::-1]
 

@@ -16,13 +16,13 @@ from precdoctor.diagnosis.survey.rows import Parameter, known_format, text
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 _COLUMNS = ("module_class", "dtype", "numel", "nan", "pos_inf", "neg_inf", "amax", "sum", "amin_nonzero", "fingerprint")
-#: Running statistics of torch's norms, each with the other of its norm.
+#: Running statistics of torch's norms, each with its partner in the same norm.
 _PARTNER = {"running_var": "running_mean", "running_mean": "running_var"}
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A buffer on the recorded steps before which the script wrote to it, ascending.
+    """A buffer on the recorded steps, ascending, before which the script had written to it.
 
     Attributes:
         prints, mean, amax: fingerprint, mean and largest magnitude on each step.
@@ -41,30 +41,30 @@ class Buffer:
 
     @property
     def value(self) -> float:
-        """Its largest element on the last step."""
+        """Largest magnitude on the last step."""
         return float(self.amax[-1])
 
     @property
-    def changed(self) -> Ints:
-        """The recorded writes that changed a bit, as places in ``steps``."""
+    def changes(self) -> Ints:
+        """Indices into ``steps`` of the writes that changed a bit."""
         return np.flatnonzero(self.prints[1:] != self.prints[:-1]) + 1
 
     @property
     def idle(self) -> int:
         """Number of recorded writes since the last one that changed a bit."""
-        return int(self.steps.size - 1 - self.changed.max(initial=0))
+        return int(self.steps.size - 1 - self.changes.max(initial=0))
 
     @property
     def last_change(self) -> int:
-        """Step of the last write that changed it."""
+        """Step of the last write that changed a bit; the first step if none did."""
         return int(self.steps[-1 - self.idle])
 
     def is_swamped_count(self) -> bool:
-        """Whether it rose from write to write up to the value at which half an ulp is one term, and stays there.
+        """Return whether the count rose with every write until half an ulp was one term, and stays there.
 
         A sum of ones stalls at 2^(m+1), m the stored bits of the significand: 256 in BF16, 2048 in FP16; a sum of terms
-        d at d times that. Several additions between two recorded steps look like one larger rise, so both one and the
-        smallest rise are tried as the term.
+        d at d times as much. Several additions between two recorded steps look like one larger rise, so both one and
+        the smallest rise are tried as the term.
         """
         fmt = known_format(self.dtype)
         rises = np.diff(self.mean[: self.steps.size - self.idle])
@@ -80,7 +80,7 @@ def stalled_counts(view: RunView, min_writes: float) -> Mapping[Parameter, Buffe
 
 
 def running_statistics(view: RunView, min_writes: float) -> Mapping[Parameter, Buffer]:
-    """Running means and variances with ``min_writes`` writes or more, beside a partner that changes.
+    """Return running means and variances with ``min_writes`` writes or more whose partner in the same norm changes.
 
     With a momentum of 0, or in evaluation, neither of the two would change.
     """
@@ -88,17 +88,18 @@ def running_statistics(view: RunView, min_writes: float) -> Mapping[Parameter, B
     found = {}
     for (root, module, name), buffer in buffers.items():
         partner = buffers.get((root, module, _PARTNER.get(name, "")))
-        if partner is not None and partner.changed.size and buffer.steps.size > min_writes:
+        if partner is not None and partner.changes.size and buffer.steps.size > min_writes:
             found[root, module, name] = buffer
     return found
 
 
 def _survey(view: RunView) -> Mapping[Parameter, Buffer]:
-    """All 16-bit buffers of the first process that has them."""
+    """Return all 16-bit buffers, each from the first process that recorded it; read once per view."""
     return view.remember("narrow-buffers", lambda: _read(view))
 
 
 def _read(view: RunView) -> dict[Parameter, Buffer]:
+    """Read all rows of 16-bit buffers that have a fingerprint and finite elements."""
     frame = view.measured((), ("buffer",), columns=_COLUMNS, where=[("dtype", "in", HALF)])
     frame = frame[finite(frame) & frame[["fingerprint", "sum", "amax"]].notna().all(axis=1)]
     steps, prints, amax = (frame[c].to_numpy() for c in ("step", "fingerprint", "amax"))

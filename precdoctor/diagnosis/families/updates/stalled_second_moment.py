@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -62,21 +61,23 @@ _NOTICEABLE = 1.5
 
 @dataclass(frozen=True)
 class _Narrow:
-    """The second moments in one 16-bit format."""
+    """The second moments in the 16-bit format with most elements."""
 
     dtype: str
     #: Element count by full name of the parameter.
     weights: Mapping[str, int]
-    #: Measured sqrt(v) over the exact one; None when the state is not on record.
+    #: Recorded sqrt(v) over that of exact arithmetic, median over weights; None if it is unknown.
     measured: float | None = None
 
 
 def check(view: RunView, options: Options) -> Checked:
     """One finding for the narrow format with most weights."""
-    groups = [b for g in _groups(view) if (b := beta2_of(g)) is not None]
-    beta2 = max(groups, default=0.0)
-    narrow = _recorded(view, beta2) or _by_weights(view)
-    if not groups or not narrow.weights:
+    groups = parameter_groups(view) if second_moments(view).of else adam_groups(view)
+    betas = [b for g in groups if (b := beta2_of(g)) is not None]
+    beta2 = max(betas, default=0.0)
+    # without recorded state: torch's Adam keeps its moments in the format of the weight
+    narrow = _recorded_moments(view, beta2) or _Narrow(*stepped_in_half(view))
+    if not betas or not narrow.weights:
         return Checked.not_applicable("no second moment of Adam's kind in BF16 or FP16")
     limit = _half_ulp(narrow.dtype)
     if 1.0 - beta2 >= limit:
@@ -88,13 +89,8 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"the second moments of {plural(len(narrow.weights), 'weight')} cannot decay")
 
 
-def _groups(view: RunView) -> list[Mapping[str, Any]]:
-    """The groups of all optimizers if state was recorded, else those of torch's own Adam."""
-    return parameter_groups(view) if second_moments(view).of else adam_groups(view)
-
-
-def _recorded(view: RunView, beta2: float) -> _Narrow | None:
-    """The 16-bit moments of the recorded state; None when none is on record."""
+def _recorded_moments(view: RunView, beta2: float) -> _Narrow | None:
+    """Return the 16-bit moments of the recorded state; None if no second moment of Adam's kind was recorded."""
     moments = second_moments(view)
     held, gradient = moments.held, moments.gradient
     names, dtypes, numel, steps = (held[c].to_numpy() for c in ("state", "dtype", "numel", "step"))
@@ -114,18 +110,13 @@ def _recorded(view: RunView, beta2: float) -> _Narrow | None:
     )
 
 
-def _by_weights(view: RunView) -> _Narrow:
-    """The 16-bit moments of torch's Adam, which keeps them in the format of the weight."""
-    return _Narrow(*stepped_in_half(view))
-
-
 def _half_ulp(dtype: str) -> float:
-    """Half an ulp, relative to the largest number of a binade: below it every product rounds back."""
+    """Half an ulp, relative to the largest number of a binade. If 1 - beta2 is smaller, v * beta2 rounds back to v."""
     return format_of_dtype(dtype).ulp_at_one / 4.0
 
 
-def _fall(view: RunView) -> tuple[float, float, float]:
-    """Peak and present gradient norm of the optimizer whose norm fell furthest, and their ratio (1 when unknown)."""
+def _norm_fall(view: RunView) -> tuple[float, float, float]:
+    """Return peak and present norm of the optimizer whose gradient norm fell most, and their ratio (1 if unknown)."""
     best = (0.0, 0.0, 1.0)
     for steps in by_optimizer(view).values():
         norms = [s.grad_norm for s in steps if s.grad_norm and not s.skipped]
@@ -138,7 +129,7 @@ def _fall(view: RunView) -> tuple[float, float, float]:
 
 
 def _finding(view: RunView, narrow: _Narrow, beta2: float, limit: float, options: Options) -> Finding:
-    peak, present, fall = _fall(view)
+    peak, present, fall = _norm_fall(view)
     dtype, weights = narrow.dtype, narrow.weights
     ratio = fall if narrow.measured is None else narrow.measured
     elements = sum(weights.values())

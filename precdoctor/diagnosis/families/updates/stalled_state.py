@@ -1,4 +1,4 @@
-"""PD509: a tensor that outlives the step and is written to in a format in which the writes change no bit."""
+"""PD509: a tensor that outlives the step and is too narrow for what is written to it: no bit of it changes."""
 
 from __future__ import annotations
 
@@ -61,16 +61,17 @@ summation).
     ),
 )
 _REASON = "bits before and after were compared with the same arithmetic in FP64"
-#: Other ops that a finding names.
+#: How many other ops a finding names.
 _MAX_OTHERS = 3
 _NOUNS = {"weight": "weights", "average": "an average of weights", "gradient": "a gradient"}
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for each state, whichever lines write to it; of states without a name, for each line."""
+    """One finding for each state, over all lines that write to it; if the state has no name, for each line."""
     stepped = any(s.optimizer for steps in view.timeline.values() for s in steps)
 
     def guilty(fact: Fact) -> float:
+        """Return the share of elements that the write leaves unchanged; 0 if it is not this rule's to report."""
         if _target(fact) == "weight" and _short(fact) == "mul":
             if _decay(fact, view.last_step + 1) < options["decayed"]:
                 return 0.0
@@ -80,7 +81,10 @@ def check(view: RunView, options: Options) -> Checked:
         return share if share >= options["share"] else 0.0
 
     def lasts(group: Group) -> bool:
-        """Whether it still stands on later scans: a teacher begins to move when its student has."""
+        """Return whether the state stalls on two scans or more, the last among them, or on most scans.
+
+        Otherwise it moves later: an average (a teacher) begins to move once its weights have moved away.
+        """
         done = [s.step for s in scans(view) if s.outcome == "done" and s.process == group.worst.process]
         still = [s for s in group.steps if s in done]
         return len(still) > 1 and (max(done) in still or 2 * len(still) > len(done))
@@ -92,15 +96,15 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _subject(fact: Fact) -> Hashable:
-    """What is written to: a state or an average has one name in all modules, anything else is told by its line."""
+    """Return the key of the tensor written to: state or average by name and file, any other tensor by source line."""
     state, at = text(fact.data.get("state")), fact.source
     named = state or _target(fact) == "average"
     place = ("", 0) if at is None else (at.file, 0 if named else at.line)
     return fact.root, _target(fact), state, fact.data.get("dtype"), place, "" if at is not None else fact.module
 
 
-def _others(group: Group) -> str:
-    """The other ops that write to it, as a sentence."""
+def _other_ops(group: Group) -> str:
+    """Name the other ops that leave the tensor unchanged, as a sentence; empty if there are none."""
     worst, seen = group.worst, []
     for fact in group.facts:
         words = f"`{_short(fact)}`{fact.line if fact.line != worst.line else ''}"
@@ -111,20 +115,22 @@ def _others(group: Group) -> str:
 
 
 def _target(fact: Fact) -> str:
+    """Return what the op writes to: ``weight``, ``average``, ``gradient``, ``state``."""
     return text(fact.data.get("target"))
 
 
 def _short(fact: Fact) -> str:
-    """``mul`` also of ``_foreach_mul_``."""
+    """The op's short name, without ``foreach_``: ``mul`` of ``_foreach_mul_``."""
     return fact.short.removeprefix("foreach_")
 
 
 def _share(fact: Fact) -> float:
+    """Return the share of elements that kept their bits, among those that FP64 moves."""
     return fact.share("stalled", "moved")
 
 
 def _decay(fact: Fact, steps: int) -> float:
-    """Share of a weight that a factor below 1 takes away in so many steps."""
+    """Return the share of a weight that this decay would take away in ``steps`` steps if no write were lost."""
     each = fact.number("move") / fact.number("value") if fact.number("value") > 0 else 0.0
     return float(1.0 - max(0.0, 1.0 - each) ** steps)
 
@@ -145,7 +151,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
         f"{op_words(fact)} left {percent(share)} of the elements of "
         f"{what} in {dtype} unchanged (limit {percent(options['share'])}), though FP64 moves them: "
         f"values of {fact.number('value'):.3g} by {fact.number('move'):.3g}, {missing:.1f} bits below half a unit in "
-        f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line.{_others(group)}"
+        f"the last place (medians).{gone} {plural(fact.count('tensors'), 'tensor')} on this line.{_other_ops(group)}"
         f"{elsewhere_words(group)}"
     )
     wide = "float64" if dtype == "float32" else "float32"
@@ -176,7 +182,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
 
 
 def same_line(cause: Finding, effect: Finding) -> bool:
-    """Whether both are about the same line of code."""
+    """Return whether both findings are about the same line of code."""
     return cause.location.source is not None and cause.location.source == effect.location.source
 
 
