@@ -8,8 +8,10 @@ import pytest
 
 from precdoctor.diagnosis.claims.finding import Diagnosis, Finding
 from precdoctor.diagnosis.divergence.onset import calm, clip_level, healthy_norms
-from precdoctor.diagnosis.engine import diagnose
+from precdoctor.diagnosis.engine import diagnose, diagnose_view, resolve_options, view_of
+from precdoctor.diagnosis.families.growth import gradient_explosion
 from precdoctor.diagnosis.survey.step_facts import StepFacts
+from tests.rules.PD603.samples import diverges
 from tests.support.training import FACTS, Training, find, normal
 
 LAST = 12
@@ -238,3 +240,11 @@ def test_a_loss_that_jumps_behind_a_rewritten_weight_leads_with_it(tmp_path: Pat
     found = next(f for f in diagnose(run.write(tmp_path)).findings if f.code == "PD605")
     root = f"something other than the optimizer multiplied `{LAYER}.weight` by 29.9 after step 23"
     assert found.title.startswith(f"{root}; the loss jumps from 2 to 6 at step 24")
+
+
+def test_a_run_diverges_by_its_own_limit_where_no_norm_stands_out(tmp_path):
+    """The limit of a divergence may be set below that of an explosion."""
+    view = view_of(diverges().write(tmp_path))
+    options = resolve_options({"PD603": {"diverged": 10.0, "factor": 1e9}}, [gradient_explosion.RULE])
+    (finding,) = diagnose_view(view, [gradient_explosion.RULE], options).findings
+    assert "diverges" in finding.title

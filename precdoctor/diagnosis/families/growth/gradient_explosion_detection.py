@@ -143,7 +143,7 @@ def _divergence(process: Process, steps: Sequence[StepFacts], options: Options) 
     for end in ends:
         end_loss, end_norm = (median(values[j] for values in end) for j in (1, 2))
         if end_loss >= max(far * abs(loss), options["least_loss"]) and end_norm >= far * norm > 0.0:
-            at = next(i for i, _, n in points if n >= options["factor"] * norm)
+            at = next(i for i, _, n in points if n >= min(options["factor"], far) * norm)
             return Explosion(process, steps, at, norm, max(n for *_, n in points), (loss, end_loss), diverged=True)
     return None if lowest > 0.0 else _unbounded(process, steps, points, options)
 
