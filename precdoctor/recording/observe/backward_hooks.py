@@ -1,4 +1,4 @@
-"""The backward pass: the loss, micro-steps, and each parameter's gradient as it is accumulated on this rank."""
+"""Hooks of the backward pass: loss, micro-steps, and each parameter's gradient as this rank accumulates it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 _LOSS = Place("", "", "")
 _PRODUCT = "MulBackward0"
-#: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
+#: Frames of these packages are skipped when a backward call's line is recorded: the line of their caller says more.
 _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
 
 
@@ -70,12 +70,12 @@ class BackwardHooks:
         self._end = guarded(recorder)(self._ended)
         self._module_hooks = module_hooks
         self._logits, self._early = logits, early
-        #: Parameters that have a hook, which is removed between samples.
+        #: By id of the parameter: its hook. Between samples these hooks are removed.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         recorder.when_step_begins.append(self._step_begins)
 
     def install(self) -> None:
-        """Patch once per process; signature and ``__wrapped__`` are kept."""
+        """Patch ``torch.autograd.backward``. Call once per process. Signature and ``__wrapped__`` are kept."""
         original = torch.autograd.backward
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
         casts_begin = guarded(recorder)(self._casts.backward_begins)
@@ -84,7 +84,7 @@ class BackwardHooks:
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
-            # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
+            # Reentrant checkpointing calls backward inside a backward pass; that is no micro-step of its own.
             inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
             inside = inside or (modes_open() > 0 and only_estimates())
             threads = recorder.threads
@@ -109,16 +109,21 @@ class BackwardHooks:
         torch.autograd.backward = backward
 
     def _arms(self) -> bool:
-        """A script whose weights are plain tensors may call no module at all; recording also begins here."""
+        """Begin to record at a backward call, because a script whose weights are plain tensors may call no module at
+        all.
+
+        Returns:
+            Whether recording began.
+        """
         recorder = self._recorder
         return recorder.state == "idle" and self._loss_code.running and recorder.arm()
 
     def _prepare(self) -> None:
-        """Between samples a module called in a backward pass is recomputed, and not recorded."""
+        """Drop interrupted calls; between samples, take the module hooks out while checkpoints recompute."""
         if self._window.is_open:
             self._window.enter_backward()
         hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)
-        if stack:  # a keyboard interrupt leaves a call, and no hook runs
+        if stack:  # a keyboard interrupt ends a call without running our hooks
             hooks.let_go(stack)
         if hooks.out:
             hooks.resume()
@@ -126,6 +131,7 @@ class BackwardHooks:
             hooks.rest_in_backward()
 
     def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
+        """Record what is known before the backward pass; ``gradients`` are those given for its roots, or None."""
         try:
             roots = static.tensors(tensors)
             self._note_loss(roots)
@@ -135,6 +141,7 @@ class BackwardHooks:
             self._prepare()
 
     def _note_loss(self, roots: list[Tensor]) -> None:
+        """Record the roots of the backward pass: loss values, constant factors, and on sampled steps their rows."""
         recorder, claim = self._recorder, self._recorder.claim
         if self._logits.follows:
             self._logits.close()
@@ -165,6 +172,7 @@ class BackwardHooks:
             self.hook_parameters()
 
     def _ended(self, tensors: Any) -> None:
+        """Record what is known after the backward pass, also if it raised; ``tensors`` are its roots."""
         try:
             if self._window.is_open:
                 self._window.leave()
@@ -180,6 +188,7 @@ class BackwardHooks:
                     self._loss_code.reopen()
 
     def _end_pass(self, tensors: Any) -> None:
+        """Count the micro-step, and let the step's observers and the guard judge the gradients that have arrived."""
         self._recorder.in_backward = False
         if CUDA.get("_initialized", True) and self._recorder.capture.runs:
             return
@@ -202,7 +211,7 @@ class BackwardHooks:
     def hook_parameters(self) -> None:
         """Put a post-accumulate hook on every parameter of every root that has none yet.
 
-        Done as a backward pass begins, when all that takes part exists and nothing has been accumulated.
+        Called as a backward pass begins: all its parameters exist by then, and no gradient has been accumulated.
         """
         names = self._recorder.names
         for root in names.roots.values():
@@ -211,7 +220,7 @@ class BackwardHooks:
                 continue
             whole = {id(shard): own for shard, own in gathered(module)}
             for parameter in static.parameters(module):
-                target = whole.get(id(parameter), parameter)  # the hooks of a shard run after the reduction
+                target = whole.get(id(parameter), parameter)  # the hooks of a shard run only after the reduction
                 if target is not parameter:
                     names.name_alike(parameter, target)
                 if target.requires_grad and target.is_leaf:
@@ -226,7 +235,7 @@ class BackwardHooks:
         self._hooked[id(parameter)] = weakref.ref(parameter), handle
 
     def _step_begins(self) -> None:
-        """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
+        """Between samples, remove our hooks from parameters, unless a parameter has others: those keep their order."""
         if self._logits.follows:
             self._logits.close()
         self._module_hooks.resume()
@@ -240,6 +249,7 @@ class BackwardHooks:
                 del self._hooked[key]
 
     def _gradient_hook(self) -> Callable[[Tensor], None]:
+        """Return a post-accumulate hook, which records the gradient of the one parameter that it is put on."""
         recorder, manual, gradients = self._recorder, self._manual, self._gradients
         owner: Root | None = None
 
@@ -272,22 +282,25 @@ class BackwardHooks:
 
 
 def constant_factor(root: Tensor) -> float | None:
-    """The constant a loss was multiplied by last (``loss * 65536``), if it is readable without waiting for a device."""
+    """Return the constant that a loss was last multiplied by (``loss * 65536``).
+
+    None if there is no such factor, or reading it would wait for a device.
+    """
     node = root.grad_fn
     if node is None or node.name() != _PRODUCT:
         return None
     for attribute in ("_saved_other", "_saved_self"):
         operand = getattr(node, attribute, None)
         if isinstance(operand, Tensor) and operand.numel() == 1 and not operand.requires_grad:
-            with kernels.apart_from_user_modes():  # a mode would be given a bare number in its place
+            with kernels.apart_from_user_modes():  # torch gives a mode a bare number instead of this tensor
                 return float(operand) if operand.is_cpu else None
     return None
 
 
 def _put_first(parameter: Tensor, key: int) -> None:
-    """Have a hook run before those that were there before it, which may step with the gradient and drop it."""
+    """Make the hook with this key run first: an older hook may step with the gradient and drop it."""
     hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
     if issubclass(type(hooks), dict) and len(hooks) > 1 and key in hooks:
-        ordered = sorted(hooks.items(), key=lambda item: item[0] != key)  # torch reads them as they were inserted
+        ordered = sorted(hooks.items(), key=lambda item: item[0] != key)  # torch runs them in the order of insertion
         hooks.clear()
         hooks.update(ordered)
