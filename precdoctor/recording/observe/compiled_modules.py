@@ -90,6 +90,7 @@ class Probes:
             self._meet(root)
 
     def _number_all(self, root: nn.Module, *, in_place: bool = False) -> None:
+        """Number the modules of a model that is compiled, or has compiled parts."""
         modules = static.modules(root)
         wrapped = {id(unwrap(m)) for m in modules if type(m).__name__ == "OptimizedModule"}
         in_its_place = any(static.module_dict(m).get("_compiled_call_impl") is not None for m in modules)

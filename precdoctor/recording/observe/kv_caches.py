@@ -86,6 +86,7 @@ class KvCaches:
     def _measure(
         self, frame: Frame, place: Place, name: str, key: Tensor, value: Tensor, *, shown: bool = False
     ) -> None:
+        """Make the rows of one layer's key and value; ``shown``: as attention read them."""
         recorder = self._recorder
         if not recorder.wants(place):
             return

@@ -143,6 +143,7 @@ class Logits:
         recorder.when_turned_off.append(self.close)
 
     def _reset(self) -> None:
+        """In a forked child, leave the parent's mode and forget its run."""
         if self._mode is not None:
             self._mode.over = True
             if self._thread == threading.get_ident():
@@ -152,7 +153,7 @@ class Logits:
         self._made.clear()
         self._numbers.clear()
 
-    # --- when --------------------------------------------------------------------------------------------------------
+    # --- opening and closing the mode --------------------------------------------------------------------------------
 
     def root_begins(self, frame: Frame) -> None:
         """Open the mode as a top-level call of a sampled step begins, outside of backward passes."""
@@ -205,7 +206,7 @@ class Logits:
             self._when = now
             self._numbers.clear()
 
-    # --- what --------------------------------------------------------------------------------------------------------
+    # --- from an op to a row -----------------------------------------------------------------------------------------
 
     def _looked(self, known: _Known, args: Any, kwargs: Any, result: Any, caller: str) -> None:
         """Handle an op of one of the groups after it has run; ``caller`` is the function that called it."""

@@ -84,7 +84,7 @@ class ModuleHooks:
         self._keys = first.id, second.id
         self._context.when_forked.append(self.resume)  # also called when recording begins anew
 
-    # --- out and in --------------------------------------------------------------------------------------------------
+    # --- taking the hooks out and putting them in --------------------------------------------------------------------
 
     def rest_inside(self, module: nn.Module) -> None:
         """Take both hooks out until the call of a top-level module, which is about to run, returns or raises."""

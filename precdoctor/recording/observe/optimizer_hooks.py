@@ -205,7 +205,7 @@ class OptimizerHooks:
             self._end_raised(attempt)
 
     def _pass_has_ended(self) -> None:
-        """At the end of a backward pass, end the attempt made in it; name weights that its closure used first."""
+        """At the end of a backward pass, end the attempt made in it; record weights named only by a closure."""
         if (attempt := self._attempt) is not None and attempt.in_backward:
             self._released = weakref.ref(attempt.optimizer)
             self._close(attempt)

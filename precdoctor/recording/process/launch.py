@@ -283,7 +283,7 @@ def _run_child_with_handlers(
     return _shell_status(status)
 
 
-# --- afterwards ------------------------------------------------------------------------------------------------------
+# --- closing the log -------------------------------------------------------------------------------------------------
 
 
 def _close(directory: Path, status: int, *, quiet: bool) -> int:

@@ -69,6 +69,7 @@ class Supervisor:
                 self._thread.join()
 
     def _work(self) -> None:
+        """Read the log at intervals until the command has ended, then once more."""
         wait, first = _SECONDS, True
         while not self._over.wait(wait):
             began = time.thread_time()

@@ -144,6 +144,7 @@ class Claim:
         return True
 
     def _begin(self, *, ending: bool) -> None:
+        """Make the directory and the drain, and write the waiting events."""
         with memory_shortage.small_arrow():  # only ranks import pyarrow: there can be hundreds of helper processes
             from precdoctor.recording.output.drain import Drain
 

@@ -195,6 +195,7 @@ class Sampler:
         return statistics.median(self._waits or [0]) > 0
 
     def _move(self, period: int, reason: str) -> dict[str, Any] | None:
+        """Change N and return the data of the event; None if N stays."""
         if period == self.period:
             return None
         change: dict[str, Any] = {"reason": reason, "from": self.period, "to": period}

@@ -116,7 +116,7 @@ class AbandonedAttempts:
 
         return zero_grad
 
-    # --- what happens around it --------------------------------------------------------------------------------------
+    # --- optimizers, passes and attempts -----------------------------------------------------------------------------
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that an optimizer steps, or shows itself by its ``zero_grad``."""
@@ -154,7 +154,7 @@ class AbandonedAttempts:
             self._end(optimizer, thrown[1])
 
     def _end_if_fresh(self) -> None:
-        """End the attempt if its gradients are bad and the known loop will discard them after this forward pass."""
+        """End the attempt if the known loop will discard its gradients: bad ones, or ones its scaler has done with."""
         known = self._always_fresh and self._backwards >= _KNOWN_AFTER
         if not known or not self._context.micro_step or self._went_forward:
             return
@@ -239,7 +239,7 @@ class AbandonedAttempts:
         optimizer = self._known()
         return optimizer is not None and any(p is parameter for p in parameters_of(optimizer))
 
-    # --- what it means -----------------------------------------------------------------------------------------------
+    # --- readings of gradients ---------------------------------------------------------------------------------------
 
     def _known(self) -> torch.optim.Optimizer | None:
         """Return the first optimizer met, if it is still alive."""

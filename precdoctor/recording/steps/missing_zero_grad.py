@@ -269,7 +269,7 @@ class KeptGradients:
         watch = self._watches.get(id(optimizer))
         return watch if watch is not None and watch.optimizer() is optimizer else None
 
-    # --- to be sure --------------------------------------------------------------------------------------------------
+    # --- confirmation and reports ------------------------------------------------------------------------------------
 
     def _copy(self, watch: _Watch, optimizer: torch.optim.Optimizer) -> None:
         """Copy small gradients after a step, and note identity and version of all."""
@@ -354,7 +354,7 @@ class KeptGradients:
             if watch.repeated > 1:
                 self._tell_unscaled(watch)
 
-    # --- unscaled once more ------------------------------------------------------------------------------------------
+    # --- repeated unscaling ------------------------------------------------------------------------------------------
 
     def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
         """Count an ``unscale_`` call for this optimizer."""
