@@ -387,10 +387,7 @@ class OptimizerHooks:
 
 
 def _is_inside(attempt: Attempt, optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step is part of an open attempt: called by an outer optimizer, or by ``super()``.
-
-    An attempt also stays open after its step has raised, because no hook reported that.
-    """
+    """Return whether a step runs inside an open attempt's step; the attempt of a step that raised is open as well."""
     depth = steps_in_progress(attempt.optimizer)
     if optimizer is attempt.optimizer:
         attempt.inner += depth > 1
