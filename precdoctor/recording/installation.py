@@ -112,29 +112,29 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             recorder.warnings.append(CHANGES_ROUNDING)
             probes = Probes(recorder)
             probes.install()
-        thrown = AbandonedAttempts(recorder)
-        manual, scene = OptimizerlessSteps(recorder, thrown), Scene(recorder)
+        abandoned = AbandonedAttempts(recorder)
+        optimizerless, scene = OptimizerlessSteps(recorder, abandoned), Scene(recorder)
         if scene.enabled:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts, logits = Casts(recorder), Logits(recorder)
         scan, op_list = DeepScan(recorder), OpList(recorder)
         window = StepWindow(recorder, (op_list, scan))
-        forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, window, probes)
+        forward = ForwardHooks(recorder, optimizerless, scene, loss_code, casts, logits, window, probes)
         before, after = forward.install()
-        calls = CompiledCalls(recorder, scene, loss_code, before, after, manual.forward_begins, op_list.region,
+        calls = CompiledCalls(recorder, scene, loss_code, before, after, optimizerless.forward_begins, op_list.region,
                               instrumented=probes is not None)  # fmt: skip
         calls.install(forward.module_hooks.compiles)
-        loss_code.forward_begins = manual.forward_begins
+        loss_code.forward_begins = optimizerless.forward_begins
         guard = Guard(recorder, scene, scan.suspect)
-        kept, early = KeptGradients(recorder), EarlyLook(recorder)
-        BackwardHooks(recorder, manual, thrown, kept, loss_code, casts, guard, window, forward.module_hooks,
-                      logits=logits, early=early).install()  # fmt: skip
+        kept_gradients, early = KeptGradients(recorder), EarlyLook(recorder)
+        BackwardHooks(recorder, optimizerless, abandoned, kept_gradients, loss_code, casts, guard, window,
+                      forward.module_hooks, logits=logits, early=early).install()  # fmt: skip
         TakenGradients(recorder, scene, loss_code).install()
         LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
-        OptimizerHooks(recorder, manual, thrown, kept, guard, scene, casts, shadow, early).install()
-        recorder.end_open_step = manual.end_open_step
+        OptimizerHooks(recorder, optimizerless, abandoned, kept_gradients, guard, scene, casts, shadow, early).install()
+        recorder.end_open_step = optimizerless.end_open_step
         if applier is not None:
             applier.install_after()
         window.install()

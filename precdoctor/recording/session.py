@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 #: Options only for ``precdoctor record``, which is there before the script makes anything and beside it as it runs.
-_OF_THE_COMMAND = ("apply", "may_halt")
+_COMMAND_ONLY = ("apply", "may_halt")
 
 
 class Recording:
@@ -91,7 +91,7 @@ def _options(given: dict[str, Any]) -> RecordOptions:
         UsageError: an unknown option, or a value that is not allowed.
     """
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    taken = [name for name in RecordOptions.__dataclass_fields__ if name not in _OF_THE_COMMAND]
+    taken = [name for name in RecordOptions.__dataclass_fields__ if name not in _COMMAND_ONLY]
     unknown = next((name for name in fields if name not in taken), None)
     if unknown is not None:
         known = ", ".join(taken)

@@ -73,8 +73,8 @@ def held_by_modules(root: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tensor
         buffers: dict[str, Any] = static.held(module, "_buffers")
         for names in _OF_MODULES:
             key, value = (own.get(name, buffers.get(name)) for name in names)
-            if _fit(key, value):
-                yield module, *_turned(names, key, value)
+            if _are_key_and_value(key, value):
+                yield module, *_heads_first(names, key, value)
                 break
 
 
@@ -105,12 +105,12 @@ def _layers(value: Any, part: str, depth: int) -> Iterator[KeysAndValues]:
     own: dict[Any, Any] = static.own(value) if entries is None else entries
     for names in PAIRS:
         key, value_ = (dict.get(own, name) for name in names)
-        if _fit(key, value_):
-            yield KeysAndValues(0, part, *_turned(names, key, value_))
+        if _are_key_and_value(key, value_):
+            yield KeysAndValues(0, part, *_heads_first(names, key, value_))
             return
         if type(key) is list and type(value_) is list:
             for pair in zip(key[:_MAX_LAYERS], value_, strict=False):
-                if _fit(*pair):
+                if _are_key_and_value(*pair):
                     yield KeysAndValues(0, part, *pair)
             return
     inside = list(dict.values(own))[:_MAX_LAYERS] if entries is not None else [dict.get(own, n) for n in _PARTS]
@@ -121,10 +121,10 @@ def _layers(value: Any, part: str, depth: int) -> Iterator[KeysAndValues]:
 def _is_pair(value: Any) -> bool:
     """Return whether a sequence begins with key and value; some models append two more, of the encoder."""
     elements = static.elements(value)
-    return 2 <= len(elements) <= 4 and _fit(*elements[:2])
+    return 2 <= len(elements) <= 4 and _are_key_and_value(*elements[:2])
 
 
-def _fit(key: Any, value: Any) -> bool:
+def _are_key_and_value(key: Any, value: Any) -> bool:
     """Return whether two values are readable tensors of the same four-dimensional shape, up to the features."""
     if not (issubclass(type(key), Tensor) and issubclass(type(value), Tensor)):
         return False
@@ -133,6 +133,6 @@ def _fit(key: Any, value: Any) -> bool:
     return bool(key.dim() == value.dim() == 4 and key.shape[:3] == value.shape[:3])
 
 
-def _turned(names: tuple[str, str], key: Any, value: Any) -> tuple[Tensor, Tensor]:
+def _heads_first(names: tuple[str, str], key: Any, value: Any) -> tuple[Tensor, Tensor]:
     """Return key and value with heads before tokens."""
     return (key.transpose(1, 2), value.transpose(1, 2)) if names == _TOKENS_FIRST else (key, value)

@@ -22,15 +22,15 @@ def instances(kind: type[T]) -> list[T]:
 
     Tests types, not objects: ``isinstance`` reads ``__class__``, which may run user code.
     """
-    return _found(issubclass, kind)
+    return _live(issubclass, kind)
 
 
 def exactly(kind: type[T]) -> list[T]:
     """Return every live object whose type is ``kind``. It may have a metaclass, whose checks would run Python code."""
-    return _found(operator.is_, kind)
+    return _live(operator.is_, kind)
 
 
-def _found(test: Callable[[type, type], bool], kind: type) -> list[Any]:
+def _live(test: Callable[[type, type], bool], kind: type) -> list[Any]:
     """Return every live object whose type passes ``test`` with ``kind``."""
     # One list, iterated twice in step, for the objects and for their types. A second call of ``get_objects`` would let
     # audit hooks run while the first list exists, and they may be Python: filelock has one. So may the finalizers and

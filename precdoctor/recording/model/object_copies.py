@@ -72,7 +72,7 @@ def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
         twin = x.detach().clone()
         twin = nn.Parameter(twin, x.requires_grad) if kind is nn.Parameter else twin.requires_grad_(x.requires_grad)
     elif kind in (list, deque, dict, OrderedDict, defaultdict):
-        twin = memo[id(x)] = _emptied(x)
+        twin = memo[id(x)] = _empty_like(x)
         if kind in (list, deque):
             twin.extend([deep_copy(v, memo) for v in x])
         else:
@@ -104,7 +104,7 @@ def _slots(kind: type) -> list[Any]:
     return [m for each in own for m in static.members(each).values() if type(m) is MemberDescriptorType]
 
 
-def _emptied(x: Any) -> Any:
+def _empty_like(x: Any) -> Any:
     """Return an empty container of the same class and settings."""
     if type(x) is deque:
         return deque(maxlen=x.maxlen)

@@ -79,10 +79,10 @@ class _Walk:
 
     def __init__(self, depth: int, containers: int, *, objects: bool) -> None:
         self._depth = depth
-        self._left = containers
+        self._containers_left = containers
         self._objects = objects
         #: Number of tensors that :meth:`mapped` has met.
-        self._met = 0
+        self._tensors_met = 0
 
     def within(self, value: Any, name: str, depth: int, inside: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
         """Iterate over the tensors in a value, with names."""
@@ -104,27 +104,27 @@ class _Walk:
         """Return the value with its tensors replaced; itself if nothing changes."""
         kind = type(value)
         if issubclass(kind, Tensor):
-            self._met += 1
+            self._tensors_met += 1
             return change(value)
         found = self._opened(value, kind, depth, inside)
         if found is None:
             return value
-        inside, changed, met = (*inside, id(value)), {}, self._met
+        inside, changed, met = (*inside, id(value)), {}, self._tensors_met
         for key, item in found.items.items():
             new = self.mapped(item, change, depth if hides(found, key) else depth + 1, inside)
             if new is not item:
                 changed[key] = new
         # Lists, dictionaries and objects with tensors are always copied, because the run may write to them.
-        again = kind is dict or kind is list or (found.is_object and self._met > met)
+        again = kind is dict or kind is list or (found.is_object and self._tensors_met > met)
         return found.remade(changed) if changed or again else value
 
     def _opened(self, value: Any, kind: type, depth: int, inside: tuple[int, ...]) -> Opened | None:
         """Open a container, unless it is too deep, inside itself, or one too many."""
-        if kind in _ATOMS or depth >= self._depth or len(inside) > 2 * self._depth or self._left <= 0:
+        if kind in _ATOMS or depth >= self._depth or len(inside) > 2 * self._depth or self._containers_left <= 0:
             return None
         if id(value) in inside:
             return None
-        self._left -= 1
+        self._containers_left -= 1
         return opened(value, objects=self._objects)
 
 

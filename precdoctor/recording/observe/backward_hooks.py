@@ -46,9 +46,9 @@ class BackwardHooks:
     def __init__(
         self,
         recorder: Recorder,
-        manual: OptimizerlessSteps,
-        thrown: AbandonedAttempts,
-        kept: KeptGradients,
+        optimizerless: OptimizerlessSteps,
+        abandoned: AbandonedAttempts,
+        kept_gradients: KeptGradients,
         loss_code: LossCode,
         casts: Casts,
         guard: Guard,
@@ -61,13 +61,13 @@ class BackwardHooks:
         self._recorder = recorder
         self._casts, self._window = casts, window
         self._loss_code = loss_code
-        self._manual = manual
-        self._thrown = thrown
-        self._kept = kept
+        self._optimizerless = optimizerless
+        self._abandoned = abandoned
+        self._kept_gradients = kept_gradients
         self._gradients = Gradients()
         self._judge = guard.after_backward
-        self._begin = guarded(recorder)(self._began)
-        self._end = guarded(recorder)(self._ended)
+        self._begin = guarded(recorder)(self._before_backward)
+        self._end = guarded(recorder)(self._after_backward)
         self._module_hooks = module_hooks
         self._logits, self._early = logits, early
         #: By id of the parameter: its hook. Between samples these hooks are removed.
@@ -127,10 +127,10 @@ class BackwardHooks:
             hooks.let_go(stack)
         if hooks.out:
             hooks.resume()
-        if hooks.recomputes and self._manual.has_optimizer and not stack:
+        if hooks.recomputes and self._optimizerless.has_optimizer and not stack:
             hooks.rest_in_backward()
 
-    def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
+    def _before_backward(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
         """Record what is known before the backward pass; ``gradients`` are those given for its roots, or None."""
         try:
             roots = static.tensors(tensors)
@@ -150,9 +150,9 @@ class BackwardHooks:
             return
         if recorder.drain is None or claim.forwards_are_steps:
             claim.backward_begins()
-        self._thrown.backward_begins()
-        self._kept.backward_begins()
-        self._kept.losses.backward_begins(roots)
+        self._abandoned.backward_begins()
+        self._kept_gradients.backward_begins()
+        self._kept_gradients.losses.backward_begins(roots)
         facts = recorder.current
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots])
@@ -168,10 +168,10 @@ class BackwardHooks:
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
                 recorder.measure(recorder.site(_LOSS, "loss", name, root), root)
-        if recorder.live or not self._manual.has_optimizer:
+        if recorder.live or not self._optimizerless.has_optimizer:
             self.hook_parameters()
 
-    def _ended(self, tensors: Any) -> None:
+    def _after_backward(self, tensors: Any) -> None:
         """Record what is known after the backward pass, also if it raised; ``tensors`` are its roots."""
         try:
             if self._window.is_open:
@@ -192,21 +192,21 @@ class BackwardHooks:
         self._recorder.in_backward = False
         if CUDA.get("_initialized", True) and self._recorder.capture.runs:
             return
-        manual = self._manual
+        optimizerless = self._optimizerless
         weights: list[Tensor] = []
-        if not manual.has_optimizer:
+        if not optimizerless.has_optimizer:
             weights = self._loss_code.weights
-            manual.leaves_derived(weights)
+            optimizerless.leaves_derived(weights)
         self._recorder.end_micro_step()
         if self._early.hook is not None or self._early.arriving:
             self._early.backward_ended()
-        self._thrown.backward_ended()
-        self._kept.backward_ended()
-        if not manual.has_optimizer or manual.reached:
-            manual.backward_ended()
-        if not manual.has_optimizer:
+        self._abandoned.backward_ended()
+        self._kept_gradients.backward_ended()
+        if not optimizerless.has_optimizer or optimizerless.reached:
+            optimizerless.backward_ended()
+        if not optimizerless.has_optimizer:
             loss_bad = issubclass(type(tensors), Tensor) and is_bad(tensors)
-            self._judge(weights, loss_bad=loss_bad, whole=not manual.gradients_are_gone)
+            self._judge(weights, loss_bad=loss_bad, whole=not optimizerless.gradients_are_gone)
 
     def hook_parameters(self) -> None:
         """Put a post-accumulate hook on every parameter of every root that has none yet.
@@ -239,7 +239,7 @@ class BackwardHooks:
         if self._logits.follows:
             self._logits.close()
         self._module_hooks.resume()
-        if not self._hooked or self._recorder.live or not self._manual.has_optimizer:
+        if not self._hooked or self._recorder.live or not self._optimizerless.has_optimizer:
             return
         for key, (ref, handle) in list(self._hooked.items()):
             parameter = ref()
@@ -250,15 +250,15 @@ class BackwardHooks:
 
     def _gradient_hook(self) -> Callable[[Tensor], None]:
         """Return a post-accumulate hook, which records the gradient of the one parameter that it is put on."""
-        recorder, manual, gradients = self._recorder, self._manual, self._gradients
+        recorder, optimizerless, gradients = self._recorder, self._optimizerless, self._gradients
         owner: Root | None = None
 
         def precdoctor_weight_grad(parameter: Tensor) -> None:
-            if recorder.live or not manual.has_optimizer or owner is None or not owner.trained:
-                arrived(parameter)
+            if recorder.live or not optimizerless.has_optimizer or owner is None or not owner.trained:
+                record_gradient(parameter)
 
         @guarded(recorder)
-        def arrived(parameter: Tensor) -> None:
+        def record_gradient(parameter: Tensor) -> None:
             nonlocal owner
             found = recorder.names.search_parameter(parameter)
             grad = parameter.grad
@@ -268,8 +268,8 @@ class BackwardHooks:
             owner = recorder.names.roots.get(place.root)
             if owner is not None:
                 owner.trained = True
-            if not manual.has_optimizer:
-                manual.gradient_arrived(parameter)
+            if not optimizerless.has_optimizer:
+                optimizerless.gradient_arrived(parameter)
             if not (recorder.live and recorder.in_backward):
                 return
             if parameter.is_cuda:

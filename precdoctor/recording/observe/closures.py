@@ -70,7 +70,7 @@ class Closures:
     ) -> None:
         self._recorder, self._guard, self._looks, self._scene = recorder, guard, looks, scene
         self._attempt = attempt
-        self._begins, self._ends = guarded(recorder)(self._begun), guarded(recorder)(self._ended)
+        self._begins, self._ends = guarded(recorder)(self._evaluation_begins), guarded(recorder)(self._evaluation_ended)
 
     def judged(self, attempt: Attempt, closure: object) -> Judged | None:
         """Return the callable that replaces the closure; None if the closure is to be called as it is."""
@@ -79,7 +79,7 @@ class Closures:
             return None
         if self._recorder.options.on_nonfinite == "observe":
             return None
-        attempt.weights = _versions(attempt.optimizer)
+        attempt.weight_versions = _versions(attempt.optimizer)
         return Judged(closure, self._begins, self._ends)
 
     def _open(self) -> Attempt | None:
@@ -87,7 +87,7 @@ class Closures:
         attempt = self._attempt()
         return attempt if attempt is not None and attempt.closure and not attempt.by_scaler else None
 
-    def _begun(self) -> None:
+    def _evaluation_begins(self) -> None:
         """Before an evaluation: forget the previous one's gradients unless it was bad, and scenes of other weights."""
         if (attempt := self._open()) is None:
             return
@@ -95,12 +95,12 @@ class Closures:
             facts = self._recorder.current
             facts.grad_norm = facts.grad_amax = None
             self._looks.forget()
-        if _versions(attempt.optimizer) != attempt.weights:  # scene was kept at other weights
-            attempt.weights, attempt.moved = _versions(attempt.optimizer), True
+        if _versions(attempt.optimizer) != attempt.weight_versions:  # scene was kept at other weights
+            attempt.weight_versions, attempt.has_moved = _versions(attempt.optimizer), True
             if not self._recorder.traced:
                 self._scene.clear()
 
-    def _ended(self) -> None:
+    def _evaluation_ended(self) -> None:
         """After an evaluation: judge its loss and gradients, and set them aside if the step is to be skipped."""
         attempt, recorder = self._open(), self._recorder
         if attempt is None:
@@ -109,13 +109,13 @@ class Closures:
         optimizer, passes = attempt.optimizer, recorder.micro_step
         # A later evaluation without a backward pass has nothing new to judge. The first one may also have none, as in
         # Lightning's manual optimization: its gradients came before the step.
-        if (attempt.evaluations > 1 and passes == attempt.judged) or self._guard.found_bad(recorder.step):
+        if (attempt.evaluations > 1 and passes == attempt.judged_passes) or self._guard.found_bad(recorder.step):
             return
-        attempt.judged = passes
+        attempt.judged_passes = passes
         if attempt.evaluations > 1 and any(group.get("line_search_fn") for group in groups_of(optimizer)):
             return
         self._looks.before_step(optimizer, groups_of(optimizer))
-        self._guard.has_moved, self._guard.may_skip = attempt.moved, not attempt.moved and _skips(optimizer)
+        self._guard.has_moved, self._guard.may_skip = attempt.has_moved, not attempt.has_moved and _skips(optimizer)
         try:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
         finally:

@@ -63,14 +63,14 @@ class Probes:
         self._numbers: dict[int, int] = {}
         #: Modules by number. Graphs keep the numbers of their probes for good; places are looked up in the current run.
         self._modules: list[weakref.ref[nn.Module]] = []
-        self._met: dict[int, weakref.ref[nn.Module]] = {}
-        self._when = (-1, -1)
+        self._numbered_roots: dict[int, weakref.ref[nn.Module]] = {}
+        self._micro_step = (-1, -1)
         self._calls: collections.Counter[tuple[int, str, str]] = collections.Counter()
         self._meet = guarded(recorder)(self._number_all)
 
     def install(self) -> None:
         """Receive the probes' tensors; number modules before ``nn.Module.compile`` traces them: no hook precedes it."""
-        _receivers[:] = [guarded(self._recorder)(self._take)]
+        _receivers[:] = [guarded(self._recorder)(self._receive)]
         original, meet = nn.Module.compile, self._meet
 
         @functools.wraps(original)
@@ -84,9 +84,9 @@ class Probes:
 
     def meet(self, root: nn.Module) -> None:
         """Number the modules of a top-level module as it is called, if anything in it is compiled."""
-        known = self._met.get(id(root))
+        known = self._numbered_roots.get(id(root))
         if known is None or known() is not root:
-            self._met[id(root)] = weakref.ref(root)
+            self._numbered_roots[id(root)] = weakref.ref(root)
             self._meet(root)
 
     def _number_all(self, root: nn.Module, *, in_place: bool = False) -> None:
@@ -120,7 +120,7 @@ class Probes:
 
     # --- while the graph runs ----------------------------------------------------------------------------------------
 
-    def _take(self, x: Tensor | None, number: int, name: str, what: int) -> None:
+    def _receive(self, x: Tensor | None, number: int, name: str, what: int) -> None:
         """Make a row of the tensor that a probe was given; None is the gradient of an output that nobody used."""
         recorder = self._recorder
         if recorder.state == "idle":
@@ -164,9 +164,9 @@ class Probes:
         Gradients have no mode (""): they arrive in the reverse order of the calls.
         """
         now = (self._recorder.step, self._recorder.micro_step)
-        if now != self._when:
+        if now != self._micro_step:
             self._calls.clear()
-            self._when = now
+            self._micro_step = now
         before = self._calls[number, name, mode]
         self._calls[number, name, mode] += 1
         if not mode:
@@ -191,12 +191,12 @@ def _place_probe(module: nn.Module, x: Tensor, number: int, name: str) -> None:
 @functools.cache
 def _supported() -> bool:
     """Test whether this torch traces probes and keeps them, forward and backward; print a sentence if not."""
-    heard: list[int] = []
+    received: list[int] = []
     module = nn.Identity()
 
     def listen(_x: Tensor, number: int, _name: str, what: int) -> None:
         if number == _TRIAL:
-            heard.append(what)
+            received.append(what)
 
     def trial(x: Tensor) -> Tensor:
         y = x.exp()
@@ -211,7 +211,7 @@ def _supported() -> bool:
             warnings.simplefilter("ignore")
             x = torch.ones(2, requires_grad=True)
             (gradient,) = take_gradients(torch.compile(trial, fullgraph=True, backend="aot_eager")(x).sum(), x)
-        why = None if heard == [TRAINS, GRADIENT] and gradient is not None else "the compiler drops the probes"
+        why = None if received == [TRAINS, GRADIENT] and gradient is not None else "the compiler drops the probes"
     except Exception as error:  # noqa: BLE001 - the private name may be gone, and the compiler may fail
         attach.let_through(error)
         why = f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -57,7 +57,7 @@ class ForwardHooks:
     def __init__(
         self,
         recorder: Recorder,
-        manual: OptimizerlessSteps,
+        optimizerless: OptimizerlessSteps,
         scene: Scene,
         loss_code: LossCode,
         casts: Casts,
@@ -65,15 +65,15 @@ class ForwardHooks:
         window: StepWindow,
         probes: Probes | None,
     ) -> None:
-        self._recorder, self._manual, self._scene = recorder, manual, scene
+        self._recorder, self._optimizerless, self._scene = recorder, optimizerless, scene
         self._loss_code, self._casts, self._logits, self._caches = loss_code, casts, logits, logits.caches
         self._window, self._probes = window, probes
-        self._enter = guarded(recorder)(self._entered)
-        self._leave = guarded(recorder)(self._left)
+        self._enter = guarded(recorder)(self._call_begins)
+        self._leave = guarded(recorder)(self._call_ended)
         self._came = guarded(recorder)(self._gradient_came)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = RecordedTensors(recorder)
-        self._standing, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
+        self._frozen_and_buffers, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
         #: The output hooked last: a parent that returns its child's tensor adds no row, in recomputed checkpoints also.
         self._last_hooked: weakref.ref[Tensor] | None = None
         self.module_hooks = ModuleHooks(recorder, stay=probes is not None)
@@ -152,14 +152,14 @@ class ForwardHooks:
             stack = local.stack = self._recorder.threads.calls = []
         return stack
 
-    def _entered(self, module: nn.Module, args: Any) -> None:
+    def _call_begins(self, module: nn.Module, args: Any) -> None:
         """Record that a module call begins; between samples, take the hooks out for the rest of a top-level call."""
         stack, place = self._stack(), self._recorder.names.find(module)
         if stack and (place is None or place.module == ""):
             self._let_go_of_interrupted(stack, module)
         self._enter_call(module, place, args, stack)
         if not self._recorder.live and len(stack) == 1:
-            self._rest(module, stack[0])
+            self._take_hooks_out(module, stack[0])
 
     def _enter_call(self, module: nn.Module, place: Place | None, args: Any, stack: list[Frame]) -> None:
         recorder = self._recorder
@@ -172,7 +172,7 @@ class ForwardHooks:
             self.module_hooks.recomputes = True
         inside = above if above is not None and above.place is not None else None
         if inside is None and not recompute:
-            self._manual.forward_begins()
+            self._optimizerless.forward_begins()
             if recorder.drain is None:
                 recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
         place = place or self._new_place(module, inside)
@@ -214,7 +214,7 @@ class ForwardHooks:
         if not visible or calls_in_progress(first.module) > (module is first.module):
             return False
         while stack:
-            self._left(stack[0].module, None)
+            self._call_ended(stack[0].module, None)
         return True
 
     def _new_place(self, module: nn.Module, inside: Frame | None) -> Place:
@@ -256,7 +256,7 @@ class ForwardHooks:
         recorder.claim.model_begins(recorder.names.roots[place.root])
         if recorder.live:
             with self._weights as together:
-                self._standing.record(module, together)
+                self._frozen_and_buffers.record(module, together)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> CallMode:
         """Return how a top-level call is recorded: training, no-grad, evaluation (perhaps), or not at all."""
@@ -278,7 +278,7 @@ class ForwardHooks:
         """Return whether autocast is on and the step's facts do not have its dtype yet."""
         return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
 
-    def _rest(self, module: nn.Module, frame: Frame) -> None:
+    def _take_hooks_out(self, module: nn.Module, frame: Frame) -> None:
         """Between samples, take the hooks out until this top-level call returns; the first call stays visible."""
         recorder = self._recorder
         if frame.module is not module or _in_recompute() != -1:
@@ -318,7 +318,7 @@ class ForwardHooks:
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
-    def _left(self, module: nn.Module, result: Any) -> None:
+    def _call_ended(self, module: nn.Module, result: Any) -> None:
         """Record the end of a module call; ``result`` is None if it raised."""
         stack: list[Frame] = getattr(self._recorder.local, "stack", [])
         for depth in range(len(stack) - 1, -1, -1):
@@ -376,9 +376,9 @@ class ForwardHooks:
         own = recorder.site(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
         entry = recorder.measure(own, grad)
         if entry is not None and site.evaluating:
-            self._reached(entry)
+            self._mark_as_training(entry)
 
-    def _reached(self, entry: Entry) -> None:
+    def _mark_as_training(self, entry: Entry) -> None:
         """Keep all rows of a root in evaluation mode whose outputs got a gradient: that forward was training."""
         for other in self._recorder.slots.evaluations():
             if other.site.place.root == entry.site.place.root and other.site.phase == "train":

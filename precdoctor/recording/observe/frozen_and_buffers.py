@@ -28,7 +28,7 @@ class RecordedTensors:
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
-        self._when = (-1, -1)
+        self._micro_step = (-1, -1)
         self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._storages: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         context.when_forked.append(self._clear)
@@ -41,9 +41,9 @@ class RecordedTensors:
         """Note that a tensor has a row."""
         context = self._context
         now = (context.current.step, context.micro_step)
-        if now != self._when:
+        if now != self._micro_step:
             self._clear()
-            self._when = now
+            self._micro_step = now
         entry = (weakref.ref(x), tensor_leaves.version(x))
         self._tensors[id(x)] = entry
         if x.layout is torch.strided and not tensor_leaves.is_wrapped(x):
@@ -51,7 +51,7 @@ class RecordedTensors:
 
     def tensor(self, x: Tensor) -> bool:
         """Return whether this tensor object has a row and has not been written to since."""
-        if self._when != (self._context.current.step, self._context.micro_step):
+        if self._micro_step != (self._context.current.step, self._context.micro_step):
             return False  # the same batch object in another step
         found = self._tensors.get(id(x))
         return found is not None and found[0]() is x and found[1] == tensor_leaves.version(x)
@@ -60,7 +60,7 @@ class RecordedTensors:
         """Return whether this tensor, or another with the same memory, has a row and was not written to since."""
         if x.layout is not torch.strided or tensor_leaves.is_wrapped(x):
             return self.tensor(x)
-        if self._when != (self._context.current.step, self._context.micro_step):
+        if self._micro_step != (self._context.current.step, self._context.micro_step):
             return False
         found = self._storages.get(x.untyped_storage()._cdata)
         return found is not None and found[0]() is not None and found[1] == tensor_leaves.version(x)

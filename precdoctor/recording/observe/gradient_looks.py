@@ -59,11 +59,11 @@ class EarlyLook:
         self._early: list[weakref.ref[Tensor]] = []
         self.hook: RemovableHandle | None = None
         self._micro_steps = 1
-        self._in_vain = False
+        self._given_up = False
         #: Time of this step's early look, and the number of steps in a row whose look came too late.
-        self._looked_at, self._hurried = 0, 0
+        self._look_time, self._late_looks = 0, 0
         self._layout, self.rest = Layout(), Layout()
-        self._look = guarded(recorder)(self._looked)
+        self._look = guarded(recorder)(self._read_early)
         self.found: tuple[tuple[Deferred, Deferred], frozenset[int], tuple[tuple[int, int], ...]] | None = None
         recorder.when_forked.append(self.forget)
         recorder.when_turned_off.append(self.forget)
@@ -80,12 +80,12 @@ class EarlyLook:
         recorder, order = self._recorder, self.arriving
         self.arriving, self._micro_steps = [], recorder.micro_step
         if self.found is not None:
-            self._hurried = self._hurried + 1 if time.perf_counter_ns() - self._looked_at < _WORTH_NS else 0
-            if self._hurried >= _HURRIED:
+            self._late_looks = self._late_looks + 1 if time.perf_counter_ns() - self._look_time < _WORTH_NS else 0
+            if self._late_looks >= _HURRIED:
                 self.forget()
-                self._in_vain = True
+                self._given_up = True
         count = int(_EARLY * len(order))
-        if not order or self._in_vain or (self.hook is not None and _same(self._early, order[:count])):
+        if not order or self._given_up or (self.hook is not None and _same(self._early, order[:count])):
             return
         self.forget()
         last = order[count - 1]() if len(order) >= _FEWEST else None
@@ -94,7 +94,7 @@ class EarlyLook:
         self._early = order[:count]
         self.hook = last.register_post_accumulate_grad_hook(lambda _: self._look())
 
-    def _looked(self) -> None:
+    def _read_early(self) -> None:
         """Read the gradients early, in the last backward pass of the step."""
         recorder, self.found = self._recorder, None
         if recorder.live or recorder.state != "armed" or not recorder.in_backward or recorder.capture.runs:
@@ -104,7 +104,7 @@ class EarlyLook:
         parameters = [p for ref in self._early if (p := ref()) is not None]
         found = gradient_sentinel(parameters, self._layout)
         self.found = None if found is None else (found, frozenset(map(id, parameters)), versions(parameters))
-        self._looked_at = time.perf_counter_ns()
+        self._look_time = time.perf_counter_ns()
 
     def take(self, parameters: Sequence[Tensor]) -> tuple[tuple[Deferred, Deferred], list[Tensor]] | None:
         """Return the result of this step's early look and the parameters that it does not cover.
@@ -118,11 +118,11 @@ class EarlyLook:
         seen, self.found = self.found, None
         if seen is None:
             return None
-        found, early, were = seen
+        found, early, versions_then = seen
         mine = [p for p in parameters if id(p) in early]
-        if len(mine) != len(early) or versions([p for ref in self._early if (p := ref()) is not None]) != were:
+        if len(mine) != len(early) or versions([p for ref in self._early if (p := ref()) is not None]) != versions_then:
             self.forget()  # will recur: a loss scaler writes to them, or there are two optimizers
-            self._in_vain = True
+            self._given_up = True
             return None
         return found, [p for p in parameters if id(p) not in early]
 
@@ -154,7 +154,7 @@ class GradientLooks:
 
     def install(self) -> None:
         """Patch clipping: gradients are read before they are clipped."""
-        clipping.install(self._recorder, self._note_clip, self._covered, self._stays)
+        clipping.install(self._recorder, self._note_clip, self._is_covered, self._keep_after_clip)
 
     def take(self) -> Look | None:
         """Return this step's reading of the gradients, once; None if there is none."""
@@ -245,11 +245,11 @@ class GradientLooks:
             return False
         return all(names.parameter(p) is not None for p in parameters)
 
-    def _covered(self, parameters: list[Tensor]) -> bool:
+    def _is_covered(self, parameters: list[Tensor]) -> bool:
         """Return whether this step's reading covers these gradients, unchanged."""
         return self._look is not None and self._look.covers(parameters)
 
-    def _stays(self, parameters: list[Tensor]) -> None:
+    def _keep_after_clip(self, parameters: list[Tensor]) -> None:
         """Keep the reading after a clip: finite gradients are still finite."""
         assert self._look is not None, "only called after covered"
         self._look = Look.at(self._look.amax, parameters, self._look.late)

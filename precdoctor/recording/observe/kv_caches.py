@@ -26,17 +26,17 @@ class KvCaches:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         #: Roots whose cache was found: what their attention reads needs no row.
-        self._known: set[str] = set()
+        self._roots_with_cache: set[str] = set()
         #: Slots of this call with keys and values that attention read.
-        self._shown: list[int] = []
+        self._attention_slots: list[int] = []
         #: Arguments of the current top-level call; None outside of such a call, or if it is not recorded.
         self.given: dict[Any, Any] | None = None
         self._layers: static.ByIdentity[nn.Module, dict[int, nn.Module]] = static.ByIdentity()
         recorder.when_forked.append(self._reset)
 
     def _reset(self) -> None:
-        self._known.clear()
-        self._shown, self.given = [], None
+        self._roots_with_cache.clear()
+        self._attention_slots, self.given = [], None
 
     def takes(self) -> bool:
         """Return whether keys and values are recorded in this step."""
@@ -45,7 +45,7 @@ class KvCaches:
 
     def root_begins(self, frame: Frame, given: dict[Any, Any]) -> None:
         """Note the arguments of a top-level call; call this only if :meth:`takes`."""
-        self._shown, self.given = [], given if frame.recorded else None
+        self._attention_slots, self.given = [], given if frame.recorded else None
 
     def root_ended(self, frame: Frame, result: Any) -> None:
         """Record the cache as the top-level call returns: only then it is complete. ``result`` is None if it raised."""
@@ -57,8 +57,8 @@ class KvCaches:
         held = [] if found else list(cached_keys.held_by_modules(frame.module))
         if not found and not held:
             return
-        self._known.add(frame.place.root)
-        for slot in self._shown:  # attention read the same keys and values
+        self._roots_with_cache.add(frame.place.root)
+        for slot in self._attention_slots:  # attention read the same keys and values
             self._recorder.slots.touched.pop(slot, None)
         modules = self._modules(frame.module) if found else {}
         for layer, part, key, value in found:
@@ -71,7 +71,7 @@ class KvCaches:
 
     def attention_reads(self, frame: Frame | None, query: Tensor, key: Tensor, value: Any, *, causal: bool) -> None:
         """Record the keys and values that attention was given, if the root has no cache."""
-        if self.given is None or frame is None or frame.place is None or frame.place.root in self._known:
+        if self.given is None or frame is None or frame.place is None or frame.place.root in self._roots_with_cache:
             return
         if key.dim() != 4 or not issubclass(type(value), Tensor) or not (causal or query.shape[-2] < key.shape[-2]):
             return
@@ -96,6 +96,6 @@ class KvCaches:
                 continue
             mode = frame.mode
             site = recorder.site(place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating)
-            entry = recorder.measure(site, x, dense, restart=bool(self._shown) and not shown)
+            entry = recorder.measure(site, x, dense, restart=bool(self._attention_slots) and not shown)
             if shown and entry is not None:
-                self._shown.append(entry.slot)
+                self._attention_slots.append(entry.slot)

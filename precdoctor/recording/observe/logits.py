@@ -80,7 +80,7 @@ class LogitMode(Retiring):
         kwargs = kwargs or {}
         if types and any(map(tensor_leaves.computes_itself, types)):
             return left_to_others(func, types, args, kwargs)
-        known = _known.get(id(func)) or _meet(func)
+        known = _op_kinds.get(id(func)) or _classify(func)
         result = func(*args, **kwargs)
         if known[0] is not None and not self.over:
             caller = sys._getframe().f_back  # null in autograd's thread for a device
@@ -89,8 +89,8 @@ class LogitMode(Retiring):
 
 
 #: The group of an op, its name and those of its arguments, and the op itself: kept alive, its id stays unique.
-_Known = tuple[str | None, tuple[str, ...], Any]
-_known: dict[int, _Known] = {}
+_OpKind = tuple[str | None, tuple[str, ...], Any]
+_op_kinds: dict[int, _OpKind] = {}
 _GROUPS: Final = (
     ("softmax", _SOFTMAX),
     ("attention", _ATTENTION),
@@ -102,7 +102,7 @@ _GROUPS: Final = (
 )
 
 
-def _meet(func: Any) -> _Known:
+def _classify(func: Any) -> _OpKind:
     """Classify an op that is seen for the first time."""
     schema, what = getattr(func, "_schema", None), None
     names: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ def _meet(func: Any) -> _Known:
         if what == "passes" and schema.is_mutable:
             what = None
         names = (name, *(a.name for a in schema.arguments))
-    found = _known[id(func)] = what, names, func
+    found = _op_kinds[id(func)] = what, names, func
     return found
 
 
@@ -128,16 +128,16 @@ class Logits:
         self.follows = False
         self._thread = 0
         #: The top-level call that the mode is open for; None after it, in loss code.
-        self._owner: object | None = None
-        self._look = guarded(recorder)(self._looked)
-        self._vain: dict[str, int] = {}
+        self._root_call: object | None = None
+        self._look = guarded(recorder)(self._handle_op)
+        self._empty_samples: dict[str, int] = {}
         self._root = ""
         self._rows = 0
         self._when = (-1, -1)
         self._numbers: dict[tuple[object, ...], int] = {}
         #: By id of a storage: the row of the softmax whose result it holds; None for a result of ``topk``. A weak
         #: reference to the storage keeps its id from being used again.
-        self._made: dict[int, tuple[StorageWeakRef, Entry | None]] = {}
+        self._softmax_results: dict[int, tuple[StorageWeakRef, Entry | None]] = {}
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self.close)
         recorder.when_turned_off.append(self.close)
@@ -148,9 +148,9 @@ class Logits:
             self._mode.over = True
             if self._thread == threading.get_ident():
                 take_off(self._mode)
-        self._mode, self._owner, self.follows = None, None, False
-        self._vain.clear()
-        self._made.clear()
+        self._mode, self._root_call, self.follows = None, None, False
+        self._empty_samples.clear()
+        self._softmax_results.clear()
         self._numbers.clear()
 
     # --- opening and closing the mode --------------------------------------------------------------------------------
@@ -163,19 +163,19 @@ class Logits:
         inference = self._recorder.claim.forwards_are_steps
         if place is None or not frame.recorded or not wanted or not _may_open(inference=inference):
             return
-        self._follow()
-        vain = self._vain.get(place.root, 0)
-        self._vain[place.root] = vain + 1
+        self._renumber()
+        vain = self._empty_samples.get(place.root, 0)
+        self._empty_samples[place.root] = vain + 1
         if vain >= _PATIENCE and vain % _NOW_AND_THEN:
             return
-        self._root, self._owner = place.root, frame
+        self._root, self._root_call = place.root, frame
         self._open()
 
     def root_ended(self, frame: Frame, *, loss_follows: bool) -> None:
         """Note that the call has returned or raised; from now on the mode sees loss code, if any."""
-        if self._mode is None or self._owner is not frame:
+        if self._mode is None or self._root_call is not frame:
             return
-        self._owner = None
+        self._root_call = None
         if not loss_follows:
             self.close()
 
@@ -189,16 +189,16 @@ class Logits:
         """Close the mode, as a backward pass, another top-level call or another step begins. Safe if none is open."""
         if not self.follows:
             return
-        mode, self._mode, self._owner = self._mode, None, None
+        mode, self._mode, self._root_call = self._mode, None, None
         self.follows = False
-        self._made.clear()
+        self._softmax_results.clear()
         if mode is None:
             return
         mode.over = True
         if self._thread == threading.get_ident():
             retire(mode)
 
-    def _follow(self) -> None:
+    def _renumber(self) -> None:
         """Restart the numbering of rows when the micro-step has changed."""
         now = (self._recorder.step, self._recorder.micro_step)
         if now != self._when:
@@ -208,7 +208,7 @@ class Logits:
 
     # --- from an op to a row -----------------------------------------------------------------------------------------
 
-    def _looked(self, known: _Known, args: Any, kwargs: Any, result: Any, caller: str) -> None:
+    def _handle_op(self, known: _OpKind, args: Any, kwargs: Any, result: Any, caller: str) -> None:
         """Handle an op of one of the groups after it has run; ``caller`` is the function that called it."""
         what, names, _ = known
         if not self._recorder.live or torch._C._functorch.maybe_current_level() is not None:
@@ -220,15 +220,15 @@ class Logits:
             self._softmax(names[0], given, result, caller)
         elif what == "attention":
             self._attention(given)
-        elif self._made:
-            self._followed(what, given, result)
+        elif self._softmax_results:
+            self._note_use(what, given, result)
         if what == "chooses" and names[0] == "topk":
             self._note(result[0] if isinstance(result, (tuple, list)) else result, None)
 
-    def _followed(self, what: str | None, given: dict[str, Any], result: Any) -> None:
+    def _note_use(self, what: str | None, given: dict[str, Any], result: Any) -> None:
         """Note the role of a softmax from an op on its result, or that the result lives on in another tensor."""
         for x in given.values():
-            entry = self._known_as(x)[1]
+            entry = self._remembered(x)[1]
             if entry is None or entry.sharpness is None:
                 continue
             if what == "passes":
@@ -244,13 +244,13 @@ class Logits:
         """Remember that a tensor's storage holds the result of a softmax (its row) or of topk (None)."""
         if isinstance(x, Tensor) and x.is_floating_point() and x.layout is torch.strided:
             storage = x.untyped_storage()
-            self._made[int(storage._cdata)] = StorageWeakRef(storage), entry
+            self._softmax_results[int(storage._cdata)] = StorageWeakRef(storage), entry
 
-    def _known_as(self, x: Any) -> tuple[bool, Entry | None]:
+    def _remembered(self, x: Any) -> tuple[bool, Entry | None]:
         """Return whether a tensor's storage is remembered, and with which row."""
-        if not isinstance(x, Tensor) or not self._made or x.layout is not torch.strided:
+        if not isinstance(x, Tensor) or not self._softmax_results or x.layout is not torch.strided:
             return False, None
-        found = self._made.get(int(x.untyped_storage()._cdata))
+        found = self._softmax_results.get(int(x.untyped_storage()._cdata))
         return (False, None) if found is None else (True, found[1])
 
     def _softmax(self, op: str, given: dict[str, Any], result: Any, caller: str) -> None:
@@ -258,7 +258,7 @@ class Logits:
         x, dim = given.get("self", given.get("input")), given.get("dim")
         if not isinstance(x, Tensor) or type(dim) is not int:
             return
-        chosen = self._known_as(x) == (True, None)
+        chosen = self._remembered(x) == (True, None)
         name = "sdpa" if op == "_safe_softmax" else "cross_entropy" if caller == "cross_entropy" else op.lstrip("_")
         role = "router" if chosen else ""
         role = {"sdpa": "attention", "cross_entropy": "output"}.get(name, role)
@@ -306,7 +306,7 @@ class Logits:
         recorder = self._recorder
         if (frame is not None and (not frame.recorded or frame.place is None)) or not recorder.options.takes("logits"):
             return None
-        self._vain[self._root] = 0
+        self._empty_samples[self._root] = 0
         place, call, phase, evaluating = _OUTSIDE, 0, "train", False
         if frame is not None and frame.place is not None:
             place, call, phase, evaluating = frame.place, frame.call, frame.mode.phase, frame.mode.evaluating

@@ -63,13 +63,13 @@ class ModuleHooks:
         self._before: Callable[[nn.Module, Any], None] | None = None
         self._after: Callable[[nn.Module, Any, Any], None]
         #: Torch's tables, and the keys of our hooks in them.
-        self._first: Any = nn.modules.module._global_forward_pre_hooks
-        self._second: Any = nn.modules.module._global_forward_hooks
+        self._pre_hooks: Any = nn.modules.module._global_forward_pre_hooks
+        self._post_hooks: Any = nn.modules.module._global_forward_hooks
         self._keys = (0, 0)
         #: Whether the hooks are out; the module that has the third hook meanwhile, and its tables.
         self.out = False
         self._module: nn.Module | None = None
-        self._own: tuple[Any, ...] = ()
+        self._module_tables: tuple[Any, ...] = ()
         #: Whether modules have been called in a backward pass.
         self.recomputes = False
         #: Never take the hooks out again: something was compiled, or torch stores its hooks differently.
@@ -95,7 +95,7 @@ class ModuleHooks:
         if issubclass(type(module), _LOOK_FOR_HOOKS):
             return
         key = self._keys[1]
-        self._module, self._own = module, (hooks, always)
+        self._module, self._module_tables = module, (hooks, always)
         always[key], hooks[key] = True, self._return
         self._take_out()
 
@@ -111,20 +111,20 @@ class ModuleHooks:
         module, self._module = self._module, None
         if module is not None:
             key = self._keys[1]
-            for table in self._own:
+            for table in self._module_tables:
                 # If a hook was registered after ours, torch may be iterating over the table right now.
                 if table and next(reversed(table)) == key:
                     del table[key]
-            self._own = ()
+            self._module_tables = ()
         if not self.out:
             return
         self.out = False
         first, second = self._keys
-        self._first[first], self._second[second] = self._before, self._after
-        if len(self._first) > 1:
-            self._first.move_to_end(first, last=False)  # they were alone before, so they go first
-        if len(self._second) > 1:
-            self._second.move_to_end(second, last=False)
+        self._pre_hooks[first], self._post_hooks[second] = self._before, self._after
+        if len(self._pre_hooks) > 1:
+            self._pre_hooks.move_to_end(first, last=False)  # they were alone before, so they go first
+        if len(self._post_hooks) > 1:
+            self._post_hooks.move_to_end(second, last=False)
 
     def returned(self, module: nn.Module, args: Any, result: Any) -> None:
         """Put the hooks back as the top-level module returns or raises, and run the forward hook."""
@@ -144,16 +144,16 @@ class ModuleHooks:
     def _take_out(self) -> None:
         """Remove both hooks from torch's tables."""
         self.out = True
-        self._first.pop(self._keys[0], None)
-        self._second.pop(self._keys[1], None)
+        self._pre_hooks.pop(self._keys[0], None)
+        self._post_hooks.pop(self._keys[1], None)
 
     def _may_rest(self) -> bool:
         """Return whether the hooks may be taken out now."""
         if self.stay or self.out or self._context.threads.others:
             return False
-        if len(self._first) != 1 or len(self._second) != 1:
+        if len(self._pre_hooks) != 1 or len(self._post_hooks) != 1:
             return False
-        if self._keys[0] not in self._first or self._keys[1] not in self._second:
+        if self._keys[0] not in self._pre_hooks or self._keys[1] not in self._post_hooks:
             return False
         self.stay = something_is_compiled()
         return not self.stay

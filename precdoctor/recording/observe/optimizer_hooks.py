@@ -51,9 +51,9 @@ class OptimizerHooks:
     def __init__(
         self,
         recorder: Recorder,
-        manual: OptimizerlessSteps,
-        thrown: AbandonedAttempts,
-        kept: KeptGradients,
+        optimizerless: OptimizerlessSteps,
+        abandoned: AbandonedAttempts,
+        kept_gradients: KeptGradients,
         guard: Guard,
         scene: Scene,
         casts: Casts,
@@ -62,18 +62,18 @@ class OptimizerHooks:
     ) -> None:
         self._recorder = recorder
         self._guard, self._shadow = guard, shadow
-        self._manual = manual
-        self._thrown = thrown
-        self._kept = kept
+        self._optimizerless = optimizerless
+        self._abandoned = abandoned
+        self._kept_gradients = kept_gradients
         self._attempt: Attempt | None = None
         #: The optimizer that stepped last in a backward pass.
-        self._released: weakref.ref[torch.optim.Optimizer] | None = None
+        self._last_in_backward: weakref.ref[torch.optim.Optimizer] | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._rows = OptimizerRows(recorder, casts, self._name)
         self._outer = OuterOptimizers(recorder, self.begin_by_library, self.end_by_library)
         self.scalers = Scalers(
-            recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
+            recorder, kept_gradients, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
         )
         self._looks = GradientLooks(
             recorder, self.scalers, lambda: self._attempt is not None and self._attempt.closure, early
@@ -84,8 +84,8 @@ class OptimizerHooks:
 
     def install(self) -> None:
         """Register the hooks with torch, for every optimizer and scaler of the process."""
-        recorder = self._recorder
-        begin = guarded(recorder)(self._claimed)
+        recorder, abandoned = self._recorder, self._abandoned
+        begin = guarded(recorder)(self._become_rank)
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -108,8 +108,8 @@ class OptimizerHooks:
         scalers, in_attempt = self.scalers, lambda: self._attempt is not None
         scalers.install()
         self._outer.install()
-        self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
-        self._thrown.forward_in_attempt, self._thrown.backward_in_attempt = self._forward_begins, self._pass_has_ended
+        abandoned.install(self._gradients_discarded, in_attempt, scalers.has_unscaled, scalers.has_updated)
+        abandoned.forward_in_attempt, abandoned.backward_in_attempt = self._forward_begins, self._pass_has_ended
         self._looks.install()
 
     def _armed(self) -> bool:
@@ -122,7 +122,7 @@ class OptimizerHooks:
         armed = recorder.state == "armed" or (recorder.state == "idle" and recorder.arm())
         return armed and not (CUDA.get("_initialized", True) and recorder.capture.runs)
 
-    def _claimed(self) -> bool:
+    def _become_rank(self) -> bool:
         """Make the process a rank at its first attempt. Return False if it is not recorded."""
         return self._recorder.claim.make()
 
@@ -167,9 +167,9 @@ class OptimizerHooks:
         self._guard.halt_if_asked()
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         attempt.closure = closure
-        self._manual.has_optimizer = True
-        self._thrown.meet(optimizer)
-        self._thrown.attempt_open = True
+        self._optimizerless.has_optimizer = True
+        self._abandoned.meet(optimizer)
+        self._abandoned.attempt_open = True
         facts = self._recorder.current
         facts.optimizer = attempt.name
         attempt.in_backward = attempt.is_shared = self._recorder.in_backward
@@ -207,7 +207,7 @@ class OptimizerHooks:
     def _pass_has_ended(self) -> None:
         """At the end of a backward pass, end the attempt made in it; record weights named only by a closure."""
         if (attempt := self._attempt) is not None and attempt.in_backward:
-            self._released = weakref.ref(attempt.optimizer)
+            self._last_in_backward = weakref.ref(attempt.optimizer)
             self._close(attempt)
         elif attempt is not None and attempt.is_unnamed:
             attempt.is_unnamed = False
@@ -215,7 +215,8 @@ class OptimizerHooks:
 
     def _has_released(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether optimi's gradient release only counts a step that it made in the last backward pass."""
-        last = self._released() if self._released is not None and not self._recorder.micro_step else None
+        ref = self._last_in_backward
+        last = ref() if ref is not None and not self._recorder.micro_step else None
         return last is optimizer and all(p.grad is None for p in parameters_of(optimizer))
 
     def _note_groups(
@@ -236,14 +237,14 @@ class OptimizerHooks:
         self._looks.forget()
         facts = self._recorder.current
         facts.not_reached = not attempt.reached
-        facts.thrown_losses = self._thrown.thrown_losses.get(id(attempt.optimizer), 0)
+        facts.thrown_losses = self._abandoned.thrown_losses.get(id(attempt.optimizer), 0)
         unscaled = self.scalers.unscaled
         by_scaler = attempt.by_scaler or (bool(unscaled) and self.scalers.has_unscaled(attempt.optimizer))
         plain = attempt.reached and not (by_scaler or attempt.is_shared or attempt.closure)
-        self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
+        self._kept_gradients.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
         if unscaled:
             self.scalers.attempted(attempt.optimizer)
-        self._thrown.attempt_ended()
+        self._abandoned.attempt_ended()
         self._recorder.end_step()
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
@@ -280,9 +281,9 @@ class OptimizerHooks:
             self._close(attempt)
         elif overflow and inner is not None:
             self.leave_out(None, inner)
-            self._manual.has_optimizer = True
+            self._optimizerless.has_optimizer = True
 
-    def _thrown_away(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
+    def _gradients_discarded(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
         """Record an attempt whose gradients were discarded, or are about to be; ``found`` is their norm and amax."""
         if not self.scalers.leaves_out(optimizer):
             self.leave_out(None, optimizer, found)
@@ -293,9 +294,9 @@ class OptimizerHooks:
         """Record an attempt that the script gave up: it asked neither the scaler nor the optimizer to step."""
         if self._recorder.capture.runs:
             return
-        had_optimizer = self._manual.has_optimizer
+        had_optimizer = self._optimizerless.has_optimizer
         attempt = self._open(optimizer, by_scaler=False)
-        self._manual.has_optimizer = had_optimizer  # an optimizer may serve only for its ``zero_grad``
+        self._optimizerless.has_optimizer = had_optimizer  # an optimizer may serve only for its ``zero_grad``
         (facts := self._recorder.current).left_out = True
         if found is not None and facts.gradients_of is None:
             facts.grad_norm, facts.grad_amax = found
@@ -307,7 +308,7 @@ class OptimizerHooks:
         """Run before ``optimizer.step()``. Return the closure to call instead of the given one, or None."""
         attempt, groups = self._attempt, groups_of(optimizer)
         # A wrapper whose groups are a property makes no attempt; the optimizer that it drives does.
-        if not groups or (attempt is None and self._released is not None and self._has_released(optimizer)):
+        if not groups or (attempt is None and self._last_in_backward is not None and self._has_released(optimizer)):
             return None
         if attempt is not None and attempt.reached and _is_inside(attempt, optimizer):
             return None
@@ -331,7 +332,7 @@ class OptimizerHooks:
         if not attempt.by_scaler and self._shadow is not None:
             self._compare(attempt)
         attempt.reached = not attempt.skipped
-        self._kept.step_begins(attempt.optimizer)
+        self._kept_gradients.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
             attempt.given = gradients_of(optimizer, memory_limits.for_copies(self._recorder.options))
         if self._recorder.trace is not None:
@@ -350,8 +351,8 @@ class OptimizerHooks:
         attempt = self._attempt
         if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
             return
-        if attempt.inner and attempt.optimizer is optimizer:
-            attempt.inner -= 1
+        if attempt.inner_steps and attempt.optimizer is optimizer:
+            attempt.inner_steps -= 1
             return
         if attempt.closure:
             self._looks.after_closure(optimizer)
@@ -390,7 +391,7 @@ def _is_inside(attempt: Attempt, optimizer: torch.optim.Optimizer) -> bool:
     """Return whether a step runs inside an open attempt's step; the attempt of a step that raised is open as well."""
     depth = steps_in_progress(attempt.optimizer)
     if optimizer is attempt.optimizer:
-        attempt.inner += depth > 1
+        attempt.inner_steps += depth > 1
         return depth > 1
     if depth:
         attempt.driven.append(optimizer)

@@ -65,7 +65,7 @@ class OptimizerRows:
     def __init__(self, recorder: Recorder, casts: Casts, name_of: Callable[[torch.optim.Optimizer], str]) -> None:
         self._recorder, self._name_of = recorder, name_of
         self._next_copied = 0
-        self._standing = FrozenAndBuffers(recorder, casts)
+        self._frozen_and_buffers = FrozenAndBuffers(recorder, casts)
         self._masters = Masters(recorder)
         self._pieces = Pieces(lambda: (m for r in recorder.names.roots.values() if (m := r.called()) is not None))
         self._state_rows = StateRows(recorder)
@@ -160,7 +160,7 @@ class OptimizerRows:
             for root in recorder.names.roots.values():
                 module = root.module()
                 if module is not None:
-                    self._standing.record(module, together)
+                    self._frozen_and_buffers.record(module, together)
 
     def _replicated(self, together: BatchedLaunch) -> None:
         """Record weights whose master copies other ranks may hold, because ranks are compared by them."""

@@ -20,7 +20,7 @@ _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 #: Exit status of ``record`` when precdoctor itself stopped the run (docs/exit-codes.md).
 STOPPED_BY_US = 66
 #: Working directory at the start of recording, with a separator; empty: paths are shown in full.
-_began_in = ""
+_start_directory = ""
 
 
 def say(message: str, *, prefix: str = "precdoctor: ") -> None:
@@ -183,16 +183,16 @@ def is_installed(file: str) -> bool:
 
 def begin_here() -> None:
     """Show paths relative to the current working directory from now on; the script may leave or remove it."""
-    global _began_in  # noqa: PLW0603 - the process has one
+    global _start_directory  # noqa: PLW0603 - the process has one
     try:
-        _began_in = str(Path.cwd()) + os.sep
+        _start_directory = str(Path.cwd()) + os.sep
     except OSError:
-        _began_in = ""
+        _start_directory = ""
 
 
 def shown(file: str) -> str:
     """Return a path for people: relative to the directory that recording began in, if it is below that."""
-    return file.removeprefix(_began_in)
+    return file.removeprefix(_start_directory)
 
 
 @functools.lru_cache(maxsize=8)

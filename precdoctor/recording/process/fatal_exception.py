@@ -22,7 +22,7 @@ _NAME = type.__dict__["__name__"]
 _TRACEBACK = BaseException.__dict__["__traceback__"]
 _MODULE_OF_BUILTINS = vars(builtins)
 #: The last argument of ``sys.exit``.
-_given: list[Any] = []
+_exit_arguments: list[Any] = []
 
 
 def note_exits() -> None:
@@ -31,7 +31,7 @@ def note_exits() -> None:
 
     @functools.wraps(original)
     def leave(status: Any = None, /) -> NoReturn:
-        _given[:] = [status]
+        _exit_arguments[:] = [status]
         original(status)
 
     sys.exit = leave
@@ -42,7 +42,7 @@ def ends_badly() -> bool:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(error, SystemExit):
         return _is_failure(error.code)
-    return isinstance(error, Exception) or any(map(_is_failure, _given))
+    return isinstance(error, Exception) or any(map(_is_failure, _exit_arguments))
 
 
 def _is_failure(status: object) -> bool:

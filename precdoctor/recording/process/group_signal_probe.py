@@ -43,30 +43,30 @@ class Bystander:
             _stand_by(watched, reports, lifeline)
         os.close(reports)
         os.close(lifeline)
-        #: Signals reported by the bystander that :meth:`heard` has not returned yet.
-        self._heard: set[int] = set()
+        #: Signals reported by the bystander that :meth:`reached_group` has not returned yet.
+        self._reported: set[int] = set()
 
-    def heard(self, number: int) -> bool:
+    def reached_group(self, number: int) -> bool:
         """Return whether a signal that this process just got went to the whole group; then discard its repetitions."""
         deadline = time.monotonic() + _PATIENCE
-        while number not in self._heard and self._listen(deadline - time.monotonic()):
+        while number not in self._reported and self._read_reports(deadline - time.monotonic()):
             pass
-        if number not in self._heard:
+        if number not in self._reported:
             return False
         time.sleep(_SETTLING)
         while signal.sigtimedwait({number}, 0) is not None:
             pass  # `timeout` signals us, then the whole group
-        while self._listen(0):
+        while self._read_reports(0):
             pass
-        self._heard.discard(number)
+        self._reported.discard(number)
         return True
 
-    def _listen(self, seconds: float) -> bool:
+    def _read_reports(self, seconds: float) -> bool:
         """Wait for reports. Return False if none came, or the bystander is gone."""
         if not select.select([self._reports], [], [], max(0.0, seconds))[0]:
             return False
         reports = os.read(self._reports, 4096)
-        self._heard.update(reports)
+        self._reported.update(reports)
         return bool(reports)
 
     def close(self) -> None:

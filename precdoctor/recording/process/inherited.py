@@ -46,14 +46,14 @@ def keep(roots: Iterable[Any]) -> list[Any]:
         for x in gc.get_referents(there.pop()):
             if type(x) not in _PLAIN and id(x) not in found:
                 found[id(x)] = x
-                if _is_looked_into(x):
+                if _is_followed(x):
                     there.append(x)
     kept = list(found.values())
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # else the list is freed as the interpreter ends
     return kept
 
 
-def _is_looked_into(x: Any) -> bool:
+def _is_followed(x: Any) -> bool:
     """Return whether :func:`keep` follows an object's references."""
     kind = type(x)
     if kind in _CONTAINERS:

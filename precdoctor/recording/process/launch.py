@@ -222,7 +222,7 @@ def _run_child(
 
 def _for_us_alone(info: signal.struct_siginfo, beside: Bystander | None) -> bool:
     """Return whether a signal went to this process only, so that the child has not got it."""
-    if beside is not None and beside.heard(info.si_signo):
+    if beside is not None and beside.reached_group(info.si_signo):
         return False
     return info.si_signo not in _FROM_TERMINAL or info.si_code in _SI_USER_CODES
 

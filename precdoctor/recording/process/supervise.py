@@ -85,12 +85,12 @@ class Supervisor:
             return
         try:
             for finding in self._online.look(self._run, last):
-                self._tell(finding, last=last)
+                self._handle(finding, last=last)
         except Exception as error:  # noqa: BLE001 - the training must not suffer from a defect here
             self._failed = True
             say(f"the online rules have stopped ({type(error).__name__}: {error}); the training goes on")
 
-    def _tell(self, finding: Any, *, last: bool) -> None:
+    def _handle(self, finding: Any, *, last: bool) -> None:
         """Run the command for a finding, and request a halt if it is a reason."""
         if self._online.command is not None:
             self._run_command(self._online.command, self._online.to_json(finding, self._run))

@@ -40,7 +40,7 @@ class Threads:
         self.own = 0
         self._thread: threading.Thread | None = None
         self._warned = False
-        self._taking = threading.Lock()
+        self._take_lock = threading.Lock()
 
     def elsewhere(self) -> bool:
         """Return whether the calling thread, which runs a model or an optimizer, is not the recorded one."""
@@ -53,7 +53,7 @@ class Threads:
 
     def meet_replica(self) -> None:
         """Note that ``nn.DataParallel`` runs a replica of the recorded thread's model in this thread."""
-        with self._taking:
+        with self._take_lock:
             met, self.run_replicas = self.run_replicas, True
         if not met:
             self._warn(
@@ -70,12 +70,12 @@ class Threads:
         """Return whether the thread is not the recorded one; make it the recorded one if there is none."""
         if torch._C._current_graph_task_id() != -1:
             return number in self.others
-        if self._is_free() and self._taking.acquire(blocking=False):
+        if self._is_free() and self._take_lock.acquire(blocking=False):
             try:
                 if self._is_free() and self._take(number):  # again: another thread may have been faster
                     return False
             finally:
-                self._taking.release()
+                self._take_lock.release()
         if not self._warned:
             self._warned = True
             self._warn(f"{SEVERAL}; the first one that trains is recorded, the others are not")

@@ -69,7 +69,7 @@ class Recorder:
         #: Called before the log is closed: ends a step that no optimizer has announced.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
-        self._paused: Drain | None = None
+        self._paused_drain: Drain | None = None
         self._ended = False
         self._reset()
 
@@ -157,12 +157,12 @@ class Recorder:
 
     def before_fork(self) -> None:
         """Pause the drain thread: a lock that it holds during the fork would stay locked in the child."""
-        self._paused = self.drain if self.drain is not None and self.drain.pause() else None
+        self._paused_drain = self.drain if self.drain is not None and self.drain.pause() else None
 
     def after_fork_in_parent(self) -> None:
         """Resume the drain thread."""
-        if self._paused is not None:
-            self._paused.resume()
+        if self._paused_drain is not None:
+            self._paused_drain.resume()
 
     def after_fork(self) -> None:
         """Start again in a forked child: files, threads and buffers belong to the parent."""
@@ -183,7 +183,7 @@ class Recorder:
 
     def _forget(self) -> None:
         self.state = "off" if self._ended else "idle"
-        self._paused = None
+        self._paused_drain = None
         self._reset()
         attach.call_all(self.when_forked)
 

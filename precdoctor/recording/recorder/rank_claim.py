@@ -43,8 +43,8 @@ class Claim:
         self.forwards_are_steps = recorder.options.inference
         self.measures_groups = False
         self._recorder = recorder
-        self._waiting: list[dict[str, Any]] = []
-        self._backward = False
+        self._waiting_events: list[dict[str, Any]] = []
+        self._has_backward = False
         self._calls = 0
 
     @property
@@ -55,12 +55,12 @@ class Claim:
     @property
     def patient(self) -> bool:
         """Whether forward passes are still measured: the process trains, or has made few model calls so far."""
-        return self.made or self._backward or self._calls <= MAX_CALLS_BEFORE
+        return self.made or self._has_backward or self._calls <= MAX_CALLS_BEFORE
 
     def keep(self, event: dict[str, Any]) -> None:
         """Store an events row until there is a directory; drop it if too many wait."""
-        if len(self._waiting) < _MAX_WAITING:
-            self._waiting.append(event)
+        if len(self._waiting_events) < _MAX_WAITING:
+            self._waiting_events.append(event)
 
     def forward_begins(self, *, gradients: bool) -> None:
         """Note that a top-level module is called.
@@ -69,7 +69,7 @@ class Claim:
             gradients: whether autograd records the call. If not, and the process has never trained, only the first
                 ``MAX_CALLS_BEFORE`` calls are measured.
         """
-        if self.made or self._backward:
+        if self.made or self._has_backward:
             return
         self._calls += 1
         self._recorder.live = self._recorder.current.sampled and (gradients or self.patient)
@@ -104,9 +104,9 @@ class Claim:
         if self.forwards_are_steps:
             self.forwards_are_steps = self.measures_groups = recorder.current.complete = False
             recorder.current.root = ""
-        if self.made or self._backward:
+        if self.made or self._has_backward:
             return
-        self._backward = True
+        self._has_backward = True
         recorder.live = recorder.current.sampled
         _attach_file.note(str(recorder.run), "backward")
 
@@ -153,7 +153,7 @@ class Claim:
         recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
         recorder.live = recorder.live or (recorder.current.sampled and not ending)
         _attach_file.note(str(recorder.run), "armed")
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting_events = self._waiting_events, []
         if waiting:
             recorder.drain.put(EventBatch(waiting))
 
@@ -167,7 +167,7 @@ class Claim:
             self._recorder.end_step()  # the last model call has returned, so its step is complete
         if self.made:
             return
-        if stopped or self._backward or (self._forward_trained() and (ends_badly() or self._is_sick())):
+        if stopped or self._has_backward or (self._forward_trained() and (ends_badly() or self._is_sick())):
             self.make(ending=True)
 
     def step_has_begun(self, *, stopped: bool) -> bool:

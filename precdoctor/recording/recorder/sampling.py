@@ -57,25 +57,25 @@ class Sampler:
         self._warm_ups: dict[str, int] = {}
         #: Per optimizer: attempts so far, and attempts since its last sampled one.
         self._attempts: dict[str, int] = {}
-        self._since: dict[str, int] = {}
+        self._since_sampled: dict[str, int] = {}
         #: Optimizers that still step, in the order of their last attempts, each with the number of that attempt. An
         #: optimizer has stopped stepping if another one has made two attempts since.
         self._active: collections.OrderedDict[str, int] = collections.OrderedDict()
-        self._last_but_one = 0
+        self._previous_attempt = 0
         #: Number of steps in all, and since the last sampled one, of any optimizer.
-        self._total = self._idle = 0
-        self._last: str | None = None
+        self._total_steps = self._steps_since_sample = 0
+        self._last_optimizer: str | None = None
         self._streak = 0
-        self._follower: dict[tuple[str | None, int], str] = {}
+        self._next_optimizer: dict[tuple[str | None, int], str] = {}
         self._costs: dict[bool, collections.deque[int]] = {
             sampled: collections.deque(maxlen=_WINDOW) for sampled in (False, True)
         }
-        self._plain: collections.deque[int] = collections.deque(maxlen=_WINDOW)
+        self._unrecorded_times: collections.deque[int] = collections.deque(maxlen=_WINDOW)
         #: Durations of whole steps, and of the waits of their hooks for the device.
-        self._steps: dict[bool, collections.deque[int]] = {
+        self._step_times: dict[bool, collections.deque[int]] = {
             sampled: collections.deque(maxlen=_WINDOW) for sampled in (False, True)
         }
-        self._waits: collections.deque[int] = collections.deque(maxlen=_WINDOW)
+        self._wait_times: collections.deque[int] = collections.deque(maxlen=_WINDOW)
         #: Number of sampled steps since the writer was last behind.
         self._calm = 0
         self._had_blocks = False
@@ -87,8 +87,8 @@ class Sampler:
             return False
         if len(self._attempts) < 2:  # with one optimizer, step numbers are its attempt numbers
             return step - self._options.first_step < self._warm_up or step % self.period == 0
-        unknown = (self._last, self._streak) not in self._follower
-        return self._is_due(self._expected()) or (unknown and self._idle >= self.period)
+        unknown = (self._last_optimizer, self._streak) not in self._next_optimizer
+        return self._is_due(self._expected()) or (unknown and self._steps_since_sample >= self.period)
 
     def wants_blocks(self, step: int) -> bool:
         """Return whether the coming step, which is sampled, also gets block histograms.
@@ -104,14 +104,14 @@ class Sampler:
 
     def _expected(self) -> str:
         """Return the predicted optimizer of the coming step. At least one must have stepped."""
-        last = self._last or ""
-        return self._follower.get((last, self._streak), last)
+        last = self._last_optimizer or ""
+        return self._next_optimizer.get((last, self._streak), last)
 
     def _is_due(self, optimizer: str) -> bool:
         attempts = self._attempts[optimizer]
         if attempts < self._warm_ups[optimizer] or (self._options.first_step + attempts) % self.period == 0:
             return True
-        return self._since[optimizer] >= self.period  # at its multiple of N the prediction named another optimizer
+        return self._since_sampled[optimizer] >= self.period  # at its multiple of N another one was predicted
 
     def ended(self, optimizer: str, *, sampled: bool, step_ns: int, cost_ns: int, wait_ns: int = 0) -> None:
         """Note that a step has ended.
@@ -123,34 +123,34 @@ class Sampler:
             cost_ns: host time of recording.
             wait_ns: time that its hooks waited for the device.
         """
-        if self._last is not None:
-            if len(self._follower) >= _MOST_FOLLOWERS:
-                self._follower.clear()
-            self._follower[self._last, self._streak] = optimizer
-        self._streak = min(self._streak + 1, _MAX_STREAK) if optimizer == self._last else 1
-        if optimizer != self._last:
+        if self._last_optimizer is not None:
+            if len(self._next_optimizer) >= _MOST_FOLLOWERS:
+                self._next_optimizer.clear()
+            self._next_optimizer[self._last_optimizer, self._streak] = optimizer
+        self._streak = min(self._streak + 1, _MAX_STREAK) if optimizer == self._last_optimizer else 1
+        if optimizer != self._last_optimizer:
             self._change_over(optimizer)
-        self._last = optimizer
-        self._idle = 1 if sampled else self._idle + 1
-        self._total += 1
-        self._last_but_one, self._active[optimizer] = self._active.get(optimizer, 0), self._total
+        self._last_optimizer = optimizer
+        self._steps_since_sample = 1 if sampled else self._steps_since_sample + 1
+        self._total_steps += 1
+        self._previous_attempt, self._active[optimizer] = self._active.get(optimizer, 0), self._total_steps
         self._attempts[optimizer] = self._attempts.get(optimizer, 0) + 1
-        self._since[optimizer] = 1 if sampled else self._since.get(optimizer, 0) + 1
+        self._since_sampled[optimizer] = 1 if sampled else self._since_sampled.get(optimizer, 0) + 1
         self._costs[sampled].append(cost_ns)
-        self._plain.append(max(step_ns - cost_ns, 1))
-        self._steps[sampled].append(step_ns)
-        self._waits.append(wait_ns)
+        self._unrecorded_times.append(max(step_ns - cost_ns, 1))
+        self._step_times[sampled].append(step_ns)
+        self._wait_times.append(wait_ns)
 
     def _change_over(self, optimizer: str) -> None:
         """Update which optimizers still step as another one makes an attempt; give a new one its warm-up."""
         active = self._active
-        while active and (next(iter(active.values())) < self._last_but_one or len(active) > _MOST_ACTIVE):
+        while active and (next(iter(active.values())) < self._previous_attempt or len(active) > _MOST_ACTIVE):
             active.popitem(last=False)
         if optimizer in self._active:
             self._active.move_to_end(optimizer)
         if optimizer not in self._warm_ups:
             over = len(self._warm_ups) - len(self._active)
-            self._warm_ups[optimizer] = self._warm_up >> over // _IN_FULL if self._total < _MOST_ATTEMPTS else 0
+            self._warm_ups[optimizer] = self._warm_up >> over // _IN_FULL if self._total_steps < _MOST_ATTEMPTS else 0
 
     def reconsider(self, *, behind: bool) -> dict[str, Any] | None:
         """Change N if there is reason to. Call it after a sampled step.
@@ -168,10 +168,10 @@ class Sampler:
         if self._options.every is not None:
             back = self.period > self._options.every and self._calm % _CALM == 0
             return self._move(self.period // 2, "caught up") if back else None
-        if self._total < _MOST_ATTEMPTS and all(self._attempts[name] < n for name, n in self._warm_ups.items()):
+        if self._total_steps < _MOST_ATTEMPTS and all(self._attempts[name] < n for name, n in self._warm_ups.items()):
             return None  # every optimizer is still in its warm-up, which N does not change
         budget, period = self._options.budget, self.period
-        if self._waits_for_device and not self._steps[False]:
+        if self._waits_for_device and not self._step_times[False]:
             period = max(period, 2)  # the cost on the device can only be measured against a step that is not sampled
         while period < MAX_PERIOD and self.overhead(period) > budget:
             period *= 2
@@ -182,17 +182,17 @@ class Sampler:
     def overhead(self, period: int) -> float:
         """Return the expected cost of recording at this N, as a fraction of the time of the steps without recording."""
         sampled, between = (statistics.median(self._costs[which] or [0]) for which in (True, False))
-        if self._waits_for_device and all(self._steps.values()):
+        if self._waits_for_device and all(self._step_times.values()):
             # The host is ahead of the device: without recording it would have waited for that much longer.
-            between = max(0.0, between - statistics.median(self._waits))
-            longer = statistics.median(self._steps[True]) - statistics.median(self._steps[False])
+            between = max(0.0, between - statistics.median(self._wait_times))
+            longer = statistics.median(self._step_times[True]) - statistics.median(self._step_times[False])
             sampled = between + max(0.0, longer)
-        return (sampled + (period - 1) * between) / period / statistics.median(self._plain or [1])
+        return (sampled + (period - 1) * between) / period / statistics.median(self._unrecorded_times or [1])
 
     @property
     def _waits_for_device(self) -> bool:
         """Whether hooks wait for the device, so that a step's duration includes the cost of recording there."""
-        return statistics.median(self._waits or [0]) > 0
+        return statistics.median(self._wait_times or [0]) > 0
 
     def _move(self, period: int, reason: str) -> dict[str, Any] | None:
         """Change N and return the data of the event; None if N stays."""

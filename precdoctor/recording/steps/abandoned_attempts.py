@@ -65,14 +65,14 @@ class AbandonedAttempts:
         self._module: weakref.ref[nn.Module] | None = None
         self.attempt_open = False
         #: Whether discarded gradients prove nothing in this process: several optimizers, or finite ones were discarded.
-        self._unclear = False
+        self._is_ambiguous = False
         #: The optimizer whose bad gradients were discarded, until a forward or backward pass begins.
-        self._thrown: tuple[weakref.ref[torch.optim.Optimizer], Found] | None = None
+        self._discarded: tuple[weakref.ref[torch.optim.Optimizer], Found] | None = None
         self.thrown_losses: dict[int, int] = {}
-        self._left_out = False
+        self._has_left_out = False
         self._went_forward = False
         self._zeroed = False
-        self._backwards = 0
+        self._backward_passes = 0
         self._always_fresh = True
 
     def install(
@@ -95,9 +95,9 @@ class AbandonedAttempts:
         self._is_unscaled, self._is_updated = is_unscaled, is_updated
         optimizer, module = torch.optim.Optimizer, nn.Module
         optimizer.zero_grad = self._noting(  # type: ignore[method-assign]
-            optimizer.zero_grad, self._optimizer_throws, self._is_used_up
+            optimizer.zero_grad, self._optimizer_discards, self._is_used_up
         )
-        module.zero_grad = self._noting(module.zero_grad, self._module_throws)  # type: ignore[method-assign]
+        module.zero_grad = self._noting(module.zero_grad, self._module_discards)  # type: ignore[method-assign]
 
     def _noting(
         self,
@@ -124,7 +124,7 @@ class AbandonedAttempts:
         if known is None:
             self._optimizer = weakref.ref(optimizer)
         elif known is not optimizer:
-            self._unclear = True
+            self._is_ambiguous = True
 
     def forward_begins(self) -> None:
         """Before a root module is called with gradients on, end the step if its attempt was given up."""
@@ -132,33 +132,33 @@ class AbandonedAttempts:
             return
         if self.attempt_open:
             self.forward_in_attempt()
-        if self._thrown is not None:
-            self._end_thrown()
+        if self._discarded is not None:
+            self._end_discarded()
         if self._always_fresh and self._context.micro_step:
             self._end_if_fresh()
         self._went_forward = True
 
     def run_ends(self) -> None:
         """At the end of the run, end the last step if it was given up, like earlier ones."""
-        self._end_thrown()
-        if self._left_out:
+        self._end_discarded()
+        if self._has_left_out:
             self._end_if_fresh()
         if len(self.thrown_losses) == 1:  # the step ends without an attempt, so its count is not set yet
             (self._context.current.thrown_losses,) = self.thrown_losses.values()
 
-    def _end_thrown(self) -> None:
+    def _end_discarded(self) -> None:
         """End the attempt whose gradients were discarded, if any."""
-        thrown, self._thrown = self._thrown, None
+        thrown, self._discarded = self._discarded, None
         optimizer = thrown[0]() if thrown is not None else None
         if thrown is not None and optimizer is not None and not self._in_step():
             self._end(optimizer, thrown[1])
 
     def _end_if_fresh(self) -> None:
         """End the attempt if the known loop will discard its gradients: bad ones, or ones its scaler has done with."""
-        known = self._always_fresh and self._backwards >= _KNOWN_AFTER
+        known = self._always_fresh and self._backward_passes >= _KNOWN_AFTER
         if not known or not self._context.micro_step or self._went_forward:
             return
-        optimizer = self._known()
+        optimizer = self._first_optimizer()
         if optimizer is None or self._in_step():
             return
         if self._is_updated(optimizer):
@@ -170,13 +170,13 @@ class AbandonedAttempts:
 
     def _end(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
         """End the attempt of an optimizer as one that the script gave up."""
-        self._left_out = True
+        self._has_left_out = True
         self._leave_out(optimizer, found)
 
     def backward_begins(self) -> None:
         """Note an outermost backward pass: gradients discarded before it, with no forward pass between, are surgery."""
-        self._thrown = None
-        self._backwards += 1
+        self._discarded = None
+        self._backward_passes += 1
         self._always_fresh = self._always_fresh and self._zeroed
         self._zeroed = False
 
@@ -188,7 +188,7 @@ class AbandonedAttempts:
 
     def attempt_ended(self) -> None:
         """Forget what belongs to the attempt that has just ended."""
-        self._thrown, self.attempt_open = None, False
+        self._discarded, self.attempt_open = None, False
         self.thrown_losses.clear()
 
     def _is_used_up(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -199,7 +199,7 @@ class AbandonedAttempts:
             return True
         return False
 
-    def _optimizer_throws(self, optimizer: torch.optim.Optimizer) -> None:
+    def _optimizer_discards(self, optimizer: torch.optim.Optimizer) -> None:
         """Handle ``zero_grad`` of an optimizer: end its attempt, remember it for later, or rule it out."""
         self.meet(optimizer)
         self._zeroed = True
@@ -212,18 +212,18 @@ class AbandonedAttempts:
                 self._leave_out(optimizer, None)
         elif (found := self._look(parameters_of(optimizer))) is not None:
             if _is_finite(found):
-                self._unclear = True
+                self._is_ambiguous = True
             elif not self._went_forward and _is_lost(found, optimizer):
-                self._thrown = (weakref.ref(optimizer), found)
+                self._discarded = (weakref.ref(optimizer), found)
 
-    def _module_throws(self, module: nn.Module) -> None:
+    def _module_discards(self, module: nn.Module) -> None:
         """Handle ``zero_grad`` of a module like that of the optimizer that trains it."""
-        optimizer = self._known()
+        optimizer = self._first_optimizer()
         if optimizer is None:  # no optimizer has shown itself yet
             if self._context.micro_step and (found := self._look(list(static.parameters(module)))) is not None:
-                self._unclear = self._unclear or _is_finite(found)
-        elif not self._unclear and self._covers(module, optimizer):
-            self._optimizer_throws(optimizer)
+                self._is_ambiguous = self._is_ambiguous or _is_finite(found)
+        elif not self._is_ambiguous and self._covers(module, optimizer):
+            self._optimizer_discards(optimizer)
 
     def _covers(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether the module has all parameters of the optimizer; cached for one module."""
@@ -236,12 +236,12 @@ class AbandonedAttempts:
 
     def is_trained(self, parameter: Tensor) -> bool:
         """Return whether an optimizer that has stepped or called ``zero_grad`` has this parameter."""
-        optimizer = self._known()
+        optimizer = self._first_optimizer()
         return optimizer is not None and any(p is parameter for p in parameters_of(optimizer))
 
     # --- readings of gradients ---------------------------------------------------------------------------------------
 
-    def _known(self) -> torch.optim.Optimizer | None:
+    def _first_optimizer(self) -> torch.optim.Optimizer | None:
         """Return the first optimizer met, if it is still alive."""
         return self._optimizer() if self._optimizer is not None else None
 
@@ -252,7 +252,7 @@ class AbandonedAttempts:
         while a graph is captured, nor with several ranks: gradients that are not reduced yet may differ, and step
         counts with them.
         """
-        if self._unclear or attach.has_other_ranks():
+        if self._is_ambiguous or attach.has_other_ranks():
             return None
         if not all(p.is_cpu for p in parameters) and (
             self._context.options.on_nonfinite == "observe" or is_capturing()

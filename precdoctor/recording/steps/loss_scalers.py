@@ -56,7 +56,7 @@ class Scalers:
         #: Ids of those whose scaler has been updated since, after finite gradients.
         self._updated: set[int] = set()
         recorder.when_forked.append(self._updated.clear)
-        self._known: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
+        self._logged: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
         self.in_use: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         self._sharded_patched = False
@@ -91,8 +91,8 @@ class Scalers:
 
     def _meet(self, scaler: torch.amp.GradScaler) -> None:
         """Log a scaler's facts the first time it is used."""
-        if not self._known.get(scaler):
-            self._known.put(scaler, True)
+        if not self._logged.get(scaler):
+            self._logged.put(scaler, True)
             if self._recorder.facts is not None:
                 self._recorder.facts.scaler(scaler)
 

@@ -76,14 +76,14 @@ class ScaledLosses:
         if unscaled and self._steps == 1:
             facts = self._context.current
             self._line = facts.backward_file, facts.backward_line
-            self._tell()
+            self._report()
 
     def run_ends(self) -> None:
         """Report the final count."""
         if self._steps > 1:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         data = {
             "message": "a scaler unscales gradients of losses that went into backward without its scale",
             "what": "scale-unused",
@@ -94,7 +94,7 @@ class ScaledLosses:
 
 
 @dataclass(slots=True, eq=False)
-class _Left:
+class _GradientState:
     """A gradient as the last backward pass or step left it.
 
     Attributes:
@@ -108,14 +108,14 @@ class _Left:
     copy: Tensor | None = None
 
     @classmethod
-    def by(cls, parameter: Tensor) -> _Left | None:
+    def of(cls, parameter: Tensor) -> _GradientState | None:
         """Return a parameter's gradient as it is now; None if there is none, or it has no version counter."""
         grad = parameter.grad
         if grad is None or tensor_leaves.plain(grad) is not grad or grad.is_inference():
             return None
         return cls(weakref.ref(parameter), weakref.ref(grad), grad._version)
 
-    def now(self) -> Tensor | None:
+    def gradient(self) -> Tensor | None:
         """Return the parameter's gradient; None if it has been replaced or dropped."""
         parameter = self.parameter()
         grad = parameter.grad if parameter is not None else None  # first: it keeps the weakly referenced gradient alive
@@ -135,9 +135,9 @@ class _Watch:
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, step: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.name = name
-        self.left: _Left | None = None
+        self.state: _GradientState | None = None
         #: Version counter of the watched gradient as the optimizer's step began; -1 if there was none.
-        self.at_step = -1
+        self.step_version = -1
         #: Whether every backward pass since the last attempt began with the gradient untouched.
         self.intact = False
         #: Backward passes since the last attempt; passes summed in the gradient, the first of them in step ``since``.
@@ -146,10 +146,10 @@ class _Watch:
         self.since = step
         #: Steps in a row that used kept gradients.
         self.steps = 0
-        self.told = False
-        self.copies: list[_Left] = []
-        self.same: Deferred = None
-        self.kept = self.of = 0
+        self.reported = False
+        self.copies: list[_GradientState] = []
+        self.copies_match: Deferred = None
+        self.unchanged = self.compared = 0
         #: ``unscale_`` calls on these gradients since the last attempt; the most in one; attempts with several.
         self.unscaled = 0
         self.most_unscaled = 0
@@ -158,17 +158,17 @@ class _Watch:
 
     def look(self) -> None:
         """Note the watched gradient's current state; watch another parameter's gradient if it is gone."""
-        left, optimizer = self.left, self.optimizer()
-        known = left.parameter() if left is not None else None
+        state, optimizer = self.state, self.optimizer()
+        known = state.parameter() if state is not None else None
         grad = known.grad if known is not None else None
-        if left is not None and type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
-            if left.grad() is not grad:
-                left.grad = weakref.ref(grad)
-            left.version = grad._version
+        if state is not None and type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
+            if state.grad() is not grad:
+                state.grad = weakref.ref(grad)
+            state.version = grad._version
             return
-        self.left = _Left.by(known) if known is not None else None
-        if self.left is None and optimizer is not None:
-            self.left = next((left for p in parameters_of(optimizer) if (left := _Left.by(p)) is not None), None)
+        self.state = _GradientState.of(known) if known is not None else None
+        if self.state is None and optimizer is not None:
+            self.state = next((s for p in parameters_of(optimizer) if (s := _GradientState.of(p)) is not None), None)
 
 
 class KeptGradients:
@@ -187,7 +187,7 @@ class KeptGradients:
     def backward_begins(self) -> None:
         """As an outermost backward pass begins, note for each optimizer whether its gradient is untouched."""
         for watch in self._watches.values():
-            if watch.left is None or not watch.left.untouched:
+            if watch.state is None or not watch.state.untouched:
                 watch.intact = False
                 watch.unscaled = watch.summed = 0
                 watch.since = self._context.current.step
@@ -198,8 +198,8 @@ class KeptGradients:
         """As an outermost backward pass ends, note the new gradients; finish the watches of deleted optimizers."""
         for key, watch in tuple(self._watches.items()):
             if watch.optimizer() is None:
-                self._end(self._watches.pop(key))
-            elif watch.left is None or not watch.left.untouched:
+                self._end_series(self._watches.pop(key))
+            elif watch.state is None or not watch.state.untouched:
                 watch.passes += 1
                 watch.summed += 1
                 watch.look()
@@ -210,8 +210,8 @@ class KeptGradients:
         """Note the gradient's version as the optimizer begins its step: later writes are the optimizer's own."""
         watch = self._watches.get(id(optimizer))
         if watch is not None and watch.optimizer() is optimizer:
-            grad = watch.left.now() if watch.left is not None else None
-            watch.at_step = grad._version if grad is not None else -1
+            grad = watch.state.gradient() if watch.state is not None else None
+            watch.step_version = grad._version if grad is not None else -1
 
     def attempt_ended(self, optimizer: torch.optim.Optimizer, name: str, *, plain: bool) -> None:
         """Judge the gradients of an attempt that has ended, and note how it leaves them.
@@ -233,11 +233,11 @@ class KeptGradients:
             if watch.unscaled:
                 self._count_unscaled(watch)
         watch.intact, watch.passes = True, 0
-        if grad is not None and watch.left is not None:
-            watch.left.version = grad._version
+        if grad is not None and watch.state is not None:
+            watch.state.version = grad._version
         else:
             watch.look()
-        if watch.steps >= ENOUGH and not watch.told and not watch.steps & (watch.steps - 1):
+        if watch.steps >= ENOUGH and not watch.reported and not watch.steps & (watch.steps - 1):
             self._copy(watch, optimizer)
 
     def _judge(self, watch: _Watch, *, plain: bool) -> Tensor | None:
@@ -246,22 +246,22 @@ class KeptGradients:
         Returns:
             The watched gradient; None if it is gone.
         """
-        left, step = watch.left, self._context.current.step
-        grad = left.now() if left is not None else None
-        written = left is None or watch.at_step != left.version
-        if not plain or grad is None or grad._version != watch.at_step or (written and not self._clipped):
-            self._end(watch)
+        state, step = watch.state, self._context.current.step
+        grad = state.gradient() if state is not None else None
+        written = state is None or watch.step_version != state.version
+        if not plain or grad is None or grad._version != watch.step_version or (written and not self._is_clipped):
+            self._end_series(watch)
             watch.summed, watch.since = 0, step + 1
         elif not watch.intact or not watch.passes:
-            if watch.steps or watch.told or watch.copies:
-                self._end(watch)
+            if watch.steps or watch.reported or watch.copies:
+                self._end_series(watch)
         else:
             watch.steps += 1
             self._tell_if_sure(watch)
         return grad
 
     @property
-    def _clipped(self) -> bool:
+    def _is_clipped(self) -> bool:
         return self._context.current.clip_norm is not None
 
     def _known(self, optimizer: torch.optim.Optimizer) -> _Watch | None:
@@ -276,56 +276,56 @@ class KeptGradients:
         watch.copies, room = [], _MOST_ELEMENTS
         if is_capturing():
             return
-        found = [left for p in parameters_of(optimizer) if (left := _Left.by(p)) is not None]
+        found = [state for p in parameters_of(optimizer) if (state := _GradientState.of(p)) is not None]
         with kernels.apart_from_user_modes():
-            for i, left in enumerate(sorted(found, key=_size)):
-                grad = left.now()
-                room -= _size(left)
+            for i, state in enumerate(sorted(found, key=_size)):
+                grad = state.gradient()
+                room -= _size(state)
                 copied = grad is not None and i < _COPIED and room >= 0
                 copy = grad.detach().clone() if grad is not None and copied else None
-                watch.copies.append(_Left(left.parameter, left.grad, left.version, copy))
+                watch.copies.append(_GradientState(state.parameter, state.grad, state.version, copy))
 
     def _compare(self, watch: _Watch) -> None:
         """Compare the gradients with the copies as the next backward pass begins; the result stays on the device."""
-        lefts, watch.copies = watch.copies, []
+        states, watch.copies = watch.copies, []
         if is_capturing():
             return
-        watch.kept, watch.of = sum(left.untouched for left in lefts), len(lefts)
+        watch.unchanged, watch.compared = sum(state.untouched for state in states), len(states)
         with kernels.apart_from_user_modes(), torch.no_grad():
-            pairs = [(left.copy, g) for left in lefts if left.copy is not None and (g := left.now()) is not None]
+            pairs = [(s.copy, g) for s in states if s.copy is not None and (g := s.gradient()) is not None]
             if not pairs:
                 return
             device = pairs[0][0].device
-            same = torch.stack([(a == b).all().to(device) for a, b in pairs]).all()
+            copies_match = torch.stack([(a == b).all().to(device) for a, b in pairs]).all()
             some = torch.stack([(a != 0).any().to(device) for a, _ in pairs]).any()
-            watch.same = defer((same & some).float())
+            watch.copies_match = defer((copies_match & some).float())
 
     def _tell_if_sure(self, watch: _Watch, *, ended: bool = False) -> None:
         """Report kept gradients if the comparison confirms them.
 
         Reading its result waits for the device, once; with ``--on-nonfinite observe`` only when the series has ended.
         """
-        if watch.told or watch.same is None:
+        if watch.reported or watch.copies_match is None:
             return
-        if callable(watch.same) and self._context.options.on_nonfinite == "observe" and not ended:
+        if callable(watch.copies_match) and self._context.options.on_nonfinite == "observe" and not ended:
             return
-        same, watch.same = read(watch.same), None
-        if same:
-            watch.told = True
-            self._tell(watch)
+        copies_match, watch.copies_match = read(watch.copies_match), None
+        if copies_match:
+            watch.reported = True
+            self._report(watch)
 
-    def _end(self, watch: _Watch) -> None:
+    def _end_series(self, watch: _Watch) -> None:
         """End a series of steps with kept gradients, with a last report if it was reported before."""
-        told = watch.told
+        reported = watch.reported
         if watch.steps:
             self._tell_if_sure(watch, ended=True)
-        if told:
-            self._tell(watch)
-        watch.steps, watch.told, watch.same = 0, False, None
+        if reported:
+            self._report(watch)
+        watch.steps, watch.reported, watch.copies_match = 0, False, None
         if watch.copies:
             watch.copies = []
 
-    def _tell(self, watch: _Watch) -> None:
+    def _report(self, watch: _Watch) -> None:
         """Log the event of kept gradients."""
         data = {
             "message": f"the gradients of {watch.name} have not been zeroed since step {watch.since}",
@@ -334,14 +334,14 @@ class KeptGradients:
             "since": watch.since,
             "steps": watch.steps,
             "summed": watch.summed,
-            "kept": watch.kept,
-            "of": watch.of,
+            "kept": watch.unchanged,
+            "of": watch.compared,
         }
         self._event(watch, data)
 
     def _event(self, watch: _Watch, data: dict[str, Any]) -> None:
         """Log a warning event at the place of the watched parameter."""
-        parameter = watch.left.parameter() if watch.left is not None else None
+        parameter = watch.state.parameter() if watch.state is not None else None
         found = self._context.names.parameter(parameter) if parameter is not None else None
         where = {"root": found[0].root, "module": found[0].module} if found is not None else {}
         self._context.event("warning", data=data, **where)
@@ -350,9 +350,9 @@ class KeptGradients:
         """Report what is left at the end of the run."""
         self.losses.run_ends()
         for watch in self._watches.values():
-            self._end(watch)
+            self._end_series(watch)
             if watch.repeated > 1:
-                self._tell_unscaled(watch)
+                self._report_unscaled(watch)
 
     # --- repeated unscaling ------------------------------------------------------------------------------------------
 
@@ -368,7 +368,7 @@ class KeptGradients:
     def scaler_updated(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the unscaled gradient as it is now, after clipping: the script keeps it."""
         watch = self._known(optimizer)
-        if watch is not None and watch.left is not None and watch.left.now() is not None:
+        if watch is not None and watch.state is not None and watch.state.gradient() is not None:
             watch.look()
 
     def _count_unscaled(self, watch: _Watch) -> None:
@@ -380,9 +380,9 @@ class KeptGradients:
         watch.repeated += 1
         watch.most_unscaled = max(watch.most_unscaled, times)
         if watch.repeated == 1:
-            self._tell_unscaled(watch)
+            self._report_unscaled(watch)
 
-    def _tell_unscaled(self, watch: _Watch) -> None:
+    def _report_unscaled(self, watch: _Watch) -> None:
         """Log the event of repeated unscaling."""
         data = {
             "message": f"{watch.name} steps with gradients that were unscaled {watch.most_unscaled} times",
@@ -395,6 +395,6 @@ class KeptGradients:
         self._event(watch, data)
 
 
-def _size(left: _Left) -> int:
-    grad = left.now()
+def _size(state: _GradientState) -> int:
+    grad = state.gradient()
     return grad.numel() if grad is not None else 0

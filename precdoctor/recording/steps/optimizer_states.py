@@ -33,13 +33,13 @@ class StateRows:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._taken: dict[str, int] = {}
+        self._recorded_steps: dict[str, int] = {}
         self._together = BatchedLaunch()
-        recorder.when_forked.append(self._taken.clear)
+        recorder.when_forked.append(self._recorded_steps.clear)
 
     def due(self, name: str) -> bool:
         """Return whether the state of this optimizer is recorded after the current step."""
-        step, last = self._recorder.step, self._taken.get(name)
+        step, last = self._recorder.step, self._recorded_steps.get(name)
         return last is None or (step != last and step % STATE_EVERY == 0) or step - last >= STATE_EVERY
 
     def take(
@@ -58,13 +58,13 @@ class StateRows:
         recorder = self._recorder
         if not recorder.options.takes("opt_state"):
             return
-        self._taken[name] = recorder.step
+        self._recorded_steps[name] = recorder.step
         common = Place(name, "", name.partition("#")[0])
         with self._together as together:
             for parameter, place, own, part in parameters:
-                for key, x in _kept_for(optimizers, parameter):
+                for key, x in _state_tensors(optimizers, parameter):
                     if type(x) is not Tensor and quantised_tensors.is_quantised(x):
-                        self._take_quantised(place, "opt_state", f"{own}.{key}", x)
+                        self._record_quantised(place, "opt_state", f"{own}.{key}", x)
                         continue
                     if _is_master(key, x, parameter):
                         continue
@@ -75,9 +75,9 @@ class StateRows:
                     recorder.measure(recorder.site(owner, "opt_state", called, x), own_part, together=together)
 
         for optimizer in optimizers:
-            self._take_scaling_parameters(optimizer)
+            self._record_scaling_parameters(optimizer)
 
-    def _take_scaling_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+    def _record_scaling_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Record weight, gradient and state of quantised parameters that are no tensors: no other room sees them."""
         names = self._recorder.names
         for group in groups_of(optimizer):
@@ -88,13 +88,13 @@ class StateRows:
                 if found is None or not self._recorder.wants(found[0]):
                     continue
                 place, own = found
-                self._take_quantised(place, "weight", own, parameter)
-                self._take_quantised(place, "weight_grad_step", own, static.attribute(parameter, "_grad"))
-                for key, x in _kept_for((optimizer,), parameter):
+                self._record_quantised(place, "weight", own, parameter)
+                self._record_quantised(place, "weight_grad_step", own, static.attribute(parameter, "_grad"))
+                for key, x in _state_tensors((optimizer,), parameter):
                     if quantised_tensors.is_quantised(x):
-                        self._take_quantised(place, "opt_state", f"{own}.{key}", x)
+                        self._record_quantised(place, "opt_state", f"{own}.{key}", x)
 
-    def _take_quantised(self, place: Place, kind: str, name: str, x: Any) -> None:
+    def _record_quantised(self, place: Place, kind: str, name: str, x: Any) -> None:
         """Record the dequantised elements and the block multipliers of a quantised tensor."""
         recorder = self._recorder
         if not recorder.options.takes(kind):
@@ -122,12 +122,12 @@ class Masters:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._weights: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._looked: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int, int]] = {}
+        self._searched: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int, int]] = {}
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
         self._weights.clear()
-        self._looked.clear()
+        self._searched.clear()
 
     def weight_of(self, parameter: Tensor) -> Tensor | None:
         """Return the model's weight that a parameter is the master copy of; None if it is none."""
@@ -145,11 +145,11 @@ class Masters:
             is_known: returns whether it is known already which weight a parameter is a copy of.
         """
         parameters = parameters_of(optimizer)
-        known = self._looked.get(id(optimizer))
+        known = self._searched.get(id(optimizer))
         now = len(parameters), len(self._recorder.names.roots)
         if known is not None and known[0]() is optimizer and known[1:] == now:
             return
-        self._looked[id(optimizer)] = (weakref.ref(optimizer), *now)
+        self._searched[id(optimizer)] = (weakref.ref(optimizer), *now)
         wide = (p for p in parameters if p.dtype is torch.float32 and self._recorder.names.parameter(p) is None)
         copies = [p for p in wide if not is_known(p)]
         if self._recorder.options.on_nonfinite == "observe":
@@ -177,11 +177,11 @@ def masters_in_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Ite
     """Iterate over the FP32 copies of a 16-bit parameter in the optimizer's state."""
     if parameter.dtype not in _HALF:
         return iter(())
-    kept = _kept_for((optimizer,), parameter)
+    kept = _state_tensors((optimizer,), parameter)
     return (x for key, x in kept if issubclass(type(x), Tensor) and _is_master(key, x, parameter))
 
 
-def _kept_for(optimizers: Iterable[torch.optim.Optimizer], parameter: Any) -> Iterator[tuple[str, Any]]:
+def _state_tensors(optimizers: Iterable[torch.optim.Optimizer], parameter: Any) -> Iterator[tuple[str, Any]]:
     """Iterate over name and tensor of a parameter's state, without step counters and undecodable 8-bit state."""
     for optimizer in optimizers:
         kept = state_of(optimizer, parameter)

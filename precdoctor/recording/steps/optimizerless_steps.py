@@ -43,29 +43,29 @@ class OptimizerlessSteps:
         has_optimizer: whether an optimizer steps in this process: then its attempts are the steps.
     """
 
-    def __init__(self, recorder: Recorder, thrown: AbandonedAttempts) -> None:
+    def __init__(self, recorder: Recorder, abandoned: AbandonedAttempts) -> None:
         self._recorder = recorder
-        self._thrown = thrown
+        self._abandoned = abandoned
         self._weights, self._updates = BatchedLaunch(), BatchedLaunch(HELD)
         self._forget()
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
         self._watched: weakref.ref[Tensor] | None = None
-        self._copy: Tensor | None = None
+        self._watched_copy: Tensor | None = None
         #: Values of small parameters as their gradients arrived in this backward pass, by ``id``.
-        self._arrived: dict[int, Tensor] = {}
+        self._values_at_arrival: dict[int, Tensor] = {}
         #: Gradient of the watched parameter then, if an optimizer may be about to make its first step; else None.
-        self._slope: Tensor | None = None
+        self._watched_gradient: Tensor | None = None
         #: Whether a step was made by hand; before that no weights are copied: the first step may be an optimizer's.
         self._by_hand = False
         #: Weights and gradients of a sampled step, within ``--scene-memory``.
-        self._before: list[_Before] = []
+        self._copies: list[_Before] = []
         #: The smallest parameter whose gradient has arrived in this backward pass, and whether the watched one's has.
         self._smallest: weakref.ref[Tensor] | None = None
-        self._watched_again = False
+        self._watched_has_gradient = False
         #: Whether weights are plain tensors: if the watched one is gone, it has been replaced.
-        self._bare = False
+        self._has_plain_weights = False
         self.reached: list[Tensor] = []
         self.gradients_are_gone = False
         self.has_optimizer = False
@@ -78,25 +78,25 @@ class OptimizerlessSteps:
         is_smallest = smallest is None or parameter.numel() < smallest.numel()
         if is_smallest:
             self._smallest = weakref.ref(parameter)
-        self._watched_again |= again
+        self._watched_has_gradient |= again
         if (again or is_smallest) and parameter.numel() <= _MAX_COPY:
             with kernels.apart_from_user_modes():
                 values = tensor_leaves.plain(parameter)
                 if values is not None and values.is_cpu:
-                    self._arrived[id(parameter)] = values.detach().clone()
+                    self._values_at_arrival[id(parameter)] = values.detach().clone()
 
     def _watch(self) -> None:
         """Watch the smallest parameter that got a gradient; the others may never be updated."""
-        watched = self._watched() if self._watched is not None and self._watched_again else None
+        watched = self._watched() if self._watched is not None and self._watched_has_gradient else None
         smallest = self._smallest() if self._smallest is not None else None
         if smallest is not None and (watched is None or smallest.numel() < watched.numel()):
             self._watched = self._smallest
-        self._smallest, self._watched_again = None, False
+        self._smallest, self._watched_has_gradient = None, False
 
     def leaves_derived(self, weights: list[Tensor]) -> None:
         """Note the plain tensors that got gradients, in a script whose weights are in no module."""
         if not self.has_optimizer:
-            self._bare = True
+            self._has_plain_weights = True
             for x in weights:
                 self.gradient_arrived(x)
 
@@ -104,7 +104,7 @@ class OptimizerlessSteps:
         """Copy the watched parameter before it is updated; on sampled steps record the weights of the forward pass."""
         self._watch()
         parameter = self._watched() if self._watched is not None else None
-        arrived, self._arrived, self._before = self._arrived, {}, []
+        arrived, self._values_at_arrival, self._copies = self._values_at_arrival, {}, []
         reached, self.reached = self.reached, []
         self.gradients_are_gone = any(p.is_leaf and p.grad is None for p in reached)
         if self.has_optimizer or parameter is None:
@@ -112,14 +112,14 @@ class OptimizerlessSteps:
         with kernels.apart_from_user_modes():
             values = tensor_leaves.plain(parameter)
             if values is None:  # FSDP has freed its gathered parameter: no script updates it
-                self._watched = self._copy = None
+                self._watched = self._watched_copy = None
                 return
             small = values.is_cpu and values.numel() <= _MAX_COPY
             known = arrived.get(id(parameter))
-            self._copy = None if not small else values.detach().clone() if known is None else known
+            self._watched_copy = None if not small else values.detach().clone() if known is None else known
             gradient = parameter.grad if parameter.is_leaf and small and not self._by_hand else None
             dense = None if gradient is None else tensor_leaves.plain(gradient.detach())
-            self._slope = dense.clone() if dense is not None and dense.shape == values.shape else None
+            self._watched_gradient = dense.clone() if dense is not None and dense.shape == values.shape else None
         if self._recorder.live:
             self._record_weights()
 
@@ -151,11 +151,11 @@ class OptimizerlessSteps:
         with kernels.apart_from_user_modes():
             weight, dense = tensor_leaves.plain(parameter), tensor_leaves.plain(gradient.detach())
             if weight is not None and dense is not None and weight.shape == dense.shape:
-                self._before.append(_Before(weakref.ref(parameter), weight.detach().clone(), dense.clone()))
+                self._copies.append(_Before(weakref.ref(parameter), weight.detach().clone(), dense.clone()))
 
     def _record_updates(self) -> None:
         """Record how the weights changed. The intended update is unknown, but zero wherever the gradient is."""
-        before, self._before = self._before, []
+        before, self._copies = self._copies, []
         with self._updates as together:
             for old in before:
                 parameter = old.parameter()
@@ -172,13 +172,13 @@ class OptimizerlessSteps:
 
     def forward_begins(self) -> None:
         """As a root module is called, end the step if the weights were updated."""
-        self._thrown.forward_begins()
+        self._abandoned.forward_begins()
         if not self.has_optimizer:
             self.end_step_if_updated()
 
     def end_open_step(self) -> None:
         """At the end of the run, end the step if the weights were updated."""
-        self._thrown.run_ends()
+        self._abandoned.run_ends()
         self.end_step_if_updated()
 
     def end_step_if_updated(self) -> None:
@@ -187,24 +187,24 @@ class OptimizerlessSteps:
             return
         parameter = self._watched()
         if parameter is None:
-            updated = self._bare  # replaced: ``w = (w - lr * w.grad).detach()``
-        elif self._copy is None:
+            updated = self._has_plain_weights  # replaced: ``w = (w - lr * w.grad).detach()``
+        elif self._watched_copy is None:
             updated = parameter.grad is None
         else:
             with kernels.apart_from_user_modes():
                 values = tensor_leaves.plain(parameter)
-                updated = values is not None and not torch.equal(self._copy, values.detach())
-                if updated and values is not None and self._is_ascent(parameter, values.detach() - self._copy):
+                updated = values is not None and not torch.equal(self._watched_copy, values.detach())
+                if updated and values is not None and self._is_ascent(parameter, values.detach() - self._watched_copy):
                     return  # SAM moves there to get the gradient; its optimizer's step comes later
         if updated:
-            self._watched = self._copy = None
+            self._watched = self._watched_copy = None
             self._by_hand = True
-            if self._before:
+            if self._copies:
                 self._record_updates()
             self._recorder.end_step()
 
     def _is_ascent(self, parameter: Tensor, change: Tensor) -> bool:
         """Return whether a weight that a known optimizer trains has moved to where the loss is larger."""
-        if self._slope is None or not self._thrown.is_trained(parameter):
+        if self._watched_gradient is None or not self._abandoned.is_trained(parameter):
             return False
-        return bool((change * self._slope).sum() > 0)
+        return bool((change * self._watched_gradient).sum() > 0)

@@ -49,8 +49,8 @@ class OuterOptimizers:
     def __init__(self, recorder: Recorder, begin: Begin, end: End) -> None:
         self._recorder = recorder
         self._begin, self._end = guarded(recorder)(self._begins), guarded(recorder)(self._ends)
-        self._tell = begin, end
-        self._waiting = set(_CLASSES)
+        self._callbacks = begin, end
+        self._unpatched_modules = set(_CLASSES)
         self.runs = False
         recorder.when_forked.append(self._forget)
 
@@ -63,12 +63,12 @@ class OuterOptimizers:
 
     def look(self) -> None:
         """Replace ``step`` of the classes that were imported since the last call."""
-        for name in [n for n in self._waiting if n in sys.modules]:
+        for name in [n for n in self._unpatched_modules if n in sys.modules]:
             module = vars(sys.modules[name])
             kinds = [module.get(kind) for kind in _CLASSES[name]]
             if None in kinds:
                 continue  # the module is being imported
-            self._waiting.discard(name)
+            self._unpatched_modules.discard(name)
             for kind in kinds:
                 if isinstance(kind, type) and callable(original := static.members(kind).get("step")):
                     kind.step = self._stepping(original)  # type: ignore[attr-defined]
@@ -97,7 +97,7 @@ class OuterOptimizers:
     def _begins(self, outer: Any) -> None:
         """Make the process a rank and report the loss scale as a step begins."""
         self._recorder.claim.make()
-        self._tell[0](_loss_scale(outer))
+        self._callbacks[0](_loss_scale(outer))
 
     def _ends(self, outer: Any, result: Any, *, returned: bool) -> None:
         """Report the result of a step that has returned or raised."""
@@ -106,7 +106,7 @@ class OuterOptimizers:
         if type(result) is tuple and len(result) == 3:  # Megatron: whether it stepped, the norm, number of zeros
             overflow, norm = result[0] is False, result[1]
         inner = next(_inner(outer), None)
-        self._tell[1](inner, overflow if type(overflow) is bool else None, defer(norm, by_drain=True))
+        self._callbacks[1](inner, overflow if type(overflow) is bool else None, defer(norm, by_drain=True))
 
 
 def makes_states() -> bool:

@@ -53,7 +53,7 @@ class Poisoned:
 
 
 @dataclass
-class _Seen:
+class _BufferRead:
     """The result of the last read of a buffer."""
 
     stamp: object
@@ -71,10 +71,10 @@ class BufferWatch:
 
     def __init__(self, context: StepContext, earlier: Callable[[Tensor], Tensor | None] = lambda _: None) -> None:
         self._context, self._earlier = context, earlier
-        self._seen: dict[tuple[int, str], _Seen] = {}
+        self._last_reads: dict[tuple[int, str], _BufferRead] = {}
         self._owners: dict[str, tuple[int, list[weakref.ref[nn.Module]]]] = {}
         #: Version of the names at which no module had a buffer; None if some have.
-        self._without: int | None = None
+        self._version_without_buffers: int | None = None
 
     def launch(self) -> tuple[Deferred, list[tuple[nn.Module, str, Tensor]]]:
         """Start to read the buffers written to since the last call, without waiting.
@@ -82,12 +82,12 @@ class BufferWatch:
         Returns:
             Their amax, and the buffers with owner and name.
         """
-        if self._without == self._context.names.version:
+        if self._version_without_buffers == self._context.names.version:
             return None, []
-        changed = list(self._changed())
+        changed = list(self._buffers_to_read())
         if not changed:
             there_are = any(owners for _, owners in self._owners.values())
-            self._without = None if there_are else self._context.names.version
+            self._version_without_buffers = None if there_are else self._context.names.version
             return None, []
         return amax(buffer for _, _, buffer in changed), changed
 
@@ -103,9 +103,9 @@ class BufferWatch:
         all_finite = largest is None or math.isfinite(largest)
         found = []
         for owner, name, buffer in changed:
-            key, before = (id(owner), name), self._seen.get((id(owner), name))
+            key, before = (id(owner), name), self._last_reads.get((id(owner), name))
             finite = all_finite or not badness(buffer.detach())
-            self._seen[key] = _Seen(tensor_leaves.buffer_stamp(owner, name, buffer), finite, step)
+            self._last_reads[key] = _BufferRead(tensor_leaves.buffer_stamp(owner, name, buffer), finite, step)
             place = names.find(owner)
             if not finite and place is not None and (self._was_finite(buffer) if before is None else before.finite):
                 last = None if before is None else before.step
@@ -120,16 +120,16 @@ class BufferWatch:
     @property
     def bad(self) -> bool:
         """Whether a buffer was non-finite when last read, even if it always was."""
-        return any(not seen.finite for seen in self._seen.values())
+        return any(not seen.finite for seen in self._last_reads.values())
 
-    def _changed(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    def _buffers_to_read(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
         """Iterate over owner, name and buffer of the buffers to read now."""
         for root in list(self._context.names.roots.values()):
             for owner in self._owners_of(root):
                 for name, buffer in static.held(owner, "_buffers").items():
                     if buffer is None or not tensor_leaves.counts(buffer) or buffer.is_inference():
                         continue
-                    seen = self._seen.get((id(owner), name))
+                    seen = self._last_reads.get((id(owner), name))
                     if seen is not None and seen.stamp == tensor_leaves.buffer_stamp(owner, name, buffer):
                         continue
                     if buffer.numel() <= _SMALL or self._context.live or seen is None:
@@ -154,12 +154,12 @@ class OptimizerStateWatch:
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
-        self._looked: dict[int, int] = {}
+        self._read_steps: dict[int, int] = {}
         #: By optimizer: the last step after which the state was finite, as read or as its gradients imply.
-        self._finite: dict[int, int] = {}
+        self._finite_steps: dict[int, int] = {}
         self._reported: set[int] = set()
         #: By optimizer: the step in which its range was determined, and the magnitude whose square leaves that range.
-        self._roots: dict[int, tuple[int, float]] = {}
+        self._range_roots: dict[int, tuple[int, float]] = {}
 
     def due(self, optimizer: torch.optim.Optimizer, gradient: float | None) -> bool:
         """Return whether to read the state after this step.
@@ -171,30 +171,30 @@ class OptimizerStateWatch:
         key, step = id(optimizer), self._context.current.step
         if key in self._reported:
             return False
-        if self._context.live and step - self._looked.get(key, step - _STATE_EVERY) >= _STATE_EVERY:
+        if self._context.live and step - self._read_steps.get(key, step - _STATE_EVERY) >= _STATE_EVERY:
             return True
         if gradient is None:
             return False
-        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * self._root(optimizer, step):
+        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * self._range_root(optimizer, step):
             return True
-        if key in self._finite and type(optimizer).__module__.startswith("torch.optim"):
-            self._finite[key] = step
+        if key in self._finite_steps and type(optimizer).__module__.startswith("torch.optim"):
+            self._finite_steps[key] = step
         return False
 
-    def _root(self, optimizer: torch.optim.Optimizer, step: int) -> float:
+    def _range_root(self, optimizer: torch.optim.Optimizer, step: int) -> float:
         """Return the magnitude whose square leaves the range of the state; cached, as walking the state is slow."""
-        known = self._roots.get(id(optimizer))
+        known = self._range_roots.get(id(optimizer))
         if known is None or not 0 <= step - known[0] < _STATE_EVERY:
-            known = self._roots[id(optimizer)] = step, _root_of_range(state_tensors(optimizer))
+            known = self._range_roots[id(optimizer)] = step, _root_of_range(state_tensors(optimizer))
         return known[1]
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Poisoned]:
         """Return the non-finite state tensors, reported once per optimizer. Waits for the device."""
-        last = self._finite.get(id(optimizer))
-        self._looked[id(optimizer)] = self._context.step
+        last = self._finite_steps.get(id(optimizer))
+        self._read_steps[id(optimizer)] = self._context.step
         largest = read(amax(x for _, _, x in state_tensors(optimizer)))
         if largest is None or math.isfinite(largest):
-            self._finite[id(optimizer)] = self._context.step
+            self._finite_steps[id(optimizer)] = self._context.step
             return []
         self._reported.add(id(optimizer))
         found = []

@@ -72,7 +72,7 @@ def amax(tensors: Iterable[Tensor], known: Layout | None = None) -> Deferred:
         known: layout of the tensors at the last call; updated. On a GPU it lets one kernel read them all.
     """
     there = list(tensors)
-    if there and (found := _looked_at(there)) is not None:
+    if there and (found := _native_look(there)) is not None:
         return found[0]
     if known is not None and there and _are_on_a_gpu(there):
         seen = known.look(there)
@@ -109,7 +109,7 @@ def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None)
         if known is not None and len(gradients) < some:
             found = known.look(gradients)
     if found is None and gradients:
-        found = _looked_at(gradients)
+        found = _native_look(gradients)
         if known is not None and (found is not None or _are_on_a_gpu(gradients)):
             known.learn(gradients)
             found = known.look(gradients) if found is None else found
@@ -173,7 +173,7 @@ def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
     return [g for g in map(_GRADIENT, parameters) if g is not None]
 
 
-def _looked_at(tensors: list[Tensor]) -> tuple[float, float] | None:
+def _native_look(tensors: list[Tensor]) -> tuple[float, float] | None:
     """Return amax and sum of squares from the C library; None if a tensor is not a plain one on the CPU."""
     if not tensors[0].is_cpu or torch._C._functorch.maybe_current_level() is not None:
         return None

@@ -46,7 +46,7 @@ class Attempt:
         self.closure = False
         #: How often the closure was called; whether weights changed before one of its calls; their version counters at
         #: the last; how many backward passes have been judged.
-        self.evaluations, self.moved, self.weights, self.judged = 0, False, 0, 0
+        self.evaluations, self.has_moved, self.weight_versions, self.judged_passes = 0, False, 0, 0
         #: Whether the guard skips this step, and the gradients that it has taken from the parameters.
         self.skipped = False
         self.aside: GradientsAside | None = None
@@ -59,7 +59,7 @@ class Attempt:
         #: Other optimizers that stepped inside this optimizer's step.
         self.driven: list[torch.optim.Optimizer] = []
         #: Number of steps of its base class that are running inside its own.
-        self.inner = 0
+        self.inner_steps = 0
         #: Whether its closure is the first to call the model: until then weights have no names.
         self.is_unnamed = False
 
