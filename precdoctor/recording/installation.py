@@ -93,7 +93,6 @@ def _stop_at(recorder: Recorder, steps: int) -> None:
 
 
 def _installed_for(run: Path, options: RecordOptions) -> Recorder:
-    """Create the recorder of this process and install all hooks."""
     global _installed  # noqa: PLW0603 - torch's hooks are global to the process, and so is their owner
     attach.begin_here()
     note_exits()
