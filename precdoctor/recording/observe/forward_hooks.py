@@ -70,7 +70,7 @@ class ForwardHooks:
         self._window, self._probes = window, probes
         self._enter = guarded(recorder)(self._call_begins)
         self._leave = guarded(recorder)(self._call_ended)
-        self._came = guarded(recorder)(self._gradient_came)
+        self._gradient_hook = guarded(recorder)(self._record_gradient)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = RecordedTensors(recorder)
         self._frozen_and_buffers, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
@@ -175,7 +175,7 @@ class ForwardHooks:
             self._optimizerless.forward_begins()
             if recorder.drain is None:
                 recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
-        place = place or self._new_place(module, inside)
+        place = place or self._named_place(module, inside)
         if inside is None and not recompute and recorder.claim.forwards_are_steps:
             self._begin_step_of(module, place)
         mode = self._root_mode(module, place, recompute) if inside is None else inner_mode(inside.mode)
@@ -217,7 +217,7 @@ class ForwardHooks:
             self._call_ended(stack[0].module, None)
         return True
 
-    def _new_place(self, module: nn.Module, inside: Frame | None) -> Place:
+    def _named_place(self, module: nn.Module, inside: Frame | None) -> Place:
         parent, caller = (None, None) if inside is None else (inside.place, inside.module)
         return self._recorder.names.place(module, parent, caller)
 
@@ -241,7 +241,7 @@ class ForwardHooks:
         mode, recorder = frame.mode, self._recorder
         if self._logits.follows:
             self._logits.close()  # still open for another root's loss; a scan must not begin beside it
-        if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.patient):
+        if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.may_train):
             self._window.enter_root(frame.module)
             if self._window.is_open:
                 self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})
@@ -363,9 +363,9 @@ class ForwardHooks:
                 self._seen.add(x)
             if x.requires_grad and x.grad_fn is not None:
                 self._last_hooked = weakref.ref(x)
-                x.register_hook(functools.partial(self._came, self._site(frame, "grad_output", name, x)))
+                x.register_hook(functools.partial(self._gradient_hook, self._site(frame, "grad_output", name, x)))
 
-    def _gradient_came(self, site: Site, grad: Tensor | None) -> None:
+    def _record_gradient(self, site: Site, grad: Tensor | None) -> None:
         """Record the gradient of an output as the backward pass reaches it; None if torch.compile has none."""
         recorder = self._recorder
         root = recorder.names.roots.get(site.place.root)

@@ -246,4 +246,4 @@ class OptimizerRows:
             attempt.takes_state = self._state_rows.due(attempt.name)
         if attempt.takes_state:
             held = ((h.parameter, h.place, h.name, h.of) for h in self._held(attempt.optimizer))
-            self._state_rows.take(attempt.name, (attempt.optimizer, *attempt.driven), held)
+            self._state_rows.record(attempt.name, (attempt.optimizer, *attempt.driven), held)

@@ -28,7 +28,7 @@ from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.fatal_exception import fatal_exception
 from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.recorder.graph_capture import Capture
-from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
+from precdoctor.recording.recorder.rank_claim import Claim, has_room, is_chosen
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.deferred import CUDA, is_capturing
@@ -107,7 +107,7 @@ class Recorder:
 
     def _arm(self) -> None:
         worker = attach.in_data_loader_worker()
-        if worker or not chosen(self, attach.global_rank()) or not has_room(self):
+        if worker or not is_chosen(self, attach.global_rank()) or not has_room(self):
             self.state = "off"
             for begin in () if worker else self.when_armed:
                 begin()  # --apply changes the training of unrecorded ranks also
@@ -396,4 +396,4 @@ class Recorder:
         if self.drain is not None:
             self.drain.put(EventBatch([row]))
         elif self.state == "armed":
-            self.claim.keep(row)
+            self.claim.hold_event(row)

@@ -48,16 +48,16 @@ class Claim:
         self._calls = 0
 
     @property
-    def made(self) -> bool:
+    def is_rank(self) -> bool:
         """Whether this process is a rank and has a directory."""
         return self._recorder.drain is not None
 
     @property
-    def patient(self) -> bool:
+    def may_train(self) -> bool:
         """Whether forward passes are still measured: the process trains, or has made few model calls so far."""
-        return self.made or self._has_backward or self._calls <= MAX_CALLS_BEFORE
+        return self.is_rank or self._has_backward or self._calls <= MAX_CALLS_BEFORE
 
-    def keep(self, event: dict[str, Any]) -> None:
+    def hold_event(self, event: dict[str, Any]) -> None:
         """Store an events row until there is a directory; drop it if too many wait."""
         if len(self._waiting_events) < _MAX_WAITING:
             self._waiting_events.append(event)
@@ -69,10 +69,10 @@ class Claim:
             gradients: whether autograd records the call. If not, and the process has never trained, only the first
                 ``MAX_CALLS_BEFORE`` calls are measured.
         """
-        if self.made or self._has_backward:
+        if self.is_rank or self._has_backward:
             return
         self._calls += 1
-        self._recorder.live = self._recorder.current.sampled and (gradients or self.patient)
+        self._recorder.live = self._recorder.current.sampled and (gradients or self.may_train)
 
     def model_begins(self, root: Root) -> None:
         """In an inference run, begin a step as a top-level module is called, if it has parameters of its own."""
@@ -104,7 +104,7 @@ class Claim:
         if self.forwards_are_steps:
             self.forwards_are_steps = self.measures_groups = recorder.current.complete = False
             recorder.current.root = ""
-        if self.made or self._has_backward:
+        if self.is_rank or self._has_backward:
             return
         self._has_backward = True
         recorder.live = recorder.current.sampled
@@ -128,10 +128,10 @@ class Claim:
             Whether the process is recorded.
         """
         recorder = self._recorder
-        if self.made or recorder.state != "armed":
+        if self.is_rank or recorder.state != "armed":
             return recorder.state == "armed"
         rank = attach.global_rank()  # the process group may be younger than the first forward pass
-        if not chosen(recorder, rank) or not has_room(recorder):
+        if not is_chosen(recorder, rank) or not has_room(recorder):
             recorder.state, recorder.live = "off", False
             return False
         with recorder.off_the_clock():
@@ -165,7 +165,7 @@ class Claim:
         """
         if self.forwards_are_steps and self._recorder.current.complete:
             self._recorder.end_step()  # the last model call has returned, so its step is complete
-        if self.made:
+        if self.is_rank:
             return
         if stopped or self._has_backward or (self._forward_trained() and (ends_badly() or self._is_sick())):
             self.make(ending=True)
@@ -205,7 +205,7 @@ class Claim:
         return False
 
 
-def chosen(recorder: Recorder, rank: int) -> bool:
+def is_chosen(recorder: Recorder, rank: int) -> bool:
     """Return whether ``--ranks`` includes this rank; note in the attach file if it does not."""
     named = recorder.options.ranks is None or rank in recorder.options.ranks
     if not named:

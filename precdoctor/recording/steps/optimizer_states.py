@@ -42,7 +42,7 @@ class StateRows:
         step, last = self._recorder.step, self._recorded_steps.get(name)
         return last is None or (step != last and step % STATE_EVERY == 0) or step - last >= STATE_EVERY
 
-    def take(
+    def record(
         self,
         name: str,
         optimizers: Sequence[torch.optim.Optimizer],
