@@ -67,7 +67,7 @@ def opened(value: Any, *, objects: bool) -> Opened | None:
     if kind in (tuple, list) and len(value) <= MAX_ELEMENTS:  # the usual case
         return Opened(value, dict(enumerate(value)))
     if issubclass(kind, dict):
-        return Opened(value, dict(itertools.islice(dict.items(value), MAX_ELEMENTS)) if _small(value) else {})
+        return Opened(value, dict(dict.items(value)) if dict.__len__(value) <= MAX_ELEMENTS else {})
     if issubclass(kind, (tuple, list)):
         base = list if issubclass(kind, list) else tuple
         return Opened(value, dict(enumerate(itertools.islice(base.__iter__(value), MAX_ELEMENTS))))
@@ -100,11 +100,6 @@ def _word(key: Any, position: int) -> str:
     if type(key) is tuple and all(type(k) in static.KEYS for k in key):
         return "-".join(map(static.text, key))
     return str(position)
-
-
-def _small(value: dict[Any, Any]) -> bool:
-    """Return whether a dictionary has few enough elements to be read."""
-    return dict.__len__(value) <= MAX_ELEMENTS
 
 
 def _is_record(kind: type) -> bool:

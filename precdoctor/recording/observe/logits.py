@@ -273,11 +273,10 @@ class Logits:
         query, key = given.get("query"), given.get("key")
         if not isinstance(query, Tensor) or not isinstance(key, Tensor) or tensor_leaves.plain(key) is None:
             return
+        causal, scale = given.get("is_causal") is True, given.get("scale")
         if self.caches.takes():
-            causal = given.get("is_causal") is True
             self.caches.attention_reads(self._frame(), query, key, given.get("value"), causal=causal)
         mask = given.get("attn_mask", given.get("attn_bias"))
-        causal, scale = given.get("is_causal") is True, given.get("scale")
         self._record(
             self._frame(),
             "sdpa",

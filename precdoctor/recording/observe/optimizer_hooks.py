@@ -85,7 +85,7 @@ class OptimizerHooks:
     def install(self) -> None:
         """Register the hooks with torch, for every optimizer and scaler of the process."""
         recorder, abandoned = self._recorder, self._abandoned
-        begin = guarded(recorder)(self._become_rank)
+        begin = guarded(recorder)(lambda: recorder.claim.make())  # noqa: PLW0108 - each fork has another claim
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -121,10 +121,6 @@ class OptimizerHooks:
             return False
         armed = recorder.state == "armed" or (recorder.state == "idle" and recorder.arm())
         return armed and not (CUDA.get("_initialized", True) and recorder.capture.runs)
-
-    def _become_rank(self) -> bool:
-        """Make the process a rank at its first attempt. Return False if it is not recorded."""
-        return self._recorder.claim.make()
 
     def _forget(self) -> None:
         """In a forked child, forget what was written to the parent's log."""
@@ -329,14 +325,13 @@ class OptimizerHooks:
             self._rows.given_gradients(attempt)
         if plain and not judged:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
-        if not attempt.by_scaler and self._shadow is not None:
+        if not attempt.by_scaler:
             self._compare(attempt)
         attempt.reached = not attempt.skipped
         self._kept_gradients.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
             attempt.given = gradients_of(optimizer, memory_limits.for_copies(self._recorder.options))
-        if self._recorder.trace is not None:
-            self._trace("gradients", optimizer)
+        self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(parameters_of(optimizer))
             return None
@@ -356,8 +351,7 @@ class OptimizerHooks:
             return
         if attempt.closure:
             self._looks.after_closure(optimizer)
-        if self._recorder.trace is not None:
-            self._trace("weights", optimizer)
+        self._trace("weights", optimizer)
         if attempt.aside is not None:
             attempt.aside.restore()
         else:

@@ -45,9 +45,8 @@ def in_data_loader_worker() -> bool:
 
 def global_rank() -> int:
     """Return the rank of this process: in its process group, else as set by a launcher, else 0."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
+    if is_distributed():
+        return int(sys.modules["torch.distributed"].get_rank())
     for variable in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         value = os.environ.get(variable, "")
         if value.isdecimal():

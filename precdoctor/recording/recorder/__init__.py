@@ -109,8 +109,8 @@ class Recorder:
         worker = attach.in_data_loader_worker()
         if worker or not is_chosen(self, attach.global_rank()) or not has_room(self):
             self.state = "off"
-            for begin in () if worker else self.when_armed:
-                begin()  # --apply changes the training of unrecorded ranks also
+            if not worker:
+                attach.call_all(self.when_armed)  # --apply changes the training of unrecorded ranks also
             return
         self.facts = Facts(self._write_facts, self.names)
         self.state = "armed"
@@ -133,8 +133,7 @@ class Recorder:
         with self._lock:
             if self.state == "armed":
                 try:
-                    for end in self.when_closing:
-                        end()
+                    attach.call_all(self.when_closing)
                     if self.trace is not None:
                         self.trace.end(died=True)
                     self.end_open_step()
@@ -213,8 +212,7 @@ class Recorder:
         self.state = "off"
         self.live = False
         self.slots.take()
-        for take_off in self.when_turned_off:
-            take_off()
+        attach.call_all(self.when_turned_off)
         if self.drain is None:
             _attach_file.note(str(self.run), "error", message)
         else:
@@ -298,8 +296,7 @@ class Recorder:
 
     def _call_step_ends(self) -> None:
         try:
-            for end in self.when_step_ends:
-                end()
+            attach.call_all(self.when_step_ends)
         except Exception as error:  # noqa: BLE001 - the step must be logged even so
             self.internal_error(error)
 
@@ -334,8 +331,7 @@ class Recorder:
             attach.say(f"{why}; recording has stopped, training goes on")
             self._turn_off(f"running short of room: {why}")
         self.current.sampled = self.live
-        for begins in self.when_step_begins:
-            begins()
+        attach.call_all(self.when_step_begins)
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:

@@ -23,6 +23,7 @@ from precdoctor.recording.slots.step_batch import EventBatch
 if TYPE_CHECKING:
     from precdoctor.recording.model.module_names import Root
     from precdoctor.recording.recorder import Recorder
+    from precdoctor.recording.slots.slot_table import Entry
 
 #: Model calls measured before the first sign of training: a process that only serves a model is then left alone.
 MAX_CALLS_BEFORE = 64
@@ -167,7 +168,7 @@ class Claim:
             self._recorder.end_step()  # the last model call has returned, so its step is complete
         if self.is_rank:
             return
-        if stopped or self._has_backward or (self._forward_trained() and (ends_badly() or self._is_sick())):
+        if stopped or self._has_backward or (self._training_entries() and (ends_badly() or self._is_sick())):
             self.make(ending=True)
 
     def step_has_begun(self, *, stopped: bool) -> bool:
@@ -190,15 +191,14 @@ class Claim:
             e.counts_as_training(recorder.names) for e in rows if e.operand is None
         )
 
-    def _forward_trained(self) -> bool:
-        """Return whether a forward pass ran in training mode with gradients."""
-        return any(e.site.phase == "train" and not e.site.evaluating for e in self._recorder.slots.touched.values())
+    def _training_entries(self) -> list[Entry]:
+        """Return the entries of forward passes that ran in training mode with gradients."""
+        touched = self._recorder.slots.touched.values()
+        return [e for e in touched if e.site.phase == "train" and not e.site.evaluating]
 
     def _is_sick(self) -> bool:
         """Return whether a training forward pass met a NaN or +Inf; -Inf alone is a mask. Waits for the device."""
-        touched = self._recorder.slots.touched.values()
-        entries = [e for e in touched if e.site.phase == "train" and not e.site.evaluating]
-        for entry in entries:
+        for entry in self._training_entries():
             ints, _ = kernels.bank(entry.device).row(entry.slot)
             if np.any(ints.cpu().numpy()[[at.NAN, at.POS_INF]]):
                 return True

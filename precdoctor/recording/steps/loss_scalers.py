@@ -275,12 +275,9 @@ class Scalers:
         if module is not None and not self._sharded_patched:
             self._sharded_patched = True
             kind = module.ShardedGradScaler
-            if "scale" in vars(kind):
-                kind.scale = self._scaling(kind.scale)
-            if "unscale_" in vars(kind):
-                kind.unscale_ = self._unscaling(kind.unscale_)
-            if "update" in vars(kind):
-                kind.update = self._updating(kind.update)
+            wraps = {"scale": self._scaling, "unscale_": self._unscaling, "update": self._updating}
+            for name in wraps.keys() & vars(kind).keys():
+                setattr(kind, name, wraps[name](getattr(kind, name)))
 
 
 def _first_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:

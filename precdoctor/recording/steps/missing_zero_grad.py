@@ -124,9 +124,8 @@ class _GradientState:
     @property
     def untouched(self) -> bool:
         """Whether the gradient is the same tensor and has not been written to."""
-        parameter = self.parameter()
-        grad = parameter.grad if parameter is not None else None
-        return grad is not None and self.grad() is grad and grad._version == self.version
+        grad = self.gradient()
+        return grad is not None and grad._version == self.version
 
 
 class _Watch:
@@ -208,8 +207,7 @@ class KeptGradients:
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradient's version as the optimizer begins its step: later writes are the optimizer's own."""
-        watch = self._watches.get(id(optimizer))
-        if watch is not None and watch.optimizer() is optimizer:
+        if (watch := self._known(optimizer)) is not None:
             grad = watch.state.gradient() if watch.state is not None else None
             watch.step_version = grad._version if grad is not None else -1
 
@@ -222,8 +220,8 @@ class KeptGradients:
             plain: the optimizer has stepped, without a closure, outside of backward passes, and without a loss scaler,
                 which would have divided the kept gradients by its scale.
         """
-        watch = self._watches.get(id(optimizer))
-        if watch is None or watch.optimizer() is not optimizer:
+        watch = self._known(optimizer)
+        if watch is None:
             watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
             watch.summed, grad = self._context.micro_step, None
         else:
@@ -248,8 +246,9 @@ class KeptGradients:
         """
         state, step = watch.state, self._context.current.step
         grad = state.gradient() if state is not None else None
+        clipped = self._context.current.clip_norm is not None
         written = state is None or watch.step_version != state.version
-        if not plain or grad is None or grad._version != watch.step_version or (written and not self._is_clipped):
+        if not plain or grad is None or grad._version != watch.step_version or (written and not clipped):
             self._end_series(watch)
             watch.summed, watch.since = 0, step + 1
         elif not watch.intact or not watch.passes:
@@ -259,10 +258,6 @@ class KeptGradients:
             watch.steps += 1
             self._tell_if_sure(watch)
         return grad
-
-    @property
-    def _is_clipped(self) -> bool:
-        return self._context.current.clip_norm is not None
 
     def _known(self, optimizer: torch.optim.Optimizer) -> _Watch | None:
         """Return the watch of an optimizer, if it has one."""
@@ -322,8 +317,7 @@ class KeptGradients:
         if reported:
             self._report(watch)
         watch.steps, watch.reported, watch.copies_match = 0, False, None
-        if watch.copies:
-            watch.copies = []
+        watch.copies = []
 
     def _report(self, watch: _Watch) -> None:
         """Log the event of kept gradients."""
