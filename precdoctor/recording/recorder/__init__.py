@@ -74,6 +74,7 @@ class Recorder:
         self._reset()
 
     def _reset(self) -> None:
+        """Set the state of a process that has recorded nothing yet."""
         self.threads = Threads(lambda: self.claim.has_trained, lambda: self.on_the_clock, self.warn)
         self.claim = Claim(self)
         self.names = Names()
@@ -106,6 +107,7 @@ class Recorder:
             return self.state == "armed"
 
     def _arm(self) -> None:
+        """Begin to record, unless this process is to be left out."""
         worker = attach.in_data_loader_worker()
         if worker or not is_chosen(self, attach.global_rank()) or not has_room(self):
             self.state = "off"
@@ -201,6 +203,7 @@ class Recorder:
             self._turn_off(f"{self.errors} internal errors, the last one {message}")
 
     def _log_error(self, error: Exception) -> str:
+        """Count an internal error and log it; return its message."""
         self.errors += 1
         message = f"{type(error).__name__}: {error}"
         self.event("error", data={"message": message, "where": attach.innermost_own_frame(error)})
@@ -320,6 +323,7 @@ class Recorder:
         return self.trace is not None and self.trace.running
 
     def _begin_step(self, step: int) -> None:
+        """Decide whether the step is sampled, and begin it."""
         self.current = StepFacts(step)
         self.micro_step = 0
         self._calls.clear()
@@ -335,6 +339,7 @@ class Recorder:
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:
+        """Put the step's facts and a snapshot of its slots into the drain's queue."""
         facts = self.current
         facts.complete = facts.complete or complete
         facts.wall_time = time.time()
