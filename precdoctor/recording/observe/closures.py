@@ -28,7 +28,7 @@ _BASE: Any = torch._C.TensorBase
 _VERSION: Final = _BASE._version.__get__
 
 
-class Judged:
+class JudgedClosure:
     """Stands for the closure of a step and judges each evaluation. A copy or a pickle of it is the closure itself."""
 
     def __init__(self, closure: Callable[..., Any], begins: Callable[[], None], ends: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class Closures:
         self._attempt = attempt
         self._begins, self._ends = guarded(recorder)(self._evaluation_begins), guarded(recorder)(self._evaluation_ended)
 
-    def judged(self, attempt: Attempt, closure: object) -> Judged | None:
+    def judged(self, attempt: Attempt, closure: object) -> JudgedClosure | None:
         """Return the callable that replaces the closure; None if the closure is to be called as it is."""
         # A module is not a closure, whatever a user's optimizer does with it.
         if not callable(closure) or issubclass(type(closure), (nn.Module, type)):
@@ -80,7 +80,7 @@ class Closures:
         if self._recorder.options.on_nonfinite == "observe":
             return None
         attempt.weight_versions = _versions(attempt.optimizer)
-        return Judged(closure, self._begins, self._ends)
+        return JudgedClosure(closure, self._begins, self._ends)
 
     def _open(self) -> Attempt | None:
         """Return the open attempt if it has a closure; a closure that was kept may also run outside of attempts."""

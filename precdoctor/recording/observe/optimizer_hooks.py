@@ -27,7 +27,7 @@ from precdoctor.recording.model.optimizer_contents import (
     parameters_of,
     steps_in_progress,
 )
-from precdoctor.recording.observe.closures import Closures, Judged
+from precdoctor.recording.observe.closures import Closures, JudgedClosure
 from precdoctor.recording.observe.gradient_looks import EarlyLook, GradientLooks
 from precdoctor.recording.observe.optimizer_rows import OptimizerRows
 from precdoctor.recording.process import memory_limits
@@ -300,7 +300,7 @@ class OptimizerHooks:
         self._trace("gradients", optimizer)
         self._close(attempt)
 
-    def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> Judged | None:
+    def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> JudgedClosure | None:
         """Run before ``optimizer.step()``. Return the closure to call instead of the given one, or None."""
         attempt, groups = self._attempt, groups_of(optimizer)
         # A wrapper whose groups are a property makes no attempt; the optimizer that it drives does.
@@ -308,9 +308,9 @@ class OptimizerHooks:
             return None
         if attempt is not None and attempt.reached and _is_inside(attempt, optimizer):
             return None
-        judged = False
+        already_bad = False
         if attempt is not None and attempt.is_shared:
-            judged = self._guard.found_bad(self._recorder.step)
+            already_bad = self._guard.found_bad(self._recorder.step)
             self._join(attempt, optimizer, groups)
         elif attempt is None or not attempt.by_scaler:
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
@@ -323,7 +323,7 @@ class OptimizerHooks:
         ahead = plain and self._recorder.live and self._recorder.options.on_nonfinite in ("examine", "observe")
         if ahead:
             self._rows.given_gradients(attempt)
-        if plain and not judged:
+        if plain and not already_bad:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
         if not attempt.by_scaler:
             self._compare(attempt)

@@ -24,7 +24,7 @@ from precdoctor.recording.steps.step_attempt import Attempt
 from precdoctor.recording.steps.weight_updates import corrections_on_device, intended_update
 
 
-class Held(NamedTuple):
+class NamedParameter(NamedTuple):
     """A parameter of an optimizer, or the part of a flat parameter that belongs to one weight, with the weight's name.
 
     Attributes:
@@ -71,7 +71,7 @@ class OptimizerRows:
         self._state_rows = StateRows(recorder)
         self._weights, self._given, self._updates = BatchedLaunch(), BatchedLaunch(), BatchedLaunch(HELD)
 
-    def _held(self, optimizer: torch.optim.Optimizer) -> Iterator[Held]:
+    def _held(self, optimizer: torch.optim.Optimizer) -> Iterator[NamedParameter]:
         """Iterate over the floating-point and complex parameters with place and name.
 
         Master copies get their weights' names, flat ones are split, parameters that no module owns are ``group.index``.
@@ -91,15 +91,15 @@ class OptimizerRows:
                     weight = None
                 place, name = found or (Place(self._name_of(optimizer), "", type(optimizer).__name__), f"{g}.{i}")
                 if recorder.wants(place):
-                    yield Held(parameter, place, name, group, weight)
+                    yield NamedParameter(parameter, place, name, group, weight)
 
-    def _parts(self, copy: Tensor, group: dict[str, Any]) -> Iterator[Held]:
+    def _parts(self, copy: Tensor, group: dict[str, Any]) -> Iterator[NamedParameter]:
         """Iterate over the weights that a flat master copy holds."""
         for piece in self._pieces.of(copy):
             weight = piece.weight()
             found = self._recorder.names.parameter(weight) if weight is not None else None
             if found is not None:
-                yield Held(copy, *found, group, weight, piece.part)
+                yield NamedParameter(copy, *found, group, weight, piece.part)
 
     def owned(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> frozenset[tuple[str, str, str]] | None:
         """Return root, module and name of the optimizer's parameters; None if a gradient of theirs has no row in this

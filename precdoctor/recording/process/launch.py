@@ -125,8 +125,8 @@ def launch(
         raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
     now = dt.datetime.now(dt.timezone.utc)
     directory = (run or default_run_directory(command, now)).absolute()
-    more = {} if applied is None else {"applied": applied}
-    create_run(directory, {**run_facts(command, options, now), **more}, force=force, shared=shared)
+    extra_facts = {} if applied is None else {"applied": applied}
+    create_run(directory, {**run_facts(command, options, now), **extra_facts}, force=force, shared=shared)
     environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
     supervisor = Supervisor(online, directory) if online is not None else None
@@ -195,7 +195,7 @@ def _run_child(
     watched = {*_WATCHED, signal.SIGCHLD}
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # our parent may have set SIG_IGN: then no status is kept
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    beside = bystander(_WATCHED)
+    probe = bystander(_WATCHED)
     try:
         child = os.posix_spawnp(
             command[0],
@@ -209,20 +209,20 @@ def _run_child(
             started()
         while (status := _exit_status(child)) is None:
             info = signal.sigwaitinfo(watched)
-            if info.si_signo != signal.SIGCHLD and _for_us_alone(info, beside):
+            if info.si_signo != signal.SIGCHLD and _for_us_alone(info, probe):
                 _send(child, info.si_signo)
         while signal.sigtimedwait(watched, 0) is not None:
             pass  # sent to the child, which is gone; unblocked they would end us with the log still open
     finally:
-        if beside is not None:
-            beside.close()
+        if probe is not None:
+            probe.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     return status
 
 
-def _for_us_alone(info: signal.struct_siginfo, beside: Bystander | None) -> bool:
+def _for_us_alone(info: signal.struct_siginfo, probe: Bystander | None) -> bool:
     """Return whether a signal went to this process only, so that the child has not got it."""
-    if beside is not None and beside.reached_group(info.si_signo):
+    if probe is not None and probe.reached_group(info.si_signo):
         return False
     return info.si_signo not in _FROM_TERMINAL or info.si_code in _SI_USER_CODES
 
@@ -314,9 +314,9 @@ def _close(directory: Path, status: int, *, quiet: bool) -> int:
     if not stepped and all(end.get("reason") == "exit" for end in ends):
         say(f"no training step was recorded in {shown}: no optimizer stepped{_ended_with(status)}")
         return status
-    early = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
-    cut = f" (until it stopped early: {early})" if early else ""
-    say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{cut}; next, type:")
+    stop_message = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
+    remark = f" (until it stopped early: {stop_message})" if stop_message else ""
+    say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{remark}; next, type:")
     say(f"precdoctor diagnose {shown}", prefix="  ")
     return STOPPED_BY_US if any(end.get("reason") == "stopped" for end in ends) else status
 

@@ -117,8 +117,8 @@ class Recorder:
         self.facts = Facts(self._write_facts, self.names)
         self.state = "armed"
         self._begin_step(self.step)
-        inside = torch._C._functorch.maybe_current_level() is not None
-        _attach_file.note(str(self.run), "model", "inside torch.func" if inside else None)
+        in_transform = torch._C._functorch.maybe_current_level() is not None
+        _attach_file.note(str(self.run), "model", "inside torch.func" if in_transform else None)
         attach.at_exit(self.close)
         for message in self.warnings:
             self.event("warning", data={"message": message})
@@ -151,10 +151,10 @@ class Recorder:
                 self.live = False
             if (drain := self.drain) is None:  # the process never became a rank
                 return
-            said: dict[str, Any] = {} if message is None else {"message": message}
+            end: dict[str, Any] = {} if message is None else {"message": message}
             if reason == "exit" and (fatal := fatal_exception(redact=self.options.redact_names)) is not None:
-                said["exception"] = fatal
-            drain.close({"reason": reason, **said, "steps": self.step - self.options.first_step, "errors": self.errors})
+                end["exception"] = fatal
+            drain.close({"reason": reason, **end, "steps": self.step - self.options.first_step, "errors": self.errors})
 
     def before_fork(self) -> None:
         """Pause the drain thread: a lock that it holds during the fork would stay locked in the child."""

@@ -106,12 +106,12 @@ class AbandonedAttempts:
         is_nothing: Callable[[Any], bool] = lambda _owner: False,
     ) -> Callable[..., Any]:
         """Wrap a ``zero_grad``: call ``note`` before it, unless ``is_nothing`` returns True."""
-        context, noted = self._context, guarded(self._context)(note)
+        context, guarded_note = self._context, guarded(self._context)(note)
 
         @functools.wraps(original)
         def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
             if context.state == "armed" and not torch.compiler.is_compiling() and not is_nothing(owner):
-                noted(owner)
+                guarded_note(owner)
             return original(owner, *args, **kwargs)
 
         return zero_grad
@@ -148,10 +148,10 @@ class AbandonedAttempts:
 
     def _end_discarded(self) -> None:
         """End the attempt whose gradients were discarded, if any."""
-        thrown, self._discarded = self._discarded, None
-        optimizer = thrown[0]() if thrown is not None else None
-        if thrown is not None and optimizer is not None and not self._in_step():
-            self._end(optimizer, thrown[1])
+        discarded, self._discarded = self._discarded, None
+        optimizer = discarded[0]() if discarded is not None else None
+        if discarded is not None and optimizer is not None and not self._in_step():
+            self._end(optimizer, discarded[1])
 
     def _end_if_fresh(self) -> None:
         """End the attempt if the known loop will discard its gradients: bad ones, or ones its scaler has done with."""

@@ -50,8 +50,8 @@ def versions(parameters: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
     if _EXACT.issuperset(map(type, gradients)):
         with contextlib.suppress(RuntimeError):  # tensors of inference mode have no version
             return tuple(zip(map(_CDATA, gradients), map(_VERSION, gradients), strict=True))
-    there = (g for g in gradients if g is not None)
-    return tuple((g._cdata, -1 if g.is_inference() else g._version) for g in there)
+    present = (g for g in gradients if g is not None)
+    return tuple((g._cdata, -1 if g.is_inference() else g._version) for g in present)
 
 
 def largest(amax: Deferred) -> float:
@@ -71,17 +71,17 @@ def amax(tensors: Iterable[Tensor], known: Layout | None = None) -> Deferred:
         tensors: any.
         known: layout of the tensors at the last call; updated. On a GPU it lets one kernel read them all.
     """
-    there = list(tensors)
-    if there and (found := _native_look(there)) is not None:
+    present = list(tensors)
+    if present and (found := _native_look(present)) is not None:
         return found[0]
-    if known is not None and there and _are_on_a_gpu(there):
-        seen = known.look(there)
+    if known is not None and present and _are_on_a_gpu(present):
+        seen = known.look(present)
         if seen is None:
-            known.learn(there)
-            seen = known.look(there)
+            known.learn(present)
+            seen = known.look(present)
         if isinstance(seen, Tensor):
             return _arriving(seen)[1]
-    dense = list(tensor_leaves.all_plain(there))
+    dense = list(tensor_leaves.all_plain(present))
     if not dense:
         return None
     if dense[0].is_cpu and (found := native_cpu.look(dense)) is not None:

@@ -58,10 +58,10 @@ def corrections_on_device(optimizer: torch.optim.Optimizer) -> dict[int, tuple[T
         return found
     for group in groups_of(optimizer):
         counts = [state_of(optimizer, p).get("step") for p in parameters_in(group)]
-        there = [t for t in counts if type(t) is Tensor and not t.is_cpu and t.dim() == 0]
-        if len(there) > 1 and len({(t.device, t.dtype) for t in there}) == 1:
-            factors, roots = _corrections(torch.stack(there), group)
-            found |= zip(map(id, there), zip(factors.unbind(), roots.unbind(), strict=True), strict=True)
+        on_device = [t for t in counts if type(t) is Tensor and not t.is_cpu and t.dim() == 0]
+        if len(on_device) > 1 and len({(t.device, t.dtype) for t in on_device}) == 1:
+            factors, roots = _corrections(torch.stack(on_device), group)
+            found |= zip(map(id, on_device), zip(factors.unbind(), roots.unbind(), strict=True), strict=True)
     return found
 
 
