@@ -154,7 +154,7 @@ class AbandonedAttempts:
             self._end(optimizer, discarded[1])
 
     def _end_if_fresh(self) -> None:
-        """End the attempt if the known loop will discard its gradients: bad ones, or ones its scaler has done with."""
+        """End the attempt if the known loop will discard its gradients: bad ones, or ones a scaler was updated for."""
         known = self._always_fresh and self._backward_passes >= _KNOWN_AFTER
         if not known or not self._context.micro_step or self._went_forward:
             return
