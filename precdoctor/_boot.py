@@ -55,7 +55,7 @@ class _TorchFinder:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment] # one by what it does
+                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment] # a loader by its methods
                 return spec
         return None
 

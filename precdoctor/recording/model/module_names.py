@@ -153,7 +153,7 @@ class Names:
         return found[1:] if found is not None and found[0]() is parameter else None
 
     def name_alike(self, parameter: torch.Tensor, other: torch.Tensor) -> None:
-        """Give another tensor the place and name of a parameter: the whole weight those of its shard."""
+        """Give another tensor the place and name of a parameter: a whole weight gets those of its shard."""
         if self.parameter(other) is None and (found := self.parameter(parameter)) is not None:
             self._parameters[id(other)] = (weakref.ref(other), *found)
 

@@ -139,7 +139,7 @@ def counts(x: Tensor) -> bool:
 def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
     """Return a value that differs once the buffer has been written to or replaced.
 
-    Batch norm's kernels do not raise the version counter of running statistics: in training these always differ.
+    Batch norm's kernels do not raise the version counter of running statistics: in training their stamps always differ.
     """
     if name in ("running_mean", "running_var") and static.is_training(owner):
         return object()
@@ -166,7 +166,7 @@ def is_wrapped(x: Tensor) -> bool:
 
 
 def computes_itself(kind: type) -> bool:
-    """Return whether a tensor type is such a subclass."""
+    """Return whether tensors of this type run their own ops, by a ``__torch_dispatch__`` of their own."""
     if kind in EXACT:
         return False
     dispatch = getattr(kind, "__torch_dispatch__", None)

@@ -234,7 +234,7 @@ class BackwardHooks:
         self._hooked[id(parameter)] = weakref.ref(parameter), handle
 
     def _step_begins(self) -> None:
-        """Between samples, remove our hooks from parameters, unless a parameter has others: those keep their order."""
+        """Between samples, remove our hooks from parameters, except beside other hooks, whose order must not change."""
         if self._logits.follows:
             self._logits.close()
         self._module_hooks.resume()

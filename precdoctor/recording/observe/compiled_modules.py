@@ -28,8 +28,8 @@ CHANGES_ROUNDING = (
     "--compiled instrument puts a statistics op behind every module inside compiled graphs: less is fused there, so "
     "losses and weights differ by rounding from those of a run without it"
 )
-#: What a probe is told of its tensor, as bits: it takes part in a backward pass; its module is in evaluation mode; it
-#: is the gradient of the output.
+#: Flags of a probe: its tensor takes part in a backward pass; its module is in evaluation mode; its tensor is the
+#: gradient of the output.
 TRAINS, EVALUATES, GRADIENT = 1, 2, 4
 #: The site number that the feature test uses.
 _TRIAL = -1

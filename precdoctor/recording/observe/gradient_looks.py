@@ -3,8 +3,8 @@
 The guard waits until the device has read the gradients. If that read came after the backward pass, the device would
 then be idle until the host had prepared the optimizer's launches. So between samples a hook launches the read inside
 the backward pass, as soon as most parameters have their gradients: the guard waits for this early look while the device
-still has the rest of the pass to do. The last gradients, those of the first layers, are judged at the next step. If the
-host finishes the rest of the pass at once, as in a compiled model, whose gradients arrive at its end, it gains nothing.
+still has the rest of the pass to do. The last gradients, those of the first layers, are judged at the next step. Early
+looks are given up if the host finishes the rest of the pass at once: a compiled model's gradients arrive at its end.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class GradientLooks:
         self._look: Look | None = None
         self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         self._clipped = Layout()
-        #: On sampled steps the optimizer's gradients have no rows of their own: those of master copies have none.
+        #: Whether the optimizer's gradients get no rows on sampled steps, like those of master copies.
         self._has_no_rows = False
 
     def install(self) -> None:

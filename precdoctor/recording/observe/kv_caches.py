@@ -25,7 +25,7 @@ class KvCaches:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        #: Roots whose cache was found: what their attention reads needs no row.
+        #: Roots whose cache was found: rows of what their attention reads would repeat it.
         self._roots_with_cache: set[str] = set()
         #: Slots of this call with keys and values that attention read.
         self._attention_slots: list[int] = []

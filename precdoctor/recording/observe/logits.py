@@ -56,7 +56,7 @@ _OUTSIDE: Final = Place("", "", "")
 
 
 class LogitMode(Retiring):
-    """Runs each op unchanged and hands those of :data:`_GROUPS` to its owner."""
+    """Runs each op unchanged and passes the ops of :data:`_GROUPS` on to its owner."""
 
     supports_higher_order_operators = True
     watches = True
@@ -83,12 +83,12 @@ class LogitMode(Retiring):
         known = _op_kinds.get(id(func)) or _classify(func)
         result = func(*args, **kwargs)
         if known[0] is not None and not self.over:
-            caller = sys._getframe().f_back  # null in autograd's thread for a device
+            caller = sys._getframe().f_back  # None in autograd's thread for a device
             self._look(known, args, kwargs, result, caller.f_code.co_name if caller is not None else "")
         return result
 
 
-#: The group of an op, its name and those of its arguments, and the op itself: kept alive, its id stays unique.
+#: The group of an op, its name and those of its arguments, and the op itself, which keeps its id unique.
 _OpKind = tuple[str | None, tuple[str, ...], Any]
 _op_kinds: dict[int, _OpKind] = {}
 _GROUPS: Final = (

@@ -193,7 +193,7 @@ class OptimizerHooks:
         self._close(attempt)
 
     def _forward_begins(self) -> None:
-        """End an open attempt whose step has raised: this forward pass is not in its closure."""
+        """As a forward pass begins outside of the open attempt's closure, end the attempt: its step has raised."""
         attempt = self._attempt
         if attempt is None or attempt.by_scaler or attempt.is_shared:
             return

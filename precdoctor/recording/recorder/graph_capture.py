@@ -13,7 +13,7 @@ _SENTENCE = (
 
 
 class Capture:
-    """Tells hooks when a CUDA graph is being captured: then they may launch statistics, and nothing else.
+    """Reports whether a CUDA graph is being captured: hooks may then launch statistics, and nothing else.
 
     Args:
         warn: logs and prints a sentence.

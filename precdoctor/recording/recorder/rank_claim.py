@@ -36,8 +36,8 @@ class Claim:
 
     Attributes:
         forwards_are_steps: each call of a top-level model is a step (``--inference``, until a backward pass begins).
-        measures_groups: the current step is such a call with block histograms: its tensors are also measured per token,
-            channel, head and group of 128 features.
+        measures_groups: the current step is a model call with block histograms: its tensors are also measured per
+            token, channel, head and group of 128 features.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -100,7 +100,7 @@ class Claim:
         return wanted
 
     def backward_begins(self) -> None:
-        """Note that a backward pass begins: an optimizer step will follow, and from now on only those are steps."""
+        """Note that a backward pass begins: from now on steps are the optimizer's, no longer model calls."""
         recorder = self._recorder
         if self.forwards_are_steps:
             self.forwards_are_steps = self.measures_groups = recorder.current.complete = False

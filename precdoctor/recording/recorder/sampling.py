@@ -2,8 +2,9 @@
 
 With one optimizer a step is sampled if and only if ``step % N == 0``. With several (a GAN) the attempts of each
 optimizer are counted separately: ``step % 2`` would always hit the discriminator. The optimizer of the coming step is
-predicted from the one that followed the same history last time, because steps come in patterns. A history without a
-successor, as in each trial of a search, predicts the last optimizer again; then at most N steps pass without a sample.
+predicted: steps come in patterns, so it is the optimizer that stepped last time after the same history. A history
+without a successor, as in each trial of a search, predicts the last optimizer again; then at most N steps pass without
+a sample.
 
 Under a budget N stays 1 for the first steps, so that smoke runs are recorded whole, and then moves among the powers of
 two: at once up to the smallest N whose cost is within the budget, and down by one power if half of the budget would be

@@ -53,7 +53,7 @@ class Scalers:
         #: By id: optimizers that were given to ``unscale_`` and have made no attempt since, with their scalers.
         self.unscaled: dict[int, tuple[weakref.ref[torch.amp.GradScaler], weakref.ref[torch.optim.Optimizer]]] = {}
         recorder.when_forked.append(self.unscaled.clear)
-        #: Ids of those whose scaler has been updated since, after finite gradients.
+        #: Ids of the optimizers in ``unscaled`` whose scaler has been updated since, after finite gradients.
         self._updated: set[int] = set()
         recorder.when_forked.append(self._updated.clear)
         self._logged: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
