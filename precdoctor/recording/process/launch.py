@@ -252,7 +252,7 @@ def _run_child_with_handlers(
     *,
     aside: bool = False,
 ) -> int:
-    """The same without ``sigwaitinfo`` (macOS): the sender is unknown, so interrupts are left to the terminal."""
+    """Like :func:`_run_child`, without ``sigwaitinfo`` (macOS): interrupts are left to the terminal."""
     children: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
