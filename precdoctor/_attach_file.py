@@ -1,6 +1,6 @@
-"""Which processes were offered recording, and how far each got: a line for each stage that it reached.
+"""The attach file: which processes were offered recording, and the stages that each one reached, a line per stage.
 
-Imported at every interpreter start below ``precdoctor record``, so it imports nothing that is not there already.
+Imported at every interpreter start below ``precdoctor record``, so it imports only modules that are loaded already.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import sys
 
 ATTACH_FILE = "attach.jsonl"
-#: Ten thousand interpreters should not fill the disk with notes.
+#: Bytes; ten thousand interpreters must not fill the disk with notes.
 _MAX_NOTES = 1 << 20
 
 
@@ -18,9 +18,9 @@ def note(run: str, event: str, message: str | None = None) -> None:
 
     Args:
         run: the run directory.
-        event: ``boot``, ``torch``, ``model`` (one was called), ``backward``, ``armed`` (a rank began: its directory is
-            there), ``left out`` (by ``--ranks``) or ``error``.
-        message: what went wrong, for ``error``; of ``model`` where it was called, if that was inside torch.func.
+        event: ``boot``, ``torch``, ``model`` (one was called), ``backward``, ``armed`` (the process became a rank with
+            a directory), ``left out`` (by ``--ranks``) or ``error``.
+        message: for ``error`` the reason; for ``model`` where it was called, if that was inside torch.func; else None.
     """
     said = "null" if message is None else _quoted(message)
     where = _quoted(sys.executable or "")
@@ -30,14 +30,14 @@ def note(run: str, event: str, message: str | None = None) -> None:
         file = os.open(os.path.join(run, ATTACH_FILE), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)  # noqa: PTH118
         try:
             if os.fstat(file).st_size < _MAX_NOTES:
-                os.write(file, line.encode("utf-8", "backslashreplace"))  # one write: lines of processes do not mix
+                os.write(file, line.encode("utf-8", "backslashreplace"))  # one write: lines do not mix
         finally:
             os.close(file)
     except OSError:
-        pass  # the run directory may be gone or full; there is nobody to tell yet
+        pass  # the run directory may be gone or full, and there is no other place to report it
 
 
 def _quoted(text: str) -> str:
-    """A JSON string; the json module takes longer to import than everything else here."""
+    """Return a JSON string; importing the json module would take longer than the rest of the start."""
     plain = "".join(c if c.isprintable() else " " for c in text)
     return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'

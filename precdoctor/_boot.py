@@ -1,9 +1,9 @@
 """Runs at interpreter start in every Python process below ``precdoctor record``, so it must be tiny and must not fail.
 
-All it does is to wait for ``torch`` to be imported. Two legs lead here: the ``.pth`` file of an installed package, and
-a ``sitecustomize`` on ``PYTHONPATH`` (source trees). Whichever is first wins; the second call does nothing.
+It only waits for ``torch`` to be imported. Two files start it: the ``.pth`` file of an installed package, and a
+``sitecustomize`` on ``PYTHONPATH`` (source trees). The second call does nothing.
 
-Imports nothing that an interpreter has not loaded by itself: a build may start ten thousand of them.
+It imports only modules that every interpreter has loaded: a build may start ten thousand interpreters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _started = False
 
 
 def start() -> None:
-    """Begin to wait for torch; does nothing a second time, or without ``PRECDOCTOR_RUN``."""
+    """Wait for the import of torch; do nothing in a second call, or without ``PRECDOCTOR_RUN``."""
     global _started  # noqa: PLW0603 - once per process
     run = os.environ.get("PRECDOCTOR_RUN")
     if _started or not run or os.name != "posix":
@@ -38,10 +38,10 @@ def start() -> None:
 
 
 class _TorchFinder:
-    """Finds nothing itself: it lets the other finders find torch and wraps the loader.
+    """Lets the other finders find torch, and wraps its loader; finds nothing itself.
 
-    It stays until torch is really executed: ``importlib.util.find_spec("torch")``, which libraries use to ask whether
-    torch is there, leads through here, too.
+    It stays until torch is executed, because libraries also search for torch to check for it
+    (``importlib.util.find_spec("torch")``).
     """
 
     def find_spec(
@@ -55,13 +55,13 @@ class _TorchFinder:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment] # one by what it does
+                    spec.loader = _Loader(spec.loader, self)  # type: ignore[assignment] # a loader by its methods
                 return spec
         return None
 
 
 class _Loader:
-    """torch's own loader, with one thing done after it."""
+    """Torch's own loader, which installs the recorder after it has executed torch."""
 
     def __init__(self, inner: Any, finder: _TorchFinder) -> None:
         self._inner = inner
@@ -84,11 +84,12 @@ class _Loader:
 
 
 def _torch_is_here() -> None:
+    """Install the recorder, unless there is too little memory; note in the attach file what happened."""
     try:
         from precdoctor.recording.process import memory_shortage
 
         why = memory_shortage.shortage()
-        if why is not None and '"apply": []' in os.environ.get("PRECDOCTOR_OPTIONS", ""):  # else there is more to do
+        if why is not None and '"apply": []' in os.environ.get("PRECDOCTOR_OPTIONS", ""):  # else --apply needs us
             from precdoctor.recording.process import attach
 
             note(os.environ.get("PRECDOCTOR_RUN", ""), "error", why)
@@ -101,5 +102,5 @@ def _torch_is_here() -> None:
 
             installation.install()
         note(os.environ.get("PRECDOCTOR_RUN", ""), "torch")
-    except Exception as error:  # noqa: BLE001 - the user's import of torch must succeed whatever happens here
+    except Exception as error:  # noqa: BLE001 - the user's import of torch must succeed
         note(os.environ.get("PRECDOCTOR_RUN", ""), "error", f"{type(error).__name__}: {error}")

@@ -1,3 +1,3 @@
-"""The version, for the build and for what the program writes."""
+"""The version, for the build and for the files that precdoctor writes."""
 
 __version__ = "0.1.0"

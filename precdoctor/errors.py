@@ -22,9 +22,9 @@ from collections.abc import Iterable
 #: Exit status of a command that Ctrl-C ended, as shells report it.
 INTERRUPTED = 130
 
-#: Likeness from which a known name is a likely slip of the fingers; below it a suggestion is a guess.
+#: Least similarity of a known name to count as a misspelling; below it a suggestion is a guess.
 _ALIKE = 0.75
-#: So many letters may stand for the only longer name that holds them.
+#: Least number of letters that may stand for the only longer name that contains them.
 _FRAGMENT = 4
 
 
@@ -47,7 +47,7 @@ class RunExistsError(PrecdoctorError):
 
 
 class RunUnreadableError(PrecdoctorError):
-    """A run directory from which no trustworthy verdict can be had."""
+    """A run directory that cannot give a trustworthy verdict."""
 
     exit_code = 3
 
@@ -61,7 +61,7 @@ class NewerSchemaError(RunUnreadableError):
 
 
 class RunTooLargeError(RunUnreadableError):
-    """The log holds more than is read by default; ``precdoctor --any-size`` lifts that."""
+    """The log holds more than is read by default; ``precdoctor --any-size`` lifts the limit."""
 
 
 class NothingRecordedError(RunUnreadableError):
@@ -69,15 +69,15 @@ class NothingRecordedError(RunUnreadableError):
 
 
 class IncomparableRunsError(RunUnreadableError):
-    """Two runs have no model or no steps in common, so that nothing can be said of one against the other."""
+    """Two runs have no model or no steps in common, so neither can be compared with the other."""
 
 
 def likely(word: str, known: Iterable[str]) -> str | None:
-    """The name in ``known`` that ``word`` most likely misspells, or None: no suggestion is better than a silly one.
+    """Return the name in ``known`` that ``word`` most likely misspells; None rather than a guess.
 
-    Letter case, and ``_`` for ``-``, do not count as differences.
+    Ignores letter case, and ``_`` for ``-``.
     """
-    from difflib import SequenceMatcher  # only where something was mistyped: `import precdoctor` is next to nothing
+    from difflib import SequenceMatcher  # imported only after a typo: `import precdoctor` must be fast
 
     names = list(known)
     wanted = _plain(word)
@@ -91,10 +91,11 @@ def likely(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A closing ``; did you mean 'x'?``, or nothing when no name is near."""
+    """Return ``; did you mean 'x'?`` to close a message; empty if no name is similar."""
     near = likely(word, known)
     return f"; did you mean {near!r}?" if near is not None else ""
 
 
 def _plain(name: str) -> str:
+    """Return a name in the form that is compared."""
     return name.strip().strip("-").lower().replace("_", "-")

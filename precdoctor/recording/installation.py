@@ -1,4 +1,4 @@
-"""Installing the recorder into a process: by the boot module as soon as torch is there, or by ``precdoctor.record``."""
+"""Installs the recorder into a process: for the boot module once torch is imported, or for ``precdoctor.record``."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _installed: Recorder | None = None
 
 
 def install() -> Recorder:
-    """Install every hook for the run in the environment; a second call returns the same recorder.
+    """Install all hooks for the run named in the environment. A second call returns the same recorder.
 
     Raises:
-        UsageError: the options variable cannot be read.
+        UsageError: the options variable does not hold recorder options.
     """
     if _installed is None:
         options = RecordOptions.from_json(os.environ.get(OPTIONS_VARIABLE, "{}"))
@@ -56,7 +56,7 @@ def install() -> Recorder:
 
 
 def _applier(recorder: Recorder) -> Applier | None:
-    """What makes the changes of ``--apply``; None, and nothing of it loaded, when there are none."""
+    """Return the object that makes the changes of ``--apply``; None, without importing its room, if there are none."""
     if not recorder.options.apply:
         return None
     from precdoctor.recording.applying.applier import Applier
@@ -65,12 +65,12 @@ def _applier(recorder: Recorder) -> Applier | None:
 
 
 def recorded_into() -> Path | None:
-    """Where this process is being recorded at this moment; None when it is not."""
+    """Return the run directory that this process is being recorded into; None if it is not recorded."""
     return None if _installed is None or _installed.state == "off" else _installed.run
 
 
 def begin(run: Path, options: RecordOptions) -> Recorder:
-    """Have this process recorded into ``run``; the one recorder of a process serves one run after the other."""
+    """Record this process into ``run``; the process has one recorder, which serves one run after the other."""
     if _installed is None:
         return _installed_for(run, options)
     attach.begin_here()
@@ -79,13 +79,13 @@ def begin(run: Path, options: RecordOptions) -> Recorder:
 
 
 def _stop_traced(recorder: Recorder) -> None:
-    """The step that was looked for has been seen: nothing more is to be learned from running on."""
+    """End the run, because the traced step is over and the rest of the run would show nothing more."""
     recorder.close(reason="stopped", message=f"traced step {recorder.step}")
     raise SystemExit(STOPPED_BY_US)
 
 
 def _stop_at(recorder: Recorder, steps: int) -> None:
-    """Between two steps: end the run once it has made so many."""
+    """End the run between two steps once it has made this many."""
     if recorder.state == "armed" and recorder.step - recorder.options.first_step >= steps:
         recorder.close(reason="stopped", message=f"after {steps} steps, as asked")
         attach.say(f"stopping the run after step {recorder.step - 1}, as asked")
@@ -97,7 +97,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
     attach.begin_here()
     note_exits()
     recorder = Recorder(run, options)
-    if not keyword_arguments_are_visible():  # calls a module, so it comes before our hooks
+    if not keyword_arguments_are_visible():  # calls a module, so it runs before our hooks exist
         recorder.warnings.append("keyword arguments of modules are not visible in this torch")
     try:
         applier = _applier(recorder)
@@ -105,35 +105,35 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
             applier.install_before()
         probes = None
         if options.compiled == "instrument":
-            # It defines an op, for these runs only.
+            # Importing it defines an op, which only these runs need.
             from precdoctor.recording.observe.compiled_modules import CHANGES_ROUNDING, Probes
 
             recorder.warnings.append(CHANGES_ROUNDING)
             probes = Probes(recorder)
             probes.install()
-        thrown = AbandonedAttempts(recorder)
-        manual, scene = OptimizerlessSteps(recorder, thrown), Scene(recorder)
+        abandoned = AbandonedAttempts(recorder)
+        optimizerless, scene = OptimizerlessSteps(recorder, abandoned), Scene(recorder)
         if scene.enabled:
             scene.deliveries.install()
         loss_code = LossCode(recorder, scene)
         casts, logits = Casts(recorder), Logits(recorder)
         scan, op_list = DeepScan(recorder), OpList(recorder)
         window = StepWindow(recorder, (op_list, scan))
-        forward = ForwardHooks(recorder, manual, scene, loss_code, casts, logits, window, probes)
+        forward = ForwardHooks(recorder, optimizerless, scene, loss_code, casts, logits, window, probes)
         before, after = forward.install()
-        calls = CompiledCalls(recorder, scene, loss_code, before, after, manual.forward_begins, op_list.region,
+        calls = CompiledCalls(recorder, scene, loss_code, before, after, optimizerless.forward_begins, op_list.region,
                               instrumented=probes is not None)  # fmt: skip
         calls.install(forward.module_hooks.compiles)
-        loss_code.forward_begins = manual.forward_begins
+        loss_code.forward_begins = optimizerless.forward_begins
         guard = Guard(recorder, scene, scan.suspect)
-        kept, early = KeptGradients(recorder), EarlyLook(recorder)
-        BackwardHooks(recorder, manual, thrown, kept, loss_code, casts, guard, window, forward.module_hooks,
-                      logits=logits, early=early).install()  # fmt: skip
+        kept_gradients, early = KeptGradients(recorder), EarlyLook(recorder)
+        BackwardHooks(recorder, optimizerless, abandoned, kept_gradients, loss_code, casts, guard, window,
+                      forward.module_hooks, logits=logits, early=early).install()  # fmt: skip
         TakenGradients(recorder, scene, loss_code).install()
         LibraryQuantisers(recorder, casts).install()
         shadow = Shadow(recorder, scene) if options.shadow is not None else None
-        OptimizerHooks(recorder, manual, thrown, kept, guard, scene, casts, shadow, early).install()
-        recorder.end_open_step = manual.end_open_step
+        OptimizerHooks(recorder, optimizerless, abandoned, kept_gradients, guard, scene, casts, shadow, early).install()
+        recorder.end_open_step = optimizerless.end_open_step
         if applier is not None:
             applier.install_after()
         window.install()
@@ -143,7 +143,7 @@ def _installed_for(run: Path, options: RecordOptions) -> Recorder:
         if options.trace_steps is not None:
             recorder.trace = LiveTrace(recorder, options.trace_steps, functools.partial(_stop_traced, recorder))
     except Exception:
-        recorder.state = "off"  # half of the hooks are worse than none
+        recorder.state = "off"  # a half of the hooks is worse than none
         raise
     inherited.watch_forks()
     os.register_at_fork(

@@ -1,4 +1,4 @@
-"""What the recorder was asked to do: one frozen value, carried from the parent to every child as JSON."""
+"""The recorder's options: one frozen value, passed from the parent to every child as JSON."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from precdoctor.errors import UsageError
 
-#: Set by ``record``: the absolute run directory. Without it the boot module does nothing.
+#: Set by ``record`` to the absolute run directory. Without it the boot module does nothing.
 RUN_VARIABLE = "PRECDOCTOR_RUN"
-#: The options below, as JSON.
+#: Holds :class:`RecordOptions` as JSON.
 OPTIONS_VARIABLE = "PRECDOCTOR_OPTIONS"
-#: What is done at a non-finite loss or gradient.
+#: Values of ``on_nonfinite``.
 POLICIES = ("examine", "stop", "skip", "observe")
 
 
@@ -23,62 +23,61 @@ class RecordOptions:
     """Recorder options; sizes in bytes, steps in optimizer-step attempts.
 
     Raises:
-        UsageError: a value cannot be taken.
+        UsageError: a value is not allowed.
     """
 
-    #: Full statistics on every N-th step (N a power of two); step counters and events are kept on all. Null: led by
-    #: ``budget``.
+    #: Full statistics on every N-th step (N a power of two); step counters and events are kept on all. None: chosen
+    #: automatically to stay within ``budget``.
     every: int | None = None
-    #: What recording may cost, as a fraction of the time of the training.
+    #: Maximum recording overhead, as a fraction of training time.
     budget: float = 0.01
-    #: Record only steps in ``[first, last)``; an open end is null.
+    #: Record only steps in ``[first, last)``; None: no limit on that side.
     steps: tuple[int | None, int | None] = (None, None)
-    #: Record only these ranks; null: all.
+    #: Record only these ranks; None: all.
     ranks: tuple[int, ...] | None = None
-    #: Module globs (FQN below the root); empty means all.
+    #: Module globs (FQN below the root); empty: all.
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    #: Kinds of rows; empty means all. No flag sets it: benchmarks compare with recorders that know fewer.
+    #: Kinds of rows; empty: all. No flag sets it: benchmarks use it to compare with recorders of fewer kinds.
     kinds: tuple[str, ...] = ()
     #: Number of the first step, for a run that resumes.
     first_step: int = 0
-    #: At a non-finite loss or gradient: examine | stop | skip | observe.
+    #: Reaction to a non-finite loss or gradient: examine | stop | skip | observe.
     on_nonfinite: str = "examine"
-    #: Steps whose every op is traced as the run makes them, ``[first, last)``; the run ends with the first that goes
-    #: wrong. No flag sets it: ``precdoctor autopsy`` does.
+    #: Trace every op of the steps ``[first, last)`` live; the run ends after the first bad one. No flag sets it:
+    #: ``precdoctor autopsy`` does.
     trace_steps: tuple[int, int] | None = None
-    #: End the run after this many steps; null: never. No flag of record sets it: ``precdoctor trial`` does.
+    #: End the run after this many steps; None: never. No flag of record sets it: ``precdoctor trial`` does.
     max_steps: int | None = None
-    #: Compare chosen steps with this wide reference, fp32 or fp64; null: none. No flag of record sets it and the three
-    #: below: ``precdoctor shadow`` does.
+    #: Compare chosen steps with this wide reference, fp32 or fp64; None: none. No flag of record sets this or the next
+    #: three options: ``precdoctor shadow`` does.
     shadow: str | None = None
-    #: These steps; empty: every ``shadow_every``-th attempt of each optimizer, or else its attempts 0, 1, 4, 16, 64 ...
+    #: Compare these steps; empty: every ``shadow_every``-th attempt of each optimizer, or attempts 0, 1, 4, 16, 64 ...
     shadow_at: tuple[int, ...] = ()
     shadow_every: int | None = None
-    #: Of those the ones in ``[first, last)``; an open end is null.
+    #: Compare only steps in ``[first, last)``; None: no limit on that side.
     shadow_steps: tuple[int | None, int | None] = (None, None)
-    #: After an incident that could not be led back to an op, trace this many steps.
+    #: Trace this many steps after an incident whose op was not found.
     arm_next: int = 0
-    #: Healthy steps whose ops are audited one by one; 0: none; null: a few, within the budget.
+    #: Number of healthy steps whose ops are audited one by one; 0: none; None: a few, within the budget.
     deep_scan: int | None = None
-    #: Steps of which every op is listed, with fingerprints of what it read and made.
+    #: Steps whose every op is listed, with fingerprints of its inputs and outputs.
     ops: tuple[int, ...] = ()
-    #: What is seen of ``torch.compile``: boundary (calls of compiled models) | instrument (modules inside them, too,
-    #: which changes how they round).
+    #: How ``torch.compile`` is recorded: boundary (calls of compiled models) | instrument (also the modules inside,
+    #: which changes their rounding).
     compiled: str = "boundary"
-    #: Kept per rank and step, for update rows and for what a replay of the step needs; null: 256 MiB, and for replays
-    #: 2 % of a GPU's memory where that is more.
+    #: Bytes per rank and step for update rows and replays; None: 256 MiB, but for replays at least 2 % of a GPU's
+    #: memory.
     scene_memory: int | None = None
-    #: Stop writing (training goes on) when a rank directory reaches this size; null: no limit.
+    #: Stop writing when a rank directory reaches this size (training continues); None: no limit.
     max_disk: int | None = None
     #: Keep source text, argv and offending values out of the log.
     redact_names: bool = False
-    #: Changes to make to the training, as :class:`precdoctor.runlog.changes.Change` writes itself down. With any,
-    #: recording is no longer neutral.
+    #: Changes to make to the training, each as JSON of :class:`precdoctor.runlog.changes.Change`; they end neutrality.
     apply: tuple[Mapping[str, Any], ...] = ()
-    #: Whether the parent may ask for the run to be stopped (``--halt-on``).
+    #: Whether the parent may request a stop of the run (``--halt-on``).
     may_halt: bool = False
-    #: A process that never trains is also a rank; each call of a top-level model is one of its steps.
+    #: Also record a process that never trains: each call of a top-level model is one of its steps.
     inference: bool = False
     #: An internal error of the recorder stops the run instead of turning recording off.
     strict: bool = False
@@ -115,23 +114,23 @@ class RecordOptions:
 
     @property
     def bit_neutral(self) -> bool:
-        """Whether the training is the same in every bit as without recording."""
+        """Whether training is bitwise identical to training without recording."""
         return not self.apply and self.on_nonfinite != "skip" and self.compiled == "boundary"
 
     def takes(self, kind: str) -> bool:
-        """Whether rows of this kind are wanted."""
+        """Return whether rows of this kind are to be recorded."""
         return not self.kinds or kind in self.kinds
 
     def to_json(self) -> str:
-        """One line of JSON, as the environment variable carries it."""
+        """Return the options as one line of JSON, for the environment variable."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> RecordOptions:
-        """The inverse of :meth:`to_json`.
+        """Return the options of :meth:`to_json`'s result; unknown keys are ignored.
 
         Raises:
-            UsageError: not the JSON of record options.
+            UsageError: the text is not the JSON of recorder options.
         """
         try:
             data: Mapping[str, Any] = json.loads(text)
@@ -143,7 +142,7 @@ class RecordOptions:
 
 
 def _check_steps(*given: tuple[str, tuple[int, ...]]) -> None:
-    """Refuse negative step numbers; each flag with those it was given."""
+    """Refuse negative step numbers; takes pairs of a flag and its steps."""
     for flag, steps in given:
         if min(steps, default=0) < 0:
             raise UsageError(f"{flag} takes step numbers from 0, got {min(steps)}")

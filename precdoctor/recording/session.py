@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from precdoctor.runlog import Run
 
 
-#: What only ``precdoctor record`` can do: it is there before the script makes anything, and while it runs.
-_OF_THE_COMMAND = ("apply", "may_halt")
+#: Options only for ``precdoctor record``, which is there before the script makes anything and beside it as it runs.
+_COMMAND_ONLY = ("apply", "may_halt")
 
 
 class Recording:
-    """A block that is being recorded, or was.
+    """A recorded block, during and after it.
 
     Attributes:
         path: its run directory.
@@ -33,7 +33,7 @@ class Recording:
         self.path = path
 
     def open(self) -> Run:
-        """The run; whole once the block has ended."""
+        """Open the run; it is complete once the block has ended."""
         from precdoctor.runlog import open_run
 
         return open_run(self.path)
@@ -85,8 +85,13 @@ def record(run: str | os.PathLike[str] | None = None, *, force: bool = False, **
 
 
 def _options(given: dict[str, Any]) -> RecordOptions:
+    """Return the options from keyword arguments.
+
+    Raises:
+        UsageError: an unknown option, or a value that is not allowed.
+    """
     fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
-    taken = [name for name in RecordOptions.__dataclass_fields__ if name not in _OF_THE_COMMAND]
+    taken = [name for name in RecordOptions.__dataclass_fields__ if name not in _COMMAND_ONLY]
     unknown = next((name for name in fields if name not in taken), None)
     if unknown is not None:
         known = ", ".join(taken)

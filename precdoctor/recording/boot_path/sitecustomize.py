@@ -1,6 +1,6 @@
-"""Second leg of the attachment: first on ``PYTHONPATH``, starts the boot module, then the user's own sitecustomize.
+"""The second way into a process: first on ``PYTHONPATH``, starts the boot module, then the user's own sitecustomize.
 
-It lies in a directory of its own, so that nothing else of precdoctor becomes importable by accident, and runs at every
+It lies alone in its directory, so that nothing else of precdoctor becomes importable by accident. It runs at every
 interpreter start, so it imports little.
 """
 
@@ -13,12 +13,12 @@ import sys
 
 
 def _start() -> None:
-    """Start the boot module of the precdoctor this interpreter has, or of the source tree this file lies in."""
+    """Start the boot module of the precdoctor that this interpreter has installed, or of this file's source tree."""
     if "precdoctor" not in sys.modules and importlib.util.find_spec("precdoctor") is None:
         package = os.path.dirname(os.path.dirname(_HERE))
         if os.path.basename(os.path.dirname(package)) in {"site-packages", "dist-packages"}:
-            return  # another interpreter's packages: what is compiled for that one must not be grafted onto this one
-        # The package alone: the tree's other directories stay as unimportable as they were.
+            return  # the package of another interpreter: its compiled parts do not fit this one
+        # Load the package alone: other directories of the source tree must not become importable.
         spec = importlib.util.spec_from_file_location("precdoctor", os.path.join(package, "__init__.py"))
         assert spec is not None
         assert spec.loader is not None
@@ -30,7 +30,7 @@ def _start() -> None:
 
 
 def _run_the_users_own() -> None:
-    """Execute the sitecustomize that would have been found without this one, whatever kind of module it is."""
+    """Execute the sitecustomize, of any kind of module, that would be found without this one."""
     elsewhere = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:

@@ -1,1 +1,1 @@
-"""What the tensors of a model are called and where they lie, read without running a line of the user's code."""
+"""Names, places and memory of a model's tensors, read without running a line of the user's code."""

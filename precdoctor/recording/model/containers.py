@@ -1,4 +1,4 @@
-"""Looking into what other people's classes hold, and making it again, without running a line of their code.
+"""Opens and rebuilds containers of any class without running a line of their code.
 
 Batches come as tuples and dictionaries, as dataclasses, named tuples, ``BatchEncoding``, ``Data`` or ``TensorDict``.
 Their ``items``, ``__getattr__``, ``__iter__``, ``__copy__`` and properties may do anything, so none of them is called:
@@ -18,20 +18,20 @@ from torch import nn
 
 from precdoctor.recording.model import static
 
-#: Elements read of one container.
+#: Most elements read of one container.
 MAX_ELEMENTS = 1024
-#: What holds no data of a batch: modules hold weights, and the rest is code.
+#: Types that are never opened: modules hold weights, not data of a batch, and the rest is code.
 _CLOSED = (nn.Module, type, types.FunctionType, types.ModuleType, types.CodeType, types.GeneratorType)
-#: Attributes of a class that was written to hold values: dataclasses and attrs.
+#: Attributes of classes made to hold values: dataclasses and attrs.
 _RECORDS = ("__dataclass_fields__", "__attrs_attrs__")
 
 
 class Opened:
-    """A container that has been looked into.
+    """A container whose elements have been read.
 
     Attributes:
         items: its elements by key, at most :data:`MAX_ELEMENTS`.
-        is_object: the keys are attributes.
+        is_object: whether the keys are attributes.
     """
 
     __slots__ = ("_value", "is_object", "items")
@@ -42,10 +42,10 @@ class Opened:
         self.is_object = is_object
 
     def remade(self, changed: Mapping[Any, Any]) -> Any:
-        """The same container with other elements under some keys; the container itself where that cannot be made."""
+        """Return the same container with some elements replaced; the container itself if it cannot be rebuilt."""
         value, kind = self._value, type(self._value)
         if _of_class(kind, "__del__") is not None:
-            return value  # the copy's end would be noticed
+            return value  # it would run when the copy is deleted
         try:
             if self.is_object:
                 return _object_like(value, kind, changed)
@@ -53,21 +53,21 @@ class Opened:
                 return _dict_like(value, kind, changed)
             return _sequence_like(value, kind, changed)
         except (TypeError, AttributeError):
-            return value  # of another layout than Python's own classes
+            return value  # its layout is not that of Python's own classes
 
 
 def opened(value: Any, *, objects: bool) -> Opened | None:
-    """What a container holds; null for everything else.
+    """Return a container with its elements; None for everything else.
 
     Args:
         value: anything.
-        objects: objects of any class with attributes count as well, not only mappings, dataclasses and attrs classes.
+        objects: also open objects of any class with attributes, not only mappings, dataclasses and attrs classes.
     """
     kind = type(value)
-    if kind in (tuple, list) and len(value) <= MAX_ELEMENTS:  # most often
+    if kind in (tuple, list) and len(value) <= MAX_ELEMENTS:  # the usual case
         return Opened(value, dict(enumerate(value)))
     if issubclass(kind, dict):
-        return Opened(value, dict(itertools.islice(dict.items(value), MAX_ELEMENTS)) if _small(value) else {})
+        return Opened(value, dict(dict.items(value)) if dict.__len__(value) <= MAX_ELEMENTS else {})
     if issubclass(kind, (tuple, list)):
         base = list if issubclass(kind, list) else tuple
         return Opened(value, dict(enumerate(itertools.islice(base.__iter__(value), MAX_ELEMENTS))))
@@ -78,7 +78,7 @@ def opened(value: Any, *, objects: bool) -> Opened | None:
 
 
 def names(found: Opened) -> list[str]:
-    """The keys as words; fields of named tuples by their names, keys that are objects by their position."""
+    """Return the keys as words: field names of named tuples, positions for keys that are objects."""
     kind = type(found._value)
     if kind is tuple or kind is list:
         return list(map(str, found.items))
@@ -89,11 +89,12 @@ def names(found: Opened) -> list[str]:
 
 
 def hides(found: Opened, key: Any) -> bool:
-    """Whether an attribute is where a class keeps its elements, and no name that users see (``_store``)."""
+    """Return whether an attribute is where a class stores its elements (``_store``), and not a name that users see."""
     return found.is_object and (key[:1] == "_" or (key == "data" and UserDict in static.mro(type(found._value))))
 
 
 def _word(key: Any, position: int) -> str:
+    """Return a key as a word; its position if printing it would run code."""
     if type(key) in static.KEYS:
         return static.text(key)
     if type(key) is tuple and all(type(k) in static.KEYS for k in key):
@@ -101,16 +102,13 @@ def _word(key: Any, position: int) -> str:
     return str(position)
 
 
-def _small(value: dict[Any, Any]) -> bool:
-    return dict.__len__(value) <= MAX_ELEMENTS
-
-
 def _is_record(kind: type) -> bool:
+    """Return whether a class was made to hold values: a mapping, dataclass or attrs class."""
     return Mapping in static.mro(kind) or any(_of_class(kind, name) is not None for name in _RECORDS)
 
 
 def _of_class(kind: type, name: str) -> Any:
-    """An attribute of a class or its bases as it is written there; null where there is none."""
+    """Return an attribute as stored in a class or its bases; None if there is none."""
     return next(
         (found[name] for base in static.mro(kind) if name in (found := static.members(base))),
         None,
@@ -118,6 +116,7 @@ def _of_class(kind: type, name: str) -> Any:
 
 
 def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Return the slots of a class and its bases, by name."""
     found: dict[str, types.MemberDescriptorType] = {}
     for base in static.mro(kind):
         if "__slots__" in (own := static.members(base)):
@@ -126,16 +125,17 @@ def _slots(kind: type) -> dict[str, types.MemberDescriptorType]:
 
 
 def _attributes(value: Any, kind: type) -> dict[str, Any]:
-    """Slots and instance dictionary, by name."""
+    """Return slots and instance dictionary, by name."""
     own = itertools.islice(dict.items(static.own(value)), MAX_ELEMENTS)
     found = {n: x for n, x in own if type(n) is str}
     for name, slot in _slots(kind).items():
-        with contextlib.suppress(AttributeError):  # not set
+        with contextlib.suppress(AttributeError):  # the slot is empty
             found.setdefault(name, slot.__get__(value))
     return found
 
 
 def _sequence_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
+    """Return a list or tuple of the same class with some elements replaced."""
     made: Any
     if issubclass(kind, list):
         made = list.__new__(kind)
@@ -148,13 +148,15 @@ def _sequence_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
 
 
 def _object_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
+    """Return an object of the same class with some attributes replaced."""
     base: Any = types.SimpleNamespace if types.SimpleNamespace in static.mro(kind) else object
     return _with_attributes(base.__new__(kind), value, kind, changed)
 
 
 def _dict_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
+    """Return a dictionary of the same class with some elements replaced; itself if a key is an object."""
     if not all(type(k) in static.KEYS for k in dict.keys(value)):
-        return value  # their hash is code
+        return value  # their hash is user code
     base: type[dict[Any, Any]] = OrderedDict if OrderedDict in static.mro(kind) else dict
     made: Any = base.__new__(kind)
     for key, item in dict.items(value):
@@ -163,6 +165,7 @@ def _dict_like(value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
 
 
 def _with_attributes(made: Any, value: Any, kind: type, changed: Mapping[Any, Any]) -> Any:
+    """Copy the attributes and slots of ``value`` to ``made``, some of them replaced; return ``made``."""
     own = static.own(value)
     if own:
         static.own(made).update({**own, **{n: x for n, x in changed.items() if n in own}})

@@ -1,9 +1,9 @@
-"""Objects that live, found without letting another thread see that somebody looks.
+"""Lists live objects without letting another thread notice.
 
-The list that ``gc.get_objects`` returns also holds what other threads are about to make: a tuple that is being filled
-must have one owner, or CPython raises ``SystemError`` in the thread that fills it, which may be the user's. So the list
-must be gone before any other thread runs. No line of Python runs between making and dropping it: the interpreter lets
-threads change places only there.
+The list that ``gc.get_objects`` returns also holds objects that other threads are still making: a tuple that is being
+filled must have one owner, or CPython raises ``SystemError`` in the thread that fills it, which may be the user's. So
+the list must be gone before any other thread runs. No line of Python runs between making and dropping it: the
+interpreter switches threads only there.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ T = TypeVar("T")
 
 
 def instances(kind: type[T]) -> list[T]:
-    """Every live object whose type derives from ``kind``, a class without a metaclass.
+    """Return every live object whose type derives from ``kind``, a class without a metaclass.
 
-    Types are asked, not objects: ``isinstance`` reads ``__class__``, which can be somebody's code.
+    Tests types, not objects: ``isinstance`` reads ``__class__``, which may run user code.
     """
-    return _found(issubclass, kind)
+    return _live(issubclass, kind)
 
 
 def exactly(kind: type[T]) -> list[T]:
-    """Every live object of this very type, which may have a metaclass: a check against it would run Python code."""
-    return _found(operator.is_, kind)
+    """Return every live object whose type is ``kind``. It may have a metaclass, whose checks would run Python code."""
+    return _live(operator.is_, kind)
 
 
-def _found(test: Callable[[type, type], bool], kind: type) -> list[Any]:
-    # One list, walked through twice in step, for the objects and for their types. A second call of ``get_objects``
-    # would let audit hooks run while the first list is there, and they may be Python: filelock has one. So may
-    # finalizers and callbacks be that a collection runs.
+def _live(test: Callable[[type, type], bool], kind: type) -> list[Any]:
+    """Return every live object whose type passes ``test`` with ``kind``."""
+    # One list, iterated twice in step, for the objects and for their types. A second call of ``get_objects`` would let
+    # audit hooks run while the first list exists, and they may be Python: filelock has one. So may the finalizers and
+    # callbacks that a collection runs; hence no collection.
     collects = gc.isenabled()
     gc.disable()
     try:

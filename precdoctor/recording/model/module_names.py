@@ -1,4 +1,4 @@
-"""Which module is which: roots, fully qualified names without wrapper prefixes, and the owners of parameters."""
+"""Names of modules and parameters: roots, fully qualified names without wrapper prefixes, owners of parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from precdoctor.recording.model import live_objects, static
 from precdoctor.runlog.caps import shortened
 
-#: Wrappers whose child is the model: the attribute it lives under, by class name.
+#: Wrapper classes, and the attribute that holds the wrapped model.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
     "DataParallel": "module",
@@ -26,19 +26,19 @@ _WRAPPERS = {
     "_FabricModule": "_forward_module",
 }
 _PREFIXES = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
-#: What stands for a compiled function in replays: the modules it uses are roots, not its own.
+#: Class that stands for a compiled function in replays; it must not count as the parent of the modules it uses.
 _STAND_IN = "CompiledFunction"
-#: A search for an unknown module walks every live object, or a whole tree of modules; a script that makes modules in
-#: its loop must not pay for it each time.
+#: Most searches for an unknown module. Each walks all live objects, or a whole tree of modules; a script that makes
+#: modules in its loop must not pay for it each time.
 _MAX_SEARCHES = 16
-#: Characters of a name; longer ones are cut.
+#: Most characters of a name; longer names are cut.
 LONGEST_NAME = 1000
 
 
 class Place(NamedTuple):
-    """Where a module stands: its root's name (``GPT#0``), its FQN below it, its class."""
+    """The place of a module: name of its root (``GPT#0``), FQN below the root, and class."""
 
-    # A tuple, like a site: dictionaries ask for its hash at every tensor, and this one is not computed in Python.
+    # A tuple, like a site: dictionaries hash it for every tensor, and a tuple's hash is not computed in Python.
     root: str
     module: str
     module_class: str
@@ -49,8 +49,10 @@ class Place(NamedTuple):
 class Root:
     """A top-level module seen in training.
 
-    ``trained`` turns true when a backward pass went through it, which separates its evaluation passes from a teacher.
-    ``parametric`` is false for loss modules and their like.
+    Attributes:
+        trained: whether a backward pass went through it; this separates its evaluation passes from a teacher's.
+        parametric: False for loss modules and the like.
+        modules: FQN and class of each module.
     """
 
     name: str
@@ -58,19 +60,19 @@ class Root:
     trained: bool = False
     parametric: bool = True
     modules: list[tuple[str, str]] = field(default_factory=list)
-    #: What it is wrapped in.
+    #: The wrapper around the module, if it has one.
     outer: weakref.ref[nn.Module] | None = None
-    #: Torch's own frame of a call of it is among those of the thread, which a compiled one's may not be.
+    #: Whether a call of it has torch's own frame in the thread's stack; a call of a compiled model may not.
     is_visible: bool = False
 
     def called(self) -> nn.Module | None:
-        """The module as it is called: the wrapper if there is one; null when it is gone."""
+        """Return the module as the script calls it: its wrapper if it has one; None if it is gone."""
         outer = self.outer() if self.outer is not None else None
         return self.module() if outer is None else outer
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, FSDP, ``torch.compile`` and their like."""
+    """Return the model inside DistributedDataParallel, FSDP, ``torch.compile`` and the like."""
     while (attribute := _WRAPPERS.get(type(module).__name__)) is not None:
         inner: nn.Module | None = static.held(module, "_modules").get(attribute)
         if inner is None:
@@ -80,7 +82,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def class_name(module: nn.Module) -> str:
-    """The class as the user wrote it: FSDP2 renames ``Linear`` to ``FSDPLinear``."""
+    """Return the class name as the user wrote it: FSDP2 renames ``Linear`` to ``FSDPLinear``."""
     kind = type(module)
     names = [c.__name__ for c in kind.__mro__]
     if kind.__name__.startswith("FSDP") and "FSDPModule" in names:
@@ -89,39 +91,42 @@ def class_name(module: nn.Module) -> str:
 
 
 class Names:
-    """Names of every module and parameter met so far."""
+    """Names of every module and parameter met so far.
+
+    Attributes:
+        version: increases whenever a module tree is added or changes, so that facts are written again.
+    """
 
     def __init__(self) -> None:
         self.roots: dict[str, Root] = {}
         self._places: dict[int, tuple[weakref.ref[nn.Module], Place]] = {}
         self._parameters: dict[int, tuple[weakref.ref[torch.Tensor], Place, str]] = {}
         self._searches = 0
-        #: Bumped whenever a module tree is added or has changed, so that facts are rewritten.
         self.version = 0
 
     def find(self, module: nn.Module) -> Place | None:
-        """The place of a known module."""
+        """Return the place of a known module; None if it is unknown."""
         found = self._places.get(id(module))
         return found[1] if found is not None and found[0]() is module else None
 
     def place(self, module: nn.Module, parent: Place | None, caller: nn.Module | None = None) -> Place:
-        """The place of any module.
+        """Return the place of a module; name it if it is unknown.
 
         Args:
             module: the module that is called.
-            parent: the place of the module whose forward calls it; null at the top.
+            parent: the place of the module whose forward calls it; None at the top.
             caller: that module.
 
         Returns:
-            Its place when known; below a root found or made for it at the top; else, for a module that stands outside
-            the tree of ``caller`` (made anew in each forward, say), a place named after its class below ``parent``.
+            Its place if known. At the top, a place in a root found or made for it. Else, for a module outside the tree
+            of ``caller`` (made anew in each forward, say), a place below ``parent`` named after its class.
         """
         found = self.find(module)
         if found is not None:
             return found
         if parent is None:
             self._add_root(self._top(module))
-            if self.find(module) is None:  # the top found does not list it after all
+            if self.find(module) is None:  # the top does not list it after all
                 self._add_root(module)
             found = self.find(module)
         else:
@@ -134,7 +139,7 @@ class Names:
         return found
 
     def _added_since(self, module: nn.Module, parent: Place, caller: nn.Module | None) -> Place | None:
-        """The place of a module put into a known tree after that was read: adapters, replaced heads."""
+        """Return the place of a module added to a known tree after it was read: adapters, replaced heads."""
         is_child = caller is not None and any(child is module for child in static.held(caller, "_modules").values())
         root = self.roots.get(parent.root)
         if root is None or not (is_child or _holds_any(module)) or self._searched_enough():
@@ -143,22 +148,22 @@ class Names:
         return self.find(module)
 
     def parameter(self, parameter: torch.Tensor) -> tuple[Place, str] | None:
-        """The module that owns a parameter or buffer, and its name there; null when no root has it."""
+        """Return the place of a parameter's or buffer's owner, and its name there; None if no root has it."""
         found = self._parameters.get(id(parameter))
         return found[1:] if found is not None and found[0]() is parameter else None
 
     def name_alike(self, parameter: torch.Tensor, other: torch.Tensor) -> None:
-        """Give another tensor the place and the name of a parameter: the whole of a shard."""
+        """Give another tensor the place and name of a parameter: a whole weight gets those of its shard."""
         if self.parameter(other) is None and (found := self.parameter(parameter)) is not None:
             self._parameters[id(other)] = (weakref.ref(other), *found)
 
     def trained_weights(self) -> list[torch.Tensor]:
-        """The parameters of every root that a backward pass went through, but for those an inner loop has computed."""
+        """Return the leaf parameters of every root that a backward pass went through."""
         models = [module for root in self.roots.values() if root.trained and (module := root.module()) is not None]
         return list({id(p): p for module in models for p in static.parameters(module) if p.is_leaf}.values())
 
     def search_parameter(self, parameter: torch.Tensor) -> tuple[Place, str] | None:
-        """Like :meth:`parameter`; reads the trees again for one put there since (``.to()``, weight tying, adapters)."""
+        """Like :meth:`parameter`, but read the trees again for a tensor added since (``.to()``, adapters)."""
         found = self.parameter(parameter)
         if found is None and not self._searched_enough():
             for root in self.roots.values():
@@ -167,18 +172,19 @@ class Names:
         return found
 
     def _searched_enough(self) -> bool:
+        """Count a search; return True if there were too many to start another."""
         self._searches += 1
         return self._searches > _MAX_SEARCHES
 
     def _top(self, module: nn.Module) -> nn.Module:
-        """The outermost module that contains ``module``: scripts also call ``model.encoder(x)`` directly."""
+        """Return the outermost module that contains ``module``: scripts also call ``model.encoder(x)`` directly."""
         if not _holds_any(module) or self._searched_enough():
             return module
         parents: dict[int, nn.Module] = {}
         for candidate in live_objects.instances(nn.Module):
             if type(candidate).__name__ == _STAND_IN:
                 continue
-            for child in list(static.held(candidate, "_modules").values()):  # another thread may be making it
+            for child in list(static.held(candidate, "_modules").values()):  # another thread may be changing it
                 if child is not None:
                     parents.setdefault(id(child), candidate)
         top, seen = module, {id(module)}
@@ -188,14 +194,15 @@ class Names:
         return top
 
     def _add_root(self, outer: nn.Module) -> None:
+        """Register a top-level module and all modules in it."""
         inner = unwrap(outer)
         known = self.find(inner)
-        if known is not None and known.module == "":  # wrapped after its first use
+        if known is not None and known.module == "":  # it was wrapped after its first use
             root = self.roots[known.root]
         else:
             name = self._free_name(class_name(inner))
             root = Root(name, weakref.ref(inner), parametric=any(True for _ in static.parameters(inner)))
-            if (gone := self.roots.get(name)) is not None:  # a loss module made anew each step
+            if (gone := self.roots.get(name)) is not None:  # a loss module made anew in each step
                 root.trained, root.modules = gone.trained, gone.modules
             self.roots[name] = root
         if outer is not inner and (root.outer is None or root.outer() is not outer):
@@ -204,8 +211,8 @@ class Names:
         self._read(root, outer)
 
     def _read(self, root: Root, outer: nn.Module | None = None) -> None:
-        """Register every module of a root, its parameters and its buffers, under their present names."""
-        if outer is None:  # a module's truth value is its length, so no "or" here
+        """Register all modules of a root, their parameters and buffers, under their current names."""
+        if outer is None:  # "or" would call the module's __len__
             outer = root.module()
         if outer is None:
             return
@@ -222,14 +229,14 @@ class Names:
                 *static.held(module, "_parameters").items(),
                 *static.held(module, "_buffers").items(),
             ):
-                if tensor is not None and self.parameter(tensor) is None:  # of several owners the first names it
+                if tensor is not None and self.parameter(tensor) is None:  # the first of several owners names it
                     self._parameters[id(tensor)] = (weakref.ref(tensor), place, shortened(own, LONGEST_NAME))
         if modules != root.modules:
             root.modules = modules
             self.version += 1
 
     def _let_go_of_root_at(self, module: nn.Module, root: Root) -> None:
-        """A module that was a root by itself has become part of another one: its parameters also take new names."""
+        """Unregister the parameters of a module that was a root and is now part of another root."""
         known = self.find(module)
         if known is not None and known.module == "" and known.root != root.name:
             mine = [key for key, (_, place, _) in self._parameters.items() if place.root == known.root]
@@ -237,7 +244,7 @@ class Names:
                 del self._parameters[key]
 
     def _free_name(self, kind: str) -> str:
-        """``Kind#n`` with the lowest n not held by a living root: loss modules made anew each step share a name."""
+        """Return ``Kind#n`` with the lowest n that no living root has: loss modules made anew each step share it."""
         n = 0
         while (holder := self.roots.get(f"{kind}#{n}")) is not None and holder.module() is not None:
             n += 1
@@ -245,7 +252,7 @@ class Names:
 
 
 def _without_wrappers(raw: str, outer: nn.Module) -> Iterator[str]:
-    """The parts of a dotted name, less those that only wrappers add."""
+    """Iterate over the parts of a dotted name, without those that wrappers add."""
     module: nn.Module | None = outer
     for part in raw.split(".") if raw else ():
         wrapped = module is not None and _WRAPPERS.get(type(module).__name__) == part
@@ -255,4 +262,5 @@ def _without_wrappers(raw: str, outer: nn.Module) -> Iterator[str]:
 
 
 def _holds_any(module: nn.Module) -> bool:
+    """Return whether a module has children or parameters."""
     return bool(static.held(module, "_modules") or static.held(module, "_parameters"))

@@ -1,4 +1,4 @@
-"""Copies of the user's objects for a replay; none of their own methods runs, not even ``__init__``."""
+"""Copies the user's objects for a replay. None of their own methods runs, not even ``__init__``."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static
 
-#: Values that a copy may share.
+#: Types whose values a copy shares with the original.
 _SHARED: Final = (BuiltinFunctionType, FunctionType, ModuleType, type, torch.dtype, torch.device)
-#: Builtin classes whose instances only they can make, the more special ones first.
+#: Builtin classes that must create instances of their subclasses, derived classes first.
 _CONTAINERS: Final = (OrderedDict, defaultdict, dict, list)
 
 
 class UnreadableError(TypeError):
-    """An object cannot be copied without running its code."""
+    """An object that cannot be copied without running its code."""
 
 
 def shallow_copy(x: Any) -> Any:
-    """A second object with the same attributes, made without its constructor, ``__copy__`` or ``__getstate__``.
+    """Return a second object with the same attributes; its constructor, ``__copy__`` and ``__getstate__`` do not run.
 
-    Dictionaries and lists, also of classes derived from them, get the same entries.
+    Dictionaries and lists, and instances of classes derived from them, get the same entries.
 
     Raises:
-        UnreadableError: its class keeps more than that, or wants to be told when an instance goes (``__del__``).
+        UnreadableError: its class stores more than that, or defines ``__del__``.
     """
     kind = type(x)
     if static.defines(kind, "__del__"):
@@ -47,20 +47,20 @@ def shallow_copy(x: Any) -> Any:
         list.extend(twin, list.__iter__(x))
     static.own(twin).update(dict.items(static.own(x)))
     for slot in _slots(kind):
-        with contextlib.suppress(AttributeError):  # nothing in it
+        with contextlib.suppress(AttributeError):  # the slot is empty
             slot.__set__(twin, slot.__get__(x))
     return twin
 
 
 def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
-    """A copy of an object and all that it holds.
+    """Return a copy of an object and of everything in it.
 
     Args:
-        x: tensors are cloned; functions, classes and modules of Python are shared.
-        memo: copies by the ``id`` of the original; what is in it is not copied again.
+        x: any object. Tensors are cloned; functions, classes and Python modules are shared.
+        memo: copies by ``id`` of the original; objects in it are not copied again.
 
     Raises:
-        UnreadableError: something in it cannot be copied without running its code.
+        UnreadableError: an object in it cannot be copied without running its code.
     """
     if id(x) in memo:
         return memo[id(x)]
@@ -72,7 +72,7 @@ def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
         twin = x.detach().clone()
         twin = nn.Parameter(twin, x.requires_grad) if kind is nn.Parameter else twin.requires_grad_(x.requires_grad)
     elif kind in (list, deque, dict, OrderedDict, defaultdict):
-        twin = memo[id(x)] = _emptied(x)
+        twin = memo[id(x)] = _empty_like(x)
         if kind in (list, deque):
             twin.extend([deep_copy(v, memo) for v in x])
         else:
@@ -99,18 +99,24 @@ def deep_copy(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def _slots(kind: type) -> list[Any]:
-    """The slots of a class, those of its builtin base left out: these are not for writing."""
+    """Return the slots of a class, without those of its builtin base, which are read-only."""
     own = (each for each in static.mro(kind) if static.members(each).get("__slots__") is not None)
     return [m for each in own for m in static.members(each).values() if type(m) is MemberDescriptorType]
 
 
-def _emptied(x: Any) -> Any:
+def _empty_like(x: Any) -> Any:
+    """Return an empty container of the same class and settings."""
     if type(x) is deque:
         return deque(maxlen=x.maxlen)
     return defaultdict(x.default_factory) if type(x) is defaultdict else type(x)()
 
 
 def _key(key: Any, memo: dict[int, Any]) -> Any:
+    """Return the copy of a dictionary key.
+
+    Raises:
+        UnreadableError: hashing the key may run code.
+    """
     if type(key) not in static.KEYS and type(key) not in (Tensor, nn.Parameter):
         raise UnreadableError(f"a {type(key).__name__} is a key")
     return memo.get(id(key), key)

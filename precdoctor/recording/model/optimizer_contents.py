@@ -1,4 +1,4 @@
-"""What an optimizer holds: its groups, parameters and states, read without calling any code of its class."""
+"""Groups, parameters and states of an optimizer, read without calling code of its class."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from torch import Tensor
 
 from precdoctor.recording.model import static, tensor_leaves
 
-#: What a state is keyed by, in optimizers of torch.
+#: Types of the keys of a state, in torch's optimizers.
 _NAMES = frozenset((str,))
-#: What its groups are, there.
+#: Types of the parameter groups, in torch's optimizers.
 _GROUPS = frozenset((dict,))
-#: What torch wraps the ``step`` of every class of optimizers in; hooks are called from there.
+#: Code of the function that torch wraps around every ``step``; hooks are called from there.
 _WRAPPER: Any = getattr(torch.optim.Optimizer.profile_hook_step(lambda _: None), "__code__", None)
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Its parameter groups; none where only its own code could give them (a property of a wrapper)."""
+    """Return an optimizer's parameter groups; none if only its own code could return them (a wrapper's property)."""
     if issubclass(type(optimizer), torch.optim.Optimizer):
         own: Any = dict.get(static.optimizer_dict(optimizer), "param_groups")
-        if type(own) is list and _GROUPS.issuperset(map(type, own)):  # most often, and several times a step
+        if type(own) is list and _GROUPS.issuperset(map(type, own)):  # the usual case, several times a step
             return own
     groups = static.elements(static.attribute(optimizer, "param_groups"))
     return [group for group in groups if issubclass(type(group), dict)]
 
 
 def parameters_in(group: dict[str, Any]) -> list[Tensor]:
-    """The parameters of one group."""
+    """Return the parameters of one group."""
     return static.tensors(dict.get(group, "params"))
 
 
 def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Any]:
-    """What it keeps for a parameter, by name: an optimizer of the user's own may keep anything, or nothing, there."""
+    """Return the state of a parameter, by name; empty if a user's optimizer stores something else there."""
     plain = issubclass(type(optimizer), torch.optim.Optimizer)
     state: Any = dict.get(static.optimizer_dict(optimizer) if plain else static.own(optimizer), "state")
     own: Any = dict.get(state, parameter) if issubclass(type(state), dict) else None
@@ -48,20 +48,20 @@ def state_of(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, A
 
 
 def steps_made(optimizer: torch.optim.Optimizer) -> Tensor | float | None:
-    """How many steps it has made by its own count, as the first state or group with a ``step`` has it; null without."""
+    """Return the optimizer's own step count, from the first state or group with a ``step``; None if there is none."""
     states = (state_of(optimizer, p) for p in parameters_of(optimizer))
     counts = (dict.get(held, "step") for held in itertools.chain(states, groups_of(optimizer)))
     return next((n if type(n) is Tensor else static.number(n) for n in counts if n is not None), None)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """All of its parameters, group by group."""
+    """Return all parameters of an optimizer, group by group."""
     groups = groups_of(optimizer)
     return parameters_in(groups[0]) if len(groups) == 1 else [p for group in groups for p in parameters_in(group)]
 
 
 def parameters_in_place(groups: list[dict[str, Any]]) -> Sequence[Tensor]:
-    """All parameters of groups; where there is one group its very list: to be read at once, in every step."""
+    """Return all parameters of some groups. May be the optimizer's own list: read it at once. Runs every step."""
     own: Any = dict.get(groups[0], "params") if len(groups) == 1 else None
     if type(own) is list and static.TENSORS.issuperset(map(type, own)):
         return own
@@ -69,10 +69,10 @@ def parameters_in_place(groups: list[dict[str, Any]]) -> Sequence[Tensor]:
 
 
 def steps_in_progress(optimizer: torch.optim.Optimizer | None = None) -> int:
-    """How many steps run in this thread, one inside the other; one where that cannot be known.
+    """Return how many ``step`` calls are running in this thread, nested; 1 if that is unknown.
 
     Args:
-        optimizer: whose steps; null for those of any.
+        optimizer: count only its steps; None: those of any.
     """
     depth, frame = int(_WRAPPER is None), sys._getframe(1).f_back
     while frame is not None and _WRAPPER is not None:
@@ -82,11 +82,11 @@ def steps_in_progress(optimizer: torch.optim.Optimizer | None = None) -> int:
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, limit: int) -> list[tuple[Tensor, Tensor, int]]:
-    """Parameters, their gradients by reference, and version counters: a closure makes others, and lets go of these.
+    """Return parameters, gradients by reference, and version counters, before a closure replaces the gradients.
 
     Args:
         optimizer: about to step.
-        limit: bytes that may be held; there are none if the gradients take more.
+        limit: bytes that may be held. If the gradients take more, or are not plain CPU tensors, returns none.
     """
     found = [(p, p.grad, p.grad._version) for p in parameters_of(optimizer) if p.grad is not None]
     plain = all(tensor_leaves.plain(grad) is grad and grad.is_cpu for _, grad, _ in found)

@@ -1,8 +1,7 @@
-"""What quantised tensors hold: elements in a narrow format, and a scale for all or for each block of them.
+"""Reads quantised tensors: elements in a narrow format, with a scale for the tensor or for each block.
 
-Read from the attributes in which they are stored; no method of theirs runs. Followed are torchao 0.18
-(``OptimState8bit``, ``OptimState4bit`` and ``OptimStateFp8``) and MS-AMP 0.4.0 (``ScalingTensor`` and
-``ScalingParameter``, which are no tensors).
+Read from their attributes; none of their methods runs. Supported are torchao 0.18 (``OptimState8bit``,
+``OptimState4bit``, ``OptimStateFp8``) and MS-AMP 0.4.0 (``ScalingTensor``, ``ScalingParameter``: no tensors).
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from precdoctor.recording.model import static
 
 @dataclass(frozen=True)
 class Quantised:
-    """A tensor in a narrow format.
+    """A quantised tensor, decoded.
 
     Attributes:
-        format: what an element is stored in: a dtype, or ``codebook8`` and ``codebook4`` for an index into a table.
-        values: the elements, dequantised, float32.
-        multipliers: what each block was multiplied by before it was rounded, float32, one per block.
+        format: of a stored element: a dtype, or ``codebook8`` and ``codebook4`` for an index into a table.
+        values: the dequantised elements, FP32.
+        multipliers: the factor that each block was multiplied by before rounding, FP32, one per block.
     """
 
     format: str
@@ -34,9 +33,9 @@ class Quantised:
 
 
 def quantised(x: Any) -> Quantised | None:
-    """What an object of a known class stands for; null for any other, and for one whose parts are not as expected.
+    """Return the decoded tensor; None for other classes, and if its parts are not as expected.
 
-    Computes: to be called apart from the user's modes.
+    Runs tensor ops: call it apart from the user's modes.
     """
     x = _local(x)
     read = _KNOWN.get(_class(x))
@@ -44,12 +43,12 @@ def quantised(x: Any) -> Quantised | None:
 
 
 def is_quantised(x: Any) -> bool:
-    """Whether the class of an object is one of the known."""
+    """Return whether an object is of a supported class."""
     return _class(_local(x)) in _KNOWN
 
 
 def scales(x: Any) -> Tensor | None:
-    """The scales of an object of a known class, as it holds them."""
+    """Return the stored scales of an object of a supported class; None if they are missing."""
     x = _local(x)
     found = static.attribute(x, "scale")
     if found is None:
@@ -58,14 +57,17 @@ def scales(x: Any) -> Tensor | None:
 
 
 def _class(x: Any) -> tuple[str, str]:
+    """Return the key of an object's class in ``_KNOWN``."""
     return type(x).__module__.partition(".")[0], type(x).__name__
 
 
 def _local(x: Any) -> Any:
+    """Return the local shard of a DTensor; anything else as it is."""
     return static.attribute(x, "_local_tensor") if type(x).__name__ == "DTensor" else x
 
 
 def _parts(x: Any) -> tuple[Tensor, Tensor] | None:
+    """Return codes and FP32 scales of a torchao tensor; None if they do not fit together."""
     codes, scale = static.attribute(x, "codes"), static.attribute(x, "scale")
     if type(codes) is not Tensor or type(scale) is not Tensor or not scale.numel() or not codes.numel():
         return None
@@ -73,6 +75,7 @@ def _parts(x: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _by_table(x: Any, *, packed: bool) -> Quantised | None:
+    """Decode indices into a table; ``packed``: two per byte."""
     parts, table = _parts(x), static.attribute(x, "qmap")
     if parts is None or type(table) is not Tensor or parts[0].dtype is not torch.uint8:
         return None
@@ -84,6 +87,7 @@ def _by_table(x: Any, *, packed: bool) -> Quantised | None:
 
 
 def _float8(x: Any) -> Quantised | None:
+    """Decode FP8 elements."""
     parts = _parts(x)
     if parts is None or not parts[0].is_floating_point():
         return None
@@ -93,7 +97,7 @@ def _float8(x: Any) -> Quantised | None:
 
 
 def _scaling_tensor(x: Any) -> Quantised | None:
-    """``value`` (FP8 as bytes, FP16 or FP32) times ``meta.scale_inv``."""
+    """Decode ``value`` (FP8 as bytes, FP16 or FP32) times ``meta.scale_inv``."""
     value, meta = static.attribute(x, "value"), static.attribute(x, "meta")
     inverse = static.attribute(meta, "scale_inv")
     dtype = _QTYPES.get(static.text(static.attribute(static.attribute(meta, "qtype"), "name")))
@@ -109,11 +113,12 @@ def _scaling_tensor(x: Any) -> Quantised | None:
 
 
 def _shape(x: Tensor) -> torch.Size:
+    """Return the shape of a tensor subclass without running its code."""
     with torch._C.DisableTorchFunctionSubclass():
         return x.shape
 
 
-#: Names of MS-AMP's ``Dtypes``.
+#: Names in MS-AMP's ``Dtypes``.
 _QTYPES: Final = {
     "kFloat8E4M3": torch.float8_e4m3fn,
     "kFloat8E5M2": torch.float8_e5m2,
@@ -121,7 +126,7 @@ _QTYPES: Final = {
     "kBFloat16": torch.bfloat16,
     "kFloat32": torch.float32,
 }
-#: By package and name of the class.
+#: Decoders by package and class name.
 _KNOWN: Final[dict[tuple[str, str], Callable[[Any], Quantised | None]]] = {
     ("torchao", "OptimState8bit"): partial(_by_table, packed=False),
     ("torchao", "OptimState4bit"): partial(_by_table, packed=True),

@@ -1,9 +1,9 @@
-"""Reads what belongs to the user without running a line of the user's code, as :func:`inspect.getattr_static` does.
+"""Reads the user's objects without running a line of their code, as :func:`inspect.getattr_static` does.
 
-A module's ``__getstate__``, ``__len__`` or ``__getattr__``, a property, an ``items()``: any of these may write to the
-object, draw a random number, read on in a stream or raise. So types are asked instead of objects, containers are read
-by the methods of the builtin type that they derive from, and attributes are taken from where they are stored. What
-cannot be had in this way is not recorded.
+A module's ``__getstate__``, ``__len__`` or ``__getattr__``, a property, an ``items()``: each of these may write to the
+object, draw a random number, advance a stream or raise. So types are tested instead of objects, containers are read
+with the methods of the builtin type that they derive from, and attributes are read where they are stored. A value that
+cannot be read in this way is not recorded.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from torch import Tensor, nn
 
 K = TypeVar("K")
 V = TypeVar("V")
-#: The bases of a class, itself first, and what is defined in the class itself.
+#: Return the bases of a class, itself first; return the attributes defined in the class itself.
 mro: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
 members: Callable[[type], Mapping[str, Any]] = type.__dict__["__dict__"].__get__
-#: The instance dictionary of a module: no Python function, because it is asked for at every call.
+#: Return the instance dictionary of a module. Not a Python function, because it runs on every module call.
 module_dict: Callable[[nn.Module], dict[str, Any]] = nn.Module.__dict__["__dict__"].__get__
-#: The same of an optimizer: asked for at every parameter.
+#: Return the instance dictionary of an optimizer; runs for every parameter.
 optimizer_dict: Callable[[torch.optim.Optimizer], dict[str, Any]] = torch.optim.Optimizer.__dict__["__dict__"].__get__
-#: Kinds of descriptors that are C code: slots and ``__dict__``.
+#: Types of descriptors that are C code: slots and ``__dict__``.
 _STORED: Final = (MemberDescriptorType, GetSetDescriptorType)
-#: Keys that nobody's code hashes, compares or prints.
+#: Types of keys that hash, compare and print without user code.
 KEYS: Final = frozenset((str, int, bool, float, type(None)))
-#: What prints without anybody's code.
+#: Types of values that print without user code.
 _PRINTED: Final = KEYS | {complex, bytes, torch.dtype, torch.device, torch.Size}
-#: Characters of a key or a class name in the log, parts of a key that is a tuple, entries of a container looked at.
+#: Most characters of a key or class name in the log, parts of a tuple key, and entries read of a container.
 _MAX_NAME: Final = 120
 _MAX_PARTS: Final = 8
 _MAX_ENTRIES: Final = 1024
-#: Elements of a setting, and lists in one another.
+#: Most elements of a list in a setting, and levels of nested lists.
 _MAX_SETTINGS, _MAX_NEST = 64, 4
 _MISSING: Final = object()
 #: Types without behaviour of their own.
@@ -49,7 +49,7 @@ _DICTIONARIES: Final = (dict, OrderedDict)
 
 
 def own(x: Any) -> dict[str, Any]:
-    """The instance dictionary of any object, the very one; empty when it has none."""
+    """Return the instance dictionary of any object itself, not a copy; an empty one if the object has none."""
     for kind in mro(type(x)):
         found = members(kind).get("__dict__")
         if type(found) in _STORED:
@@ -59,13 +59,13 @@ def own(x: Any) -> dict[str, Any]:
 
 
 def attribute(x: Any, name: str, default: Any = None) -> Any:
-    """A stored attribute of any object: its own, in a slot, or a plain value of its class; ``default`` otherwise."""
+    """Return a stored attribute: the object's own, a slot, or a plain value of its class; else ``default``."""
     found = dict.get(own(x), name, _MISSING)
     return of_class(x, name, default) if found is _MISSING else found
 
 
 def of_class(x: Any, name: str, default: Any = None) -> Any:
-    """The value of a slot, or what the class of ``x`` has under a name unless that is a descriptor."""
+    """Return the value of a slot, or a class attribute that is no descriptor; else ``default``."""
     for kind in mro(type(x)):
         found = members(kind).get(name, _MISSING)
         if type(found) is MemberDescriptorType:
@@ -79,7 +79,7 @@ def of_class(x: Any, name: str, default: Any = None) -> Any:
 
 
 def defines(kind: type, name: str, *, below: type = object) -> bool:
-    """Whether a class, or one it derives from up to ``below``, has a method or attribute of its own of this name."""
+    """Return whether a class, or a base of it before ``below``, defines this name."""
     for each in mro(kind):
         if each is below:
             return False
@@ -92,7 +92,7 @@ def defines(kind: type, name: str, *, below: type = object) -> bool:
 
 
 def number(x: Any) -> float | None:
-    """A real number of Python's or NumPy's as a float; null for anything else."""
+    """Return a real number of Python or NumPy as a float; None for anything else."""
     kind = type(x)
     if issubclass(kind, float):
         return float.__float__(x)
@@ -102,7 +102,7 @@ def number(x: Any) -> float | None:
 
 
 def text(x: Any) -> str:
-    """What a key or a setting is called in the log, at most 120 characters; of objects the name of their class."""
+    """Return the name of a key or setting in the log, at most 120 characters; for other objects that of their class."""
     kind = type(x)
     if issubclass(kind, str):
         found = str.__str__(x)
@@ -116,9 +116,9 @@ def text(x: Any) -> str:
 
 
 def plain(x: Any, depth: int = 0) -> Any:
-    """A setting as JSON can hold it; of what is no number, no string and no list of such the name of its class.
+    """Return a setting as a JSON value; the class name of anything but numbers, strings and lists of these.
 
-    Tensors on a device are not waited for.
+    Does not wait for a device: a tensor there is ``tensor``.
     """
     if issubclass(type(x), bool) or x is None or type(x) in (int, float):
         return x
@@ -131,7 +131,7 @@ def plain(x: Any, depth: int = 0) -> Any:
 
 
 def elements(x: Any) -> list[Any]:
-    """The elements of a list or a tuple, or of a class derived from them; none of anything else."""
+    """Return the elements of a list or tuple, also of a derived class; none for anything else."""
     kind = type(x)
     if issubclass(kind, list):
         return list(list.__iter__(x))
@@ -139,7 +139,7 @@ def elements(x: Any) -> list[Any]:
 
 
 def entries(x: Any) -> dict[Any, Any] | None:
-    """The dictionary behind a mapping: itself, if it is one by its class, or what a ``UserDict`` holds; else null."""
+    """Return the dictionary behind a mapping: a dict itself, or the content of a ``UserDict``; else None."""
     kind = type(x)
     if issubclass(kind, dict):
         return cast("dict[Any, Any]", x)
@@ -147,8 +147,10 @@ def entries(x: Any) -> dict[Any, Any] | None:
 
 
 def items(x: Any) -> Iterator[tuple[str, Any]]:
-    """The entries of a container by name: dictionaries, lists, tuples, named tuples and dataclasses, and what derives
-    from these. Nothing of anything else: iterators would be used up.
+    """Iterate over the entries of a dictionary, list, tuple, named tuple or dataclass by name, derived classes
+    included.
+
+    Empty for anything else: an iterator would be used up.
     """
     kind = type(x)
     pairs: Iterable[tuple[str, Any]]
@@ -166,49 +168,49 @@ def items(x: Any) -> Iterator[tuple[str, Any]]:
 
 
 def tensors(x: Any) -> list[Tensor]:
-    """A tensor by itself, or those of a list, a tuple or a dictionary; none of an iterator, which would be used up."""
+    """Return a tensor, or the tensors in a list, tuple or dictionary; none of an iterator, which would be used up."""
     if issubclass(type(x), Tensor):
         return [x]
-    if type(x) is list and TENSORS.issuperset(map(type, x)):  # the parameters of a group, asked for in every step
+    if type(x) is list and TENSORS.issuperset(map(type, x)):  # a group's parameters, in every step
         return list(x)
     found = entries(x)
     return [v for v in (elements(x) if found is None else dict.values(found)) if issubclass(type(v), Tensor)]
 
 
 class ByIdentity(Generic[K, V]):
-    """Values by object, each for as long as that lives; nobody's ``__hash__`` or ``__eq__`` runs."""
+    """A mapping from living objects to values that runs no ``__hash__`` or ``__eq__`` of theirs."""
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[weakref.ref[K], V]] = {}
 
     def get(self, key: K) -> V | None:
-        """The value of an object; null when it has none."""
+        """Return the value of an object; None if it has none."""
         found = self._found.get(id(key))
         return found[1] if found is not None and found[0]() is key else None
 
     def put(self, key: K, value: V) -> V:
-        """Give an object a value; returns that."""
+        """Set the value of an object, and return the value."""
         self._found[id(key)] = weakref.ref(key), value
         return value
 
     def drop(self, key: K) -> None:
-        """Take it away again, if it has one."""
+        """Remove the value of an object, if it has one."""
         self._found.pop(id(key), None)
 
     def clear(self) -> None:
-        """Take it away from all."""
+        """Remove all values."""
         self._found.clear()
 
     def tidy(self) -> None:
-        """Let go of the values of objects that are gone."""
+        """Remove the values of objects that are gone."""
         self._found = {k: found for k, found in self._found.items() if found[0]() is not None}
 
     def __len__(self) -> int:
-        """How many have a value, those that are gone included."""
+        """Return the number of values, those of objects that are gone included."""
         return len(self._found)
 
     def keys(self) -> list[K]:
-        """The objects that live."""
+        """Return the objects that have a value and are alive."""
         return [key for ref, _ in self._found.values() if (key := ref()) is not None]
 
 
@@ -216,7 +218,7 @@ class ByIdentity(Generic[K, V]):
 
 
 def held(module: nn.Module, kind: str) -> dict[str, Any]:
-    """What a module has of one kind (``_modules``, ``_parameters``, ``_buffers``), in a dictionary of Python's."""
+    """Return a module's ``_modules``, ``_parameters`` or ``_buffers`` as a Python dictionary."""
     found = dict.get(module_dict(module), kind)
     if type(found) in _DICTIONARIES:
         return cast("dict[str, Any]", found)
@@ -227,7 +229,7 @@ def held(module: nn.Module, kind: str) -> dict[str, Any]:
 
 
 def modules(module: nn.Module) -> list[nn.Module]:
-    """What ``module.modules()`` gives, in its order, several times as fast."""
+    """Return the modules of ``module.modules()``, in its order, several times as fast."""
     found: dict[int, nn.Module] = {}
     waiting = [module]
     while waiting:
@@ -242,7 +244,7 @@ def modules(module: nn.Module) -> list[nn.Module]:
 
 
 def named_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """What ``module.named_modules()`` gives, in its order."""
+    """Return the items of ``module.named_modules()``, in its order."""
     found: dict[int, tuple[str, nn.Module]] = {}
     waiting = [("", module)]
     while waiting:
@@ -255,7 +257,7 @@ def named_modules(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def is_training(module: nn.Module) -> bool:
-    """``module.training``; a compiled model stands for the one in it."""
+    """Return ``module.training``; for a compiled model that of the model inside."""
     while (
         type(module).__name__ == "OptimizedModule" and (inner := held(module, "_modules").get("_orig_mod")) is not None
     ):
@@ -264,17 +266,17 @@ def is_training(module: nn.Module) -> bool:
 
 
 def named_parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What ``module.named_parameters()`` gives."""
+    """Iterate like ``module.named_parameters()``."""
     return _named(module, "_parameters")
 
 
 def named_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What ``module.named_buffers()`` gives."""
+    """Iterate like ``module.named_buffers()``."""
     return _named(module, "_buffers")
 
 
 def parameter(module: nn.Module, name: tuple[str, ...]) -> Tensor | None:
-    """What ``module.get_parameter(".".join(name))`` gives; null where there is none, or containers are not Python's."""
+    """Return ``module.get_parameter(".".join(name))``; None if there is none, or a container is not Python's."""
     found: Any = module
     for part in name[:-1]:
         children: Any = dict.get(module_dict(found), "_modules")
@@ -286,16 +288,17 @@ def parameter(module: nn.Module, name: tuple[str, ...]) -> Tensor | None:
 
 
 def parameters(module: nn.Module) -> Iterator[Tensor]:
-    """What ``module.parameters()`` gives."""
+    """Iterate like ``module.parameters()``."""
     return _tensors(module, "_parameters")
 
 
 def buffers(module: nn.Module) -> Iterator[Tensor]:
-    """What ``module.buffers()`` gives."""
+    """Iterate like ``module.buffers()``."""
     return _tensors(module, "_buffers")
 
 
 def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
+    """Iterate over the named tensors of one kind, each once."""
     found: set[int] = set()
     for prefix, part in named_modules(module):
         for name, x in held(part, kind).items():
@@ -305,7 +308,7 @@ def _named(module: nn.Module, kind: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def _tensors(module: nn.Module, kind: str) -> Iterator[Tensor]:
-    """Module by module: most who ask want to know whether there is one."""
+    """Iterate over the tensors of one kind, module by module: most callers need only the first one."""
     found: set[int] = set()
     waiting = [module]
     tensors: Any

@@ -1,4 +1,4 @@
-"""Finding the tensors inside what modules take and return, and the plain tensor inside what a tensor may be."""
+"""Finds the tensors in arguments and results of modules, and the plain tensor to read for any tensor."""
 
 from __future__ import annotations
 
@@ -14,49 +14,51 @@ from precdoctor.recording.model import static
 from precdoctor.recording.model.containers import Opened, hides, names, opened
 
 _LAZY = (UninitializedParameter, UninitializedBuffer)
-#: Types without behaviour of their own. Asked for by identity: ``isinstance`` with a parameter's runs Python code.
+#: Types without behaviour of their own. Compared by identity: ``isinstance`` with a Parameter runs Python code.
 EXACT = (Tensor, torch.nn.Parameter)
 _EXACT: Final = frozenset(EXACT)
 _BASE: Any = torch._C.TensorBase
 _FLOATS, _NUMEL, _STORAGE = _BASE.is_floating_point, _BASE.numel, _BASE.untyped_storage
 _NEGATED: Any = _BASE.is_neg
 _NESTED, _META, _LAYOUT = _BASE.is_nested.__get__, _BASE.is_meta.__get__, _BASE.layout.__get__
-#: Inside of it no ``__torch_function__`` of a subclass is asked what the tensor is.
+#: A context in which no ``__torch_function__`` of a subclass runs.
 _without_its_code: Final = torch._C.DisableTorchFunctionSubclass
 _NBYTES: Final = torch.UntypedStorage.nbytes
 _MAX_DEPTH = 3
 _MAX_LEAVES = 64
-#: Containers looked into for one value.
+#: Most containers opened for one value.
 _MAX_CONTAINERS = 256
-#: The same where tensors are replaced: one that is not stays the run's own.
+#: Limits of :func:`mapped`, larger because a tensor that is not replaced remains the run's own.
 _MAX_NEST, _MAX_MAPPED = 8, 4096
-#: Values that hold nothing, most often.
+#: Types of most values that hold no tensor.
 _ATOMS = frozenset((type(None), str, bytes, int, float, bool, torch.dtype, torch.device, torch.Size, slice))
 
 
 def tensors(value: Any, prefix: str = "", *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in nested tuples, lists, mappings and dataclasses, with dotted names (``hidden_states.3``).
+    """Iterate over tensors in nested tuples, lists, mappings and dataclasses, with dotted names (``hidden_states.3``).
 
-    A lone tensor is named ``prefix``. At most three levels deep and 64 tensors: caches and graphs are not outputs.
-    No code of the user's runs. Attributes in which a class keeps its elements are no level and have no name.
+    A lone tensor is named ``prefix``. At most three levels deep and 64 tensors: caches and graphs are not outputs. No
+    code of the user's runs. An attribute in which a class stores its elements is no level and has no name.
 
     Args:
-        objects: objects of any class with attributes are looked into as well: the arguments of a top-level module.
+        value: arguments or results.
+        prefix: of all names.
+        objects: open objects of any class with attributes as well: the arguments of a top-level module.
     """
     walk = _Walk(_MAX_DEPTH, _MAX_CONTAINERS, objects=objects)
     return itertools.islice(walk.within(value, prefix, 0, ()), _MAX_LEAVES)
 
 
 def floating(value: Any, *, objects: bool = False) -> Iterator[tuple[str, Tensor]]:
-    """Those of :func:`tensors` that hold floating-point or complex numbers, as long as they are there to be read.
+    """Iterate over the floating-point and complex tensors among :func:`tensors` that can be read now.
 
-    Inside functorch transforms no tensor is: its values are known to no single kernel call.
+    None inside functorch transforms: a tensor there has values only once the transform runs.
     """
     if torch._C._functorch.maybe_current_level() is not None:
         return iter(())
-    if type(value) is Tensor:  # most often
+    if type(value) is Tensor:  # the usual case
         return iter((("", value),) if counts(value) else ())
-    if type(value) is dict and len(value) == 1:  # of arguments, most often
+    if type(value) is dict and len(value) == 1:  # the usual case of arguments
         ((name, x),) = value.items()
         if type(x) is Tensor:
             return iter(((static.text(name), x),) if counts(x) else ())
@@ -64,25 +66,26 @@ def floating(value: Any, *, objects: bool = False) -> Iterator[tuple[str, Tensor
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor], *, objects: bool = False) -> Any:
-    """The same nest with every tensor in it replaced, also of those that lie too deep for :func:`tensors`.
+    """Return the same nest with every tensor replaced, also those too deep for :func:`tensors`.
 
-    Containers on the way are made again, by reference in what else they hold, and without running code of theirs; what
-    cannot be made so stays as it is, with its tensors.
+    Containers are rebuilt with their other contents by reference, and without running their code. A container that
+    cannot be rebuilt stays as it is, with its tensors.
     """
     return _Walk(_MAX_NEST, _MAX_MAPPED, objects=objects).mapped(value, change, 0, ())
 
 
 class _Walk:
-    """One walk through a nest: bounded in depth and in containers, and past none that it stands in already."""
+    """One walk through a nest, bounded in depth and number of containers; follows no container inside itself."""
 
     def __init__(self, depth: int, containers: int, *, objects: bool) -> None:
         self._depth = depth
-        self._left = containers
+        self._containers_left = containers
         self._objects = objects
-        #: Tensors met by :meth:`mapped`.
-        self._met = 0
+        #: Number of tensors that :meth:`mapped` has met.
+        self._tensors_met = 0
 
     def within(self, value: Any, name: str, depth: int, inside: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over the tensors in a value, with names."""
         kind = type(value)
         if issubclass(kind, Tensor):
             yield name, value
@@ -98,33 +101,35 @@ class _Walk:
                 yield from self.within(item, f"{name}.{word}" if name else word, depth + 1, inside)
 
     def mapped(self, value: Any, change: Callable[[Tensor], Tensor], depth: int, inside: tuple[int, ...]) -> Any:
+        """Return the value with its tensors replaced; itself if nothing changes."""
         kind = type(value)
         if issubclass(kind, Tensor):
-            self._met += 1
+            self._tensors_met += 1
             return change(value)
         found = self._opened(value, kind, depth, inside)
         if found is None:
             return value
-        inside, changed, met = (*inside, id(value)), {}, self._met
+        inside, changed, met = (*inside, id(value)), {}, self._tensors_met
         for key, item in found.items.items():
             new = self.mapped(item, change, depth if hides(found, key) else depth + 1, inside)
             if new is not item:
                 changed[key] = new
-        # Of lists, dictionaries and objects with tensors there is to be a copy: the run may write to them.
-        again = kind is dict or kind is list or (found.is_object and self._met > met)
+        # Lists, dictionaries and objects with tensors are always copied, because the run may write to them.
+        again = kind is dict or kind is list or (found.is_object and self._tensors_met > met)
         return found.remade(changed) if changed or again else value
 
     def _opened(self, value: Any, kind: type, depth: int, inside: tuple[int, ...]) -> Opened | None:
-        if kind in _ATOMS or depth >= self._depth or len(inside) > 2 * self._depth or self._left <= 0:
+        """Open a container, unless it is too deep, inside itself, or one too many."""
+        if kind in _ATOMS or depth >= self._depth or len(inside) > 2 * self._depth or self._containers_left <= 0:
             return None
         if id(value) in inside:
             return None
-        self._left -= 1
+        self._containers_left -= 1
         return opened(value, objects=self._objects)
 
 
 def counts(x: Tensor) -> bool:
-    """Whether its elements are floating-point numbers, or pairs of them."""
+    """Return whether a tensor has floating-point or complex elements."""
     if type(x) not in _EXACT:
         with _without_its_code():
             return x.is_floating_point() or x.is_complex()
@@ -132,10 +137,9 @@ def counts(x: Tensor) -> bool:
 
 
 def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
-    """Differs once somebody has written to a buffer, or has put another tensor in its place.
+    """Return a value that differs once the buffer has been written to or replaced.
 
-    Batch norm's kernels write to running statistics without telling the version counter: in training those always
-    count as written to.
+    Batch norm's kernels do not raise the version counter of running statistics: in training their stamps always differ.
     """
     if name in ("running_mean", "running_var") and static.is_training(owner):
         return object()
@@ -143,26 +147,26 @@ def buffer_stamp(owner: torch.nn.Module, name: str, buffer: Tensor) -> object:
 
 
 def version(x: Tensor) -> int:
-    """Counts the writes to a tensor's memory; -1 for inference tensors, which do not count them."""
+    """Return the number of writes to a tensor's memory; -1 for inference tensors, which do not count them."""
     if type(x) not in _EXACT:
         with _without_its_code():
-            # A lazy module's parameter has no shape before the first call, and refuses whatever it is asked.
+            # A lazy module's parameter has no shape before the first call, and raises at almost any question.
             return -1 if isinstance(x, _LAZY) or x.is_inference() else x._version
     return -1 if x.is_inference() else x._version
 
 
 def is_transformed(x: Tensor) -> bool:
-    """Whether ``x`` stands for another tensor inside a functorch transform, and has no memory of its own."""
+    """Return whether ``x`` stands for another tensor in a functorch transform, and has no memory of its own."""
     return torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def is_wrapped(x: Tensor) -> bool:
-    """Whether ``x`` is a subclass that computes by itself (DTensor, FakeTensor, quantised tensors)."""
+    """Return whether ``x`` is of a subclass that runs its own ops (DTensor, FakeTensor, quantised tensors)."""
     return computes_itself(type(x))
 
 
 def computes_itself(kind: type) -> bool:
-    """The same, by the tensor's type."""
+    """Return whether tensors of this type run their own ops, by a ``__torch_dispatch__`` of their own."""
     if kind in EXACT:
         return False
     dispatch = getattr(kind, "__torch_dispatch__", None)
@@ -170,9 +174,9 @@ def computes_itself(kind: type) -> bool:
 
 
 def all_plain(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What :func:`plain` gives for each, without those that are null.
+    """Return :func:`plain` of each tensor, without those for which it is None.
 
-    Gradients are plain already, most often. Functions of C find that out: this runs in every step.
+    Usually all are plain already. C functions test that, because this runs in every step.
     """
     if torch._C._functorch.maybe_current_level() is None and (
         _EXACT.issuperset(map(type, tensors))
@@ -189,11 +193,11 @@ def all_plain(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def plain(x: Tensor) -> Tensor | None:
-    """The dense floating-point tensor whose values count for ``x``, or null when there is none.
+    """Return the dense floating-point tensor with the values of ``x``; None if there is none.
 
-    DTensors give their local shard, sparse tensors their coalesced values, complex ones their real and imaginary parts.
-    Fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors and other subclasses give null, and so do
-    tensors whose memory is given back: FSDP empties the storage of gathered parameters, and to read them is a crash.
+    For a DTensor its local shard, for a sparse tensor its coalesced values, for a complex one real and imaginary parts.
+    None for fake, functorch-wrapped, quantised, nested, meta, lazy and empty tensors and other subclasses, and for
+    tensors whose memory was freed: FSDP empties the storage of gathered parameters, and reading it crashes.
     """
     if type(x) not in _EXACT:
         with _without_its_code():
@@ -208,12 +212,13 @@ def plain(x: Tensor) -> Tensor | None:
         return None
     if x.dtype.is_complex:
         x = torch.view_as_real(x.detach().resolve_conj())
-    elif x.is_neg():  # the imaginary part of a conjugate: its memory holds the opposite
+    elif x.is_neg():  # the imaginary part of a conjugate: memory holds its negative
         x = x.detach().resolve_neg()
     return x if x.dtype.is_floating_point else None
 
 
 def _plain_of_subclass(x: Tensor) -> Tensor | None:
+    """Return :func:`plain` of a tensor of a subclass."""
     if is_wrapped(x):
         local: Any = static.attribute(x, "_local_tensor")
         if type(x).__name__ != "DTensor" or not issubclass(type(local), Tensor):
@@ -223,12 +228,12 @@ def _plain_of_subclass(x: Tensor) -> Tensor | None:
         return plain(x)
     if isinstance(x, _LAZY) or torch._C._functorch.maybe_current_level() is not None:
         return None
-    # What is measured of it is asked of a plain tensor: a subclass may answer with code of its own.
+    # A subclass may answer with its own code, so a plain tensor on the same memory is asked instead.
     return plain(x.detach().as_subclass(Tensor))
 
 
 def _added_up(x: Tensor) -> Tensor:
-    """The values of a sparse tensor, those of one place added up, without ``coalesce``: torch may warn in it."""
+    """Return the values of a sparse tensor, summed per place, without ``coalesce``, which may warn."""
     indices, values = x._indices(), x._values()
     if x.is_coalesced() or not values.numel():
         return values

@@ -1,8 +1,8 @@
-"""Where a weight lies that ranks share out: its FP32 copy in a flat partition or a shard, and the whole of a shard.
+"""Finds the memory of weights that ranks share out: FP32 copies in flat partitions or shards, and gathered shards.
 
-Read from what the libraries keep at the weights and at the engine, by name: DeepSpeed 0.19 (``_hp_mapping`` of ZeRO 1
-and 2 and of its BF16 optimizer, ``grad_position`` of ZeRO 3, flat groups without ZeRO) and Megatron-core 0.16
-(``main_param``; shards of FP32 weights are views of them).
+Read from attributes that the libraries set on weights and engine: DeepSpeed 0.19 (``_hp_mapping`` of ZeRO 1 and 2 and
+of its BF16 optimizer, ``grad_position`` of ZeRO 3, flat groups without ZeRO) and Megatron-core 0.16 (``main_param``;
+shards of FP32 weights are views of them).
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from torch import Tensor, nn
 
 from precdoctor.recording.model import static
 
-#: Attributes that a weight has when its FP32 copy may lie with another rank.
+#: Attributes of a weight whose FP32 copy may be on another rank.
 _MARKS: Final = frozenset(("_hp_mapping", "main_param"))
 _ENGINES: Final = frozenset(("DeepSpeedEngine", "PipelineEngine"))
 
 
 class Piece(NamedTuple):
-    """A weight of a model, and which elements of a tensor are a copy of it or of a part of it; null for all."""
+    """A weight of a model, and the elements of another tensor that are a copy of it (or part of it); None for all."""
 
     weight: weakref.ref[Tensor]
     part: slice | None
 
 
 class Pieces:
-    """Finds the pieces of the tensors that optimizers are given.
+    """Finds the pieces of the tensors that optimizers get.
 
     Args:
-        models: the top-level modules as they are called, wrappers included.
+        models: returns the top-level modules as the script calls them, wrappers included.
     """
 
     def __init__(self, models: Callable[[], Iterable[nn.Module]]) -> None:
         self._models = models
         self._known: static.ByIdentity[Tensor, tuple[int, tuple[Piece, ...]]] = static.ByIdentity()
-        #: Copies by the memory they lie in, while the tensors of one optimizer are asked for.
+        #: Copies by the address of their memory; None before the first search of a step.
         self._copies: dict[int, list[_Copy]] | None = None
 
     def begin(self) -> None:
-        """Forget where copies were: models may have changed, and tensors may have moved."""
+        """Forget where copies are, because models may have changed and tensors may have moved."""
         self._copies = None
 
     def of(self, x: Tensor) -> tuple[Piece, ...]:
-        """Its pieces, in their order; none where it is no such tensor."""
+        """Return the pieces of a tensor, in order; empty if it has none."""
         if type(x) not in static.TENSORS or not x.is_contiguous() or not _has_memory(x):
             return ()
         known = self._known.get(x)
@@ -56,6 +56,7 @@ class Pieces:
         return self._known.put(x, (x.data_ptr(), found))[1] if found else ()
 
     def _search(self, x: Tensor) -> Iterator[Piece]:
+        """Iterate over the pieces of a tensor."""
         if self._copies is None:
             self._copies = {}
             for model in self._models():
@@ -71,7 +72,7 @@ class Pieces:
             yield Piece(copy.weight, part)
 
     def replicated(self) -> Iterator[Tensor]:
-        """Weights that each rank has in whole while their FP32 copies are shared out."""
+        """Iterate over the weights that each rank has in whole while their FP32 copies are shared out."""
         for model in self._models():
             for weight in static.parameters(model):
                 if not _MARKS.isdisjoint(static.own(weight)):
@@ -79,7 +80,7 @@ class Pieces:
 
 
 class _Copy(NamedTuple):
-    """The memory that a copy lies in, its first element there, how many it has, and the weight."""
+    """A copy of a weight or of a part of it: address of its memory, first element there, size, the weight."""
 
     memory: int
     start: int
@@ -88,7 +89,7 @@ class _Copy(NamedTuple):
 
 
 def gathered(module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Shards of ``fully_shard``, each with the whole weight that the backward pass accumulates its gradient in."""
+    """Iterate over the shards of ``fully_shard``, each with the whole weight that accumulates its gradient."""
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
     for part in static.modules(module) if kind is not None else ():
         if not issubclass(type(part), kind):
@@ -104,13 +105,13 @@ def gathered(module: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def stored(weight: Tensor) -> Tensor:
-    """What this rank keeps of a weight between two steps: of one that ZeRO 3 shares out its own part."""
+    """Return the part of a weight that this rank keeps between two steps: its own shard with ZeRO 3."""
     part: Any = static.own(weight).get("ds_tensor")
     return part if type(part) in static.TENSORS else weight
 
 
 def _copies(model: nn.Module) -> Iterator[_Copy]:
-    """What in memory is a copy of which weight of a model."""
+    """Iterate over the copies of a model's weights."""
     for weight in static.parameters(model):
         own = static.own(weight)
         fragment: Any = static.attribute(own.get("_hp_mapping"), "hp_fragment")
@@ -125,6 +126,7 @@ def _copies(model: nn.Module) -> Iterator[_Copy]:
 
 
 def _of_zero3(weight: Tensor, own: dict[str, Any], zero: Any) -> _Copy | None:
+    """Return this rank's FP32 copy of a weight under ZeRO 3; None if it has none."""
     position = static.elements(dict.get(static.attribute(zero, "grad_position", {}), own.get("ds_id")))
     groups = static.elements(static.attribute(zero, "fp32_partitioned_groups_flat"))
     if len(position) != 3 or not {int}.issuperset(map(type, position)) or not 0 <= position[0] < len(groups):
@@ -138,7 +140,7 @@ def _of_zero3(weight: Tensor, own: dict[str, Any], zero: Any) -> _Copy | None:
 
 
 def _of_flat_groups(engine: nn.Module) -> Iterator[_Copy]:
-    """Without ZeRO weights are views of flat 16-bit groups, and the FP32 groups have the same order."""
+    """Iterate over the copies without ZeRO: weights are views of flat 16-bit groups, in the order of the FP32 ones."""
     optimizer = static.attribute(engine, "optimizer")
     narrow, wide = (static.elements(static.attribute(optimizer, f"{p}_groups_flat")) for p in ("fp16", "fp32"))
     groups = {
@@ -154,4 +156,5 @@ def _of_flat_groups(engine: nn.Module) -> Iterator[_Copy]:
 
 
 def _has_memory(x: Tensor) -> bool:
+    """Return whether a tensor has memory that is not freed."""
     return not x.is_meta and x.untyped_storage().nbytes() > 0

@@ -1,1 +1,1 @@
-"""The hooks on modules, gradients, losses and optimizers: they find the tensors and hand them to the recorder."""
+"""Torch's hooks on modules, gradients, losses and optimizers: they find the tensors and hand them to the recorder."""

@@ -1,4 +1,4 @@
-"""The backward pass: the loss, micro-steps, and each parameter's gradient as it is accumulated on this rank."""
+"""Hooks of the backward pass: loss, micro-steps, and each parameter's gradient as this rank accumulates it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from precdoctor.recording.steps.optimizerless_steps import OptimizerlessSteps
 
 _LOSS = Place("", "", "")
 _PRODUCT = "MulBackward0"
-#: Backward calls made from inside these are the user's all the same; their own lines are not worth naming.
+#: Frames of these packages are skipped when a backward call's line is recorded: the line of their caller says more.
 _FRAMEWORKS = ("torch", "accelerate", "transformers", "lightning", "pytorch_lightning", "deepspeed")
 
 
@@ -46,9 +46,9 @@ class BackwardHooks:
     def __init__(
         self,
         recorder: Recorder,
-        manual: OptimizerlessSteps,
-        thrown: AbandonedAttempts,
-        kept: KeptGradients,
+        optimizerless: OptimizerlessSteps,
+        abandoned: AbandonedAttempts,
+        kept_gradients: KeptGradients,
         loss_code: LossCode,
         casts: Casts,
         guard: Guard,
@@ -61,21 +61,21 @@ class BackwardHooks:
         self._recorder = recorder
         self._casts, self._window = casts, window
         self._loss_code = loss_code
-        self._manual = manual
-        self._thrown = thrown
-        self._kept = kept
+        self._optimizerless = optimizerless
+        self._abandoned = abandoned
+        self._kept_gradients = kept_gradients
         self._gradients = Gradients()
         self._judge = guard.after_backward
-        self._begin = guarded(recorder)(self._began)
-        self._end = guarded(recorder)(self._ended)
+        self._begin = guarded(recorder)(self._before_backward)
+        self._end = guarded(recorder)(self._after_backward)
         self._module_hooks = module_hooks
         self._logits, self._early = logits, early
-        #: Parameters that have a hook, which is removed between samples.
+        #: By id of the parameter: its hook. Between samples these hooks are removed.
         self._hooked: dict[int, tuple[weakref.ref[Tensor], RemovableHandle]] = {}
         recorder.when_step_begins.append(self._step_begins)
 
     def install(self) -> None:
-        """Patch once per process; signature and ``__wrapped__`` are kept."""
+        """Patch ``torch.autograd.backward``. Call once per process. Signature and ``__wrapped__`` are kept."""
         original = torch.autograd.backward
         recorder, begin, end, loss_code = self._recorder, self._begin, self._end, self._loss_code
         casts_begin = guarded(recorder)(self._casts.backward_begins)
@@ -84,7 +84,7 @@ class BackwardHooks:
 
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> None:
-            # Reentrant checkpointing calls this from inside a backward pass: that is no micro-step of its own.
+            # Reentrant checkpointing calls backward inside a backward pass; that is no micro-step of its own.
             inside = torch._C._current_graph_task_id() != -1 or torch.compiler.is_compiling()
             inside = inside or (modes_open() > 0 and only_estimates())
             threads = recorder.threads
@@ -109,23 +109,29 @@ class BackwardHooks:
         torch.autograd.backward = backward
 
     def _arms(self) -> bool:
-        """A script whose weights are plain tensors may call no module at all; recording also begins here."""
+        """Begin to record at a backward call, because a script whose weights are plain tensors may call no module at
+        all.
+
+        Returns:
+            Whether recording began.
+        """
         recorder = self._recorder
         return recorder.state == "idle" and self._loss_code.running and recorder.arm()
 
     def _prepare(self) -> None:
-        """Between samples a module called in a backward pass is recomputed, and not recorded."""
+        """Drop interrupted calls; between samples, take the module hooks out while checkpoints recompute."""
         if self._window.is_open:
             self._window.enter_backward()
         hooks, stack = self._module_hooks, getattr(self._recorder.local, "stack", None)
-        if stack:  # a keyboard interrupt leaves a call, and no hook runs
+        if stack:  # a keyboard interrupt ends a call without running our hooks
             hooks.let_go(stack)
         if hooks.out:
             hooks.resume()
-        if hooks.recomputes and self._manual.has_optimizer and not stack:
+        if self._optimizerless.has_optimizer and not stack:
             hooks.rest_in_backward()
 
-    def _began(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
+    def _before_backward(self, tensors: Tensor | Iterable[Tensor] | None, gradients: Any) -> None:
+        """Record what is known before the backward pass; ``gradients`` are those given for its roots, or None."""
         try:
             roots = static.tensors(tensors)
             self._note_loss(roots)
@@ -135,6 +141,7 @@ class BackwardHooks:
             self._prepare()
 
     def _note_loss(self, roots: list[Tensor]) -> None:
+        """Record the roots of the backward pass: loss values, constant factors, and on sampled steps their rows."""
         recorder, claim = self._recorder, self._recorder.claim
         if self._logits.follows:
             self._logits.close()
@@ -143,9 +150,9 @@ class BackwardHooks:
             return
         if recorder.drain is None or claim.forwards_are_steps:
             claim.backward_begins()
-        self._thrown.backward_begins()
-        self._kept.backward_begins()
-        self._kept.losses.backward_begins(roots)
+        self._abandoned.backward_begins()
+        self._kept_gradients.backward_begins()
+        self._kept_gradients.losses.backward_begins(roots)
         facts = recorder.current
         if recorder.trace is not None:
             recorder.trace.look_at("loss", [("loss", x) for x in roots])
@@ -155,16 +162,16 @@ class BackwardHooks:
             if root.numel() == 1 and root.is_floating_point():
                 facts.losses.append(defer(root, by_drain=True))
                 facts.narrow_loss = facts.narrow_loss or root.dtype is torch.float16
-                node = root.grad_fn
-                if node is not None and node.name() == _PRODUCT and (factor := constant_factor(root)) is not None:
+                if (factor := constant_factor(root)) is not None:
                     facts.root_factors.append(factor)
             if recorder.live:
                 name = "" if len(roots) == 1 else str(index)
                 recorder.measure(recorder.site(_LOSS, "loss", name, root), root)
-        if recorder.live or not self._manual.has_optimizer:
+        if recorder.live or not self._optimizerless.has_optimizer:
             self.hook_parameters()
 
-    def _ended(self, tensors: Any) -> None:
+    def _after_backward(self, tensors: Any) -> None:
+        """Record what is known after the backward pass, also if it raised; ``tensors`` are its roots."""
         try:
             if self._window.is_open:
                 self._window.leave()
@@ -180,29 +187,30 @@ class BackwardHooks:
                     self._loss_code.reopen()
 
     def _end_pass(self, tensors: Any) -> None:
+        """Count the micro-step, and let the step's observers and the guard judge the gradients that have arrived."""
         self._recorder.in_backward = False
         if CUDA.get("_initialized", True) and self._recorder.capture.runs:
             return
-        manual = self._manual
+        optimizerless = self._optimizerless
         weights: list[Tensor] = []
-        if not manual.has_optimizer:
+        if not optimizerless.has_optimizer:
             weights = self._loss_code.weights
-            manual.leaves_derived(weights)
+            optimizerless.leaves_derived(weights)
         self._recorder.end_micro_step()
         if self._early.hook is not None or self._early.arriving:
             self._early.backward_ended()
-        self._thrown.backward_ended()
-        self._kept.backward_ended()
-        if not manual.has_optimizer or manual.reached:
-            manual.backward_ended()
-        if not manual.has_optimizer:
+        self._abandoned.backward_ended()
+        self._kept_gradients.backward_ended()
+        if not optimizerless.has_optimizer or optimizerless.reached:
+            optimizerless.backward_ended()
+        if not optimizerless.has_optimizer:
             loss_bad = issubclass(type(tensors), Tensor) and is_bad(tensors)
-            self._judge(weights, loss_bad=loss_bad, whole=not manual.gradients_are_gone)
+            self._judge(weights, loss_bad=loss_bad, whole=not optimizerless.gradients_are_gone)
 
     def hook_parameters(self) -> None:
         """Put a post-accumulate hook on every parameter of every root that has none yet.
 
-        Done as a backward pass begins, when all that takes part exists and nothing has been accumulated.
+        Called as a backward pass begins: all its parameters exist by then, and no gradient has been accumulated.
         """
         names = self._recorder.names
         for root in names.roots.values():
@@ -211,7 +219,7 @@ class BackwardHooks:
                 continue
             whole = {id(shard): own for shard, own in gathered(module)}
             for parameter in static.parameters(module):
-                target = whole.get(id(parameter), parameter)  # the hooks of a shard run after the reduction
+                target = whole.get(id(parameter), parameter)  # the hooks of a shard run only after the reduction
                 if target is not parameter:
                     names.name_alike(parameter, target)
                 if target.requires_grad and target.is_leaf:
@@ -226,11 +234,11 @@ class BackwardHooks:
         self._hooked[id(parameter)] = weakref.ref(parameter), handle
 
     def _step_begins(self) -> None:
-        """Between samples no parameter has a hook of ours, but beside others': those keep their order."""
+        """Between samples, remove our hooks from parameters, except beside other hooks, whose order must not change."""
         if self._logits.follows:
             self._logits.close()
         self._module_hooks.resume()
-        if not self._hooked or self._recorder.live or not self._manual.has_optimizer:
+        if not self._hooked or self._recorder.live or not self._optimizerless.has_optimizer:
             return
         for key, (ref, handle) in list(self._hooked.items()):
             parameter = ref()
@@ -240,15 +248,16 @@ class BackwardHooks:
                 del self._hooked[key]
 
     def _gradient_hook(self) -> Callable[[Tensor], None]:
-        recorder, manual, gradients = self._recorder, self._manual, self._gradients
+        """Return a post-accumulate hook, which records the gradient of the one parameter that it is put on."""
+        recorder, optimizerless, gradients = self._recorder, self._optimizerless, self._gradients
         owner: Root | None = None
 
         def precdoctor_weight_grad(parameter: Tensor) -> None:
-            if recorder.live or not manual.has_optimizer or owner is None or not owner.trained:
-                arrived(parameter)
+            if recorder.live or not optimizerless.has_optimizer or owner is None or not owner.trained:
+                record_gradient(parameter)
 
         @guarded(recorder)
-        def arrived(parameter: Tensor) -> None:
+        def record_gradient(parameter: Tensor) -> None:
             nonlocal owner
             found = recorder.names.search_parameter(parameter)
             grad = parameter.grad
@@ -258,8 +267,8 @@ class BackwardHooks:
             owner = recorder.names.roots.get(place.root)
             if owner is not None:
                 owner.trained = True
-            if not manual.has_optimizer:
-                manual.gradient_arrived(parameter)
+            if not optimizerless.has_optimizer:
+                optimizerless.gradient_arrived(parameter)
             if not (recorder.live and recorder.in_backward):
                 return
             if parameter.is_cuda:
@@ -272,22 +281,25 @@ class BackwardHooks:
 
 
 def constant_factor(root: Tensor) -> float | None:
-    """The constant a loss was multiplied by last (``loss * 65536``), if it is readable without waiting for a device."""
+    """Return the constant that a loss was last multiplied by (``loss * 65536``).
+
+    None if there is no such factor, or reading it would wait for a device.
+    """
     node = root.grad_fn
     if node is None or node.name() != _PRODUCT:
         return None
     for attribute in ("_saved_other", "_saved_self"):
         operand = getattr(node, attribute, None)
         if isinstance(operand, Tensor) and operand.numel() == 1 and not operand.requires_grad:
-            with kernels.apart_from_user_modes():  # a mode would be given a bare number in its place
+            with kernels.apart_from_user_modes():  # torch gives a mode a bare number instead of this tensor
                 return float(operand) if operand.is_cpu else None
     return None
 
 
 def _put_first(parameter: Tensor, key: int) -> None:
-    """Have a hook run before those that were there before it, which may step with the gradient and drop it."""
+    """Make the hook with this key run first: an older hook may step with the gradient and drop it."""
     hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
     if issubclass(type(hooks), dict) and len(hooks) > 1 and key in hooks:
-        ordered = sorted(hooks.items(), key=lambda item: item[0] != key)  # torch reads them as they were inserted
+        ordered = sorted(hooks.items(), key=lambda item: item[0] != key)  # torch runs them in the order of insertion
         hooks.clear()
         hooks.update(ordered)

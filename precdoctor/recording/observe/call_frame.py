@@ -1,4 +1,4 @@
-"""A module call in progress, how it is recorded, and who called it as far as the frames above tell."""
+"""A module call in progress: how it is recorded, and what the Python frames above reveal about its caller."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class CallMode:
-    """What a root call decides for all calls below it."""
+    """How a root call and the calls below it are recorded."""
 
     __slots__ = ("delegated", "evaluating", "name", "phase")
 
     def __init__(self, phase: str, *, evaluating: bool, delegated: bool = False) -> None:
         self.phase = phase
         self.evaluating = evaluating
-        #: Gradients are off, and computed all the same: by the custom autograd function this runs in.
+        #: Gradients are off only because the call runs in a custom autograd function, which computes them itself.
         self.delegated = delegated
-        #: Calls are numbered apart by it, so that a look at the validation set does not shift the training calls.
+        #: Calls are numbered per name: a pass over the validation set must not shift the numbers of training calls.
         self.name = "eval" if evaluating else phase
 
 
@@ -54,36 +54,36 @@ class Frame:
         self.mode = mode
         self.call = 0
         self.recorded = False
-        #: Number of the first autograd node that the call could make.
+        #: Sequence number of the first autograd node that the call can make.
         self.first_node = 0
-        #: Top-level calls in training: what a replay of them needs.
+        #: Of a top-level call in training: what a replay of the call needs.
         self.kept: RootCall | None = None
-        #: It was called in the midst of loss code (a teacher, without gradients), which goes on after it.
+        #: The call began in the middle of loss code (a teacher, without gradients): that code continues after it.
         self.reopens = False
-        #: Nothing but wrappers (DistributedDataParallel and the like) around it.
+        #: All calls around this one are wrappers (DistributedDataParallel and the like).
         self.outermost = False
-        #: Once casts to float8 have been met: the call as those see it.
+        #: The call as float8 casts record it; None until a cast was met.
         self.call_made: Call | None = None
 
 
-#: What stands for a module that has a name.
+#: Classes of modules that stand for another module, which has a name.
 _STAND_INS = (torch.fx.GraphModule, torch.jit.ScriptModule)
-#: What ``nn.DataParallel`` sets on a module that it has made for one batch.
+#: Attribute that ``nn.DataParallel`` sets on a replica of a module, made for one batch.
 _REPLICA = "_is_replica"
-#: ``Function.apply`` of custom autograd functions, reentrant checkpointing among them.
+#: File of ``Function.apply``, which runs custom autograd functions, reentrant checkpointing among them.
 _FUNCTION_FILE = f"{os.sep}torch{os.sep}autograd{os.sep}function.py"
 _MAX_FRAMES = 40
-#: The module of pipeline stages; where it is not loaded there are none, and nobody need ask.
+#: The module of pipeline stages; if it is not loaded, there are none to check for.
 STAGES = "torch.distributed.pipelining.stage"
-#: Where a pipeline stage finds out shapes, under the names that torch has had for it.
+#: Where a pipeline stage computes shapes: the file, and the names that the function has had in torch.
 _STAGE_FILE = f"{os.sep}torch{os.sep}distributed{os.sep}pipelining{os.sep}stage.py"
 _SHAPE_RUNS = ("_forward_metadata_inference", "_shape_inference")
 
 
 def inside_function() -> bool:
-    """Whether gradients are off only because a custom autograd function will compute them itself.
+    """Return whether gradients are off only because a custom autograd function will compute them itself.
 
-    Reentrant checkpointing is one. Looks no further up than to the module call this one stands in.
+    Reentrant checkpointing is such a function. Searches the Python frames up to the enclosing module call.
     """
     frame, calls = sys._getframe(1), 0
     for _ in range(_MAX_FRAMES):
@@ -98,7 +98,7 @@ def inside_function() -> bool:
 
 
 def asks_for_shapes() -> bool:
-    """Whether a pipeline stage is run on memory that nobody has written to, for the shapes of its outputs alone."""
+    """Return whether a pipeline stage is run on uninitialised memory, only to get the shapes of its outputs."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:
@@ -111,7 +111,7 @@ def asks_for_shapes() -> bool:
 
 
 def inner_mode(above: CallMode) -> CallMode:
-    """The mode of a call inside another one: without gradients (a frozen encoder, a teacher) it is marked as such."""
+    """Return the mode of a call inside a call with mode ``above``; ``no_grad`` for a frozen encoder or a teacher."""
     if above.phase != "train" or above.delegated or torch.is_grad_enabled():
         return above
     delegated = inside_function()
@@ -119,11 +119,11 @@ def inner_mode(above: CallMode) -> CallMode:
 
 
 def has_no_identity(module: nn.Module) -> bool:
-    """Compiled graphs, scripted modules and DataParallel replicas stand for a module that has one."""
-    # Asked for every call: a module's getattr runs Python code, and isinstance may ask its __class__.
+    """Return whether a module only stands for another one: a compiled graph, scripted module or replica."""
+    # Runs on every call. A module's getattr runs Python code, and isinstance may ask its __class__.
     return issubclass(type(module), _STAND_INS) or _REPLICA in static.module_dict(module)
 
 
 def is_replica(module: nn.Module) -> bool:
-    """Whether ``nn.DataParallel`` has made it for one batch."""
+    """Return whether ``nn.DataParallel`` has made this module for one batch."""
     return _REPLICA in static.module_dict(module)

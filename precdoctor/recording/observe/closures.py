@@ -1,8 +1,8 @@
-"""Steps with a closure: loss and gradients are judged as the closure returns, as they are before a step without one.
+"""Steps with a closure: loss and gradients are judged as the closure returns, like those before a step without one.
 
-An optimizer calls its closure once and then updates (those of torch, but for L-BFGS), or several times with other
-weights in between. Each call is an evaluation. Of several, the later ones are judged by themselves: a replay of the
-earlier ones would run with weights that are gone. Trial points of a line search are not: it is there to leave them.
+Most optimizers of torch call the closure once and then update; L-BFGS and others call it several times, with other
+weights each time. Each call is an evaluation. Later evaluations are judged on their own: a replay of an earlier one
+would run with weights that no longer exist. Trial points of a line search are not judged: it exists to reject them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _BASE: Any = torch._C.TensorBase
 _VERSION: Final = _BASE._version.__get__
 
 
-class Judged:
-    """Stands for the closure of a step; a copy or a pickle of it is the closure itself."""
+class JudgedClosure:
+    """Stands for the closure of a step and judges each evaluation. A copy or a pickle of it is the closure itself."""
 
     def __init__(self, closure: Callable[..., Any], begins: Callable[[], None], ends: Callable[[], None]) -> None:
         self._closure, self._begins, self._ends = closure, begins, ends
@@ -50,14 +50,14 @@ class Judged:
 
 
 class Closures:
-    """Judges the evaluations of the attempt that is open.
+    """Judges the evaluations of the open attempt.
 
     Args:
         recorder: of the process.
-        guard: decides.
-        looks: read the gradients.
-        scene: what a replay needs.
-        attempt: the one that is open, if there is one and somebody may look now.
+        guard: decides what happens to a bad step.
+        looks: reads the gradients.
+        scene: holds what a replay needs.
+        attempt: returns the open attempt; None if there is none, or hooks must not run now.
     """
 
     def __init__(
@@ -70,50 +70,52 @@ class Closures:
     ) -> None:
         self._recorder, self._guard, self._looks, self._scene = recorder, guard, looks, scene
         self._attempt = attempt
-        self._begins, self._ends = guarded(recorder)(self._begun), guarded(recorder)(self._ended)
+        self._begins, self._ends = guarded(recorder)(self._evaluation_begins), guarded(recorder)(self._evaluation_ended)
 
-    def judged(self, attempt: Attempt, closure: object) -> Judged | None:
-        """What is to be called in place of the closure; null where it is left as it is."""
-        # A module is no closure, whatever an optimizer of the user's wants with it.
+    def judged(self, attempt: Attempt, closure: object) -> JudgedClosure | None:
+        """Return the callable that replaces the closure; None if the closure is to be called as it is."""
+        # A module is not a closure, whatever a user's optimizer does with it.
         if not callable(closure) or issubclass(type(closure), (nn.Module, type)):
             return None
         if self._recorder.options.on_nonfinite == "observe":
             return None
-        attempt.weights = _versions(attempt.optimizer)
-        return Judged(closure, self._begins, self._ends)
+        attempt.weight_versions = _versions(attempt.optimizer)
+        return JudgedClosure(closure, self._begins, self._ends)
 
     def _open(self) -> Attempt | None:
-        """The attempt whose closure this is; an optimizer may have kept one for later."""
+        """Return the open attempt if it has a closure; a closure that was kept may also run outside of attempts."""
         attempt = self._attempt()
         return attempt if attempt is not None and attempt.closure and not attempt.by_scaler else None
 
-    def _begun(self) -> None:
+    def _evaluation_begins(self) -> None:
+        """Before an evaluation: forget the previous one's gradients unless it was bad, and scenes of other weights."""
         if (attempt := self._open()) is None:
             return
         if attempt.evaluations and not self._guard.found_bad(self._recorder.step):
             facts = self._recorder.current
             facts.grad_norm = facts.grad_amax = None
             self._looks.forget()
-        if _versions(attempt.optimizer) != attempt.weights:  # what was kept was computed with other weights
-            attempt.weights, attempt.moved = _versions(attempt.optimizer), True
+        if _versions(attempt.optimizer) != attempt.weight_versions:  # scene was kept at other weights
+            attempt.weight_versions, attempt.has_moved = _versions(attempt.optimizer), True
             if not self._recorder.traced:
                 self._scene.clear()
 
-    def _ended(self) -> None:
+    def _evaluation_ended(self) -> None:
+        """After an evaluation: judge its loss and gradients, and set them aside if the step is to be skipped."""
         attempt, recorder = self._open(), self._recorder
         if attempt is None:
             return
         attempt.evaluations += 1
         optimizer, passes = attempt.optimizer, recorder.micro_step
-        # Without a backward pass in it a later evaluation has nothing new; the first one may be there for show, as in
-        # Lightning's manual optimization, and gradients have come before.
-        if (attempt.evaluations > 1 and passes == attempt.judged) or self._guard.found_bad(recorder.step):
+        # A later evaluation without a backward pass has nothing new to judge. The first one may also have none, as in
+        # Lightning's manual optimization: its gradients came before the step.
+        if (attempt.evaluations > 1 and passes == attempt.judged_passes) or self._guard.found_bad(recorder.step):
             return
-        attempt.judged = passes
+        attempt.judged_passes = passes
         if attempt.evaluations > 1 and any(group.get("line_search_fn") for group in groups_of(optimizer)):
             return
         self._looks.before_step(optimizer, groups_of(optimizer))
-        self._guard.has_moved, self._guard.may_skip = attempt.moved, not attempt.moved and _skips(optimizer)
+        self._guard.has_moved, self._guard.may_skip = attempt.has_moved, not attempt.has_moved and _skips(optimizer)
         try:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
         finally:
@@ -124,15 +126,15 @@ class Closures:
 
 
 def _versions(optimizer: torch.optim.Optimizer) -> int:
-    """Differs once somebody has written to a weight, unless through ``.data``."""
+    """Return the sum of the weights' version counters. Any write changes it, except one through ``.data``."""
     weights = parameters_in_place(groups_of(optimizer))
     if static.TENSORS.issuperset(map(type, weights)):
-        with contextlib.suppress(RuntimeError):  # of inference mode: they have no version
+        with contextlib.suppress(RuntimeError):  # tensors of inference mode have no version
             return sum(map(_VERSION, weights))
     return sum(map(tensor_leaves.version, weights))
 
 
 def _skips(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is known to leave its weights alone where they have no gradients once its closure has returned."""
+    """Return whether it is known (of torch's own) that the optimizer leaves weights without a gradient alone."""
     step: Any = type(optimizer).step
     return str(getattr(step, "__module__", "")).startswith("torch.optim.")

@@ -1,7 +1,7 @@
-"""Rows from inside compiled graphs (``--compiled instrument``): an op that Dynamo traces in behind every module.
+"""Rows from inside compiled graphs (``--compiled instrument``): Dynamo traces a probe op in after every module.
 
-The op must neither be removed nor moved, so it is registered as one with an effect. What it is given has to exist as a
-tensor: operations around it are no longer fused, and so round as they do by themselves. So it is not the default.
+The compiler must neither remove nor move a probe, so the op is registered with an effect. Its argument has to exist as
+a tensor: operations around it are not fused, so they round one by one. That changes training, so it is optional.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ CHANGES_ROUNDING = (
     "--compiled instrument puts a statistics op behind every module inside compiled graphs: less is fused there, so "
     "losses and weights differ by rounding from those of a run without it"
 )
-#: What a probe is given, as bits: the tensor takes part in a backward pass; its module is in evaluation mode; it is the
+#: Flags of a probe: its tensor takes part in a backward pass; its module is in evaluation mode; its tensor is the
 #: gradient of the output.
 TRAINS, EVALUATES, GRADIENT = 1, 2, 4
-#: The site number of the trial.
+#: The site number that the feature test uses.
 _TRIAL = -1
 
 _library = torch.library.Library("precdoctor", "FRAGMENT")
@@ -40,6 +40,7 @@ _receivers: list[Callable[[Tensor, int, str, int], None]] = []
 
 
 def _probe(x: Tensor, number: int, name: str, what: int) -> None:
+    """The op on a tensor: hand it to the receivers. It returns and changes nothing."""
     for receive in _receivers:
         receive(x, number, name, what)
 
@@ -49,26 +50,27 @@ torch.library.register_fake("precdoctor::probe", lambda *_: None, lib=_library)
 
 
 class Probes:
-    """Numbers the modules of compiled models before they are traced, and makes rows of what their graphs hand over.
+    """Numbers the modules of compiled models before they are traced, and makes rows of the tensors their graphs hand
+    over.
 
-    Modules are known by ``id`` and carry nothing of ours; one that was not met before it was traced (in a compiled
-    function that is the first to call its model) has no probe. A parent that returns its child's tensor has a row, too:
-    compilers use memory, and tensor objects, again for other values.
+    Modules are identified by ``id``; nothing is stored on them. A module first met while it is traced (if a compiled
+    function is the first to call its model) has no probe. A parent that returns its child's tensor gets a row as well:
+    compilers reuse memory, and tensor objects, for other values.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._numbers: dict[int, int] = {}
-        #: By number. Graphs keep their numbers for good; places are those of the run that is recorded.
+        #: Modules by number. Graphs keep the numbers of their probes for good; places are looked up in the current run.
         self._modules: list[weakref.ref[nn.Module]] = []
-        self._met: dict[int, weakref.ref[nn.Module]] = {}
-        self._when = (-1, -1)
+        self._numbered_roots: dict[int, weakref.ref[nn.Module]] = {}
+        self._micro_step = (-1, -1)
         self._calls: collections.Counter[tuple[int, str, str]] = collections.Counter()
         self._meet = guarded(recorder)(self._number_all)
 
     def install(self) -> None:
-        """Listen, and meet models that ``module.compile()`` compiles in place: no hook of theirs runs before that."""
-        _receivers[:] = [guarded(self._recorder)(self._take)]
+        """Receive the probes' tensors; number modules before ``nn.Module.compile`` traces them: no hook precedes it."""
+        _receivers[:] = [guarded(self._recorder)(self._receive)]
         original, meet = nn.Module.compile, self._meet
 
         @functools.wraps(original)
@@ -81,13 +83,14 @@ class Probes:
     # --- before and while tracing ------------------------------------------------------------------------------------
 
     def meet(self, root: nn.Module) -> None:
-        """A top-level module is called: if there is anything compiled in it, its modules get numbers."""
-        known = self._met.get(id(root))
+        """Number the modules of a top-level module as it is called, if anything in it is compiled."""
+        known = self._numbered_roots.get(id(root))
         if known is None or known() is not root:
-            self._met[id(root)] = weakref.ref(root)
+            self._numbered_roots[id(root)] = weakref.ref(root)
             self._meet(root)
 
     def _number_all(self, root: nn.Module, *, in_place: bool = False) -> None:
+        """Number the modules of a model that is compiled, or has compiled parts."""
         modules = static.modules(root)
         wrapped = {id(unwrap(m)) for m in modules if type(m).__name__ == "OptimizedModule"}
         in_its_place = any(static.module_dict(m).get("_compiled_call_impl") is not None for m in modules)
@@ -100,7 +103,7 @@ class Probes:
                 self._modules.append(weakref.ref(module))
 
     def traced(self, module: nn.Module, result: Any) -> None:
-        """What Dynamo finds in the forward hook: nothing that a graph cannot hold."""
+        """Put probes on a module's outputs. Dynamo traces this as part of the forward hook."""
         number = self._numbers.get(id(module))
         if number is None:
             return
@@ -117,19 +120,20 @@ class Probes:
 
     # --- while the graph runs ----------------------------------------------------------------------------------------
 
-    def _take(self, x: Tensor | None, number: int, name: str, what: int) -> None:
+    def _receive(self, x: Tensor | None, number: int, name: str, what: int) -> None:
+        """Make a row of the tensor that a probe was given; None is the gradient of an output that nobody used."""
         recorder = self._recorder
         if recorder.state == "idle":
             recorder.arm()
         if x is None or number < 0 or not recorder.live or recorder.state != "armed":
-            return  # an undefined tensor is the gradient of an output that nobody used
+            return  # nobody used the output, or it is the feature test
         module = self._modules[number]()
         place = None if module is None else recorder.names.place(module, None)
         if place is None or place.is_wrapper or not recorder.wants(place):
             return
         gradient = bool(what & GRADIENT)
         if gradient and not recorder.in_backward:
-            return  # a backward pass of the compiler's own, or one nobody counts as a step
+            return  # a backward pass of the compiler, or one that makes no step
         dense = tensor_leaves.plain(x)
         if dense is None:
             return
@@ -144,7 +148,7 @@ class Probes:
             recorder.names.roots[place.root].trained = True
 
     def _mode(self, what: int) -> tuple[str | None, bool]:
-        """Phase and evaluation mode: those of the call in progress, else what was known at tracing."""
+        """Return phase and evaluation mode of the call in progress, else those at tracing; no phase: no row."""
         if what & GRADIENT:
             return "train", False
         stack = getattr(self._recorder.local, "stack", ())
@@ -155,13 +159,14 @@ class Probes:
         return "train" if what & TRAINS else "no_grad", bool(what & EVALUATES)
 
     def _call(self, number: int, name: str, mode: str) -> int:
-        """How often the module was called before in this micro-step and mode; gradients (without one) come back last
-        call first.
+        """Return how many calls of the module this micro-step has seen in this mode.
+
+        Gradients have no mode (""): they arrive in the reverse order of the calls.
         """
         now = (self._recorder.step, self._recorder.micro_step)
-        if now != self._when:
+        if now != self._micro_step:
             self._calls.clear()
-            self._when = now
+            self._micro_step = now
         before = self._calls[number, name, mode]
         self._calls[number, name, mode] += 1
         if not mode:
@@ -170,6 +175,7 @@ class Probes:
 
 
 def _place_probe(module: nn.Module, x: Tensor, number: int, name: str) -> None:
+    """Trace a probe in after a module's output, and one on the gradient of that output."""
     if not x.is_floating_point():
         return
     what = (TRAINS if x.requires_grad else 0) | (0 if static.is_training(module) else EVALUATES)
@@ -184,13 +190,13 @@ def _place_probe(module: nn.Module, x: Tensor, number: int, name: str) -> None:
 
 @functools.cache
 def _supported() -> bool:
-    """Try it: whether this torch traces such hooks and keeps the op, forward and backward; says so if not."""
-    heard: list[int] = []
+    """Test whether this torch traces probes and keeps them, forward and backward; print a sentence if not."""
+    received: list[int] = []
     module = nn.Identity()
 
     def listen(_x: Tensor, number: int, _name: str, what: int) -> None:
         if number == _TRIAL:
-            heard.append(what)
+            received.append(what)
 
     def trial(x: Tensor) -> Tensor:
         y = x.exp()
@@ -205,8 +211,8 @@ def _supported() -> bool:
             warnings.simplefilter("ignore")
             x = torch.ones(2, requires_grad=True)
             (gradient,) = take_gradients(torch.compile(trial, fullgraph=True, backend="aot_eager")(x).sum(), x)
-        why = None if heard == [TRAINS, GRADIENT] and gradient is not None else "the compiler drops the probes"
-    except Exception as error:  # noqa: BLE001 - a private name, and a compiler: either may be another one
+        why = None if received == [TRAINS, GRADIENT] and gradient is not None else "the compiler drops the probes"
+    except Exception as error:  # noqa: BLE001 - the private name may be gone, and the compiler may fail
         attach.let_through(error)
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
     finally:

@@ -1,7 +1,7 @@
-"""The module hooks: batch, inputs nobody has recorded yet, outputs, and a gradient hook on every output.
+"""The module hooks: they record the batch, inputs without a row, and outputs, and put a gradient hook on each output.
 
-They are global, so no module carries anything of ours: ``torch.save(model)``, ``deepcopy`` and the evaluation fast path
-of ``TransformerEncoderLayer`` stay as they are.
+The hooks are global, so that no module carries anything of ours: ``torch.save(model)``, ``deepcopy`` and the evaluation
+fast path of ``TransformerEncoderLayer`` work as without them.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _in_recompute: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
 
 
 class ForwardHooks:
-    """The two global hooks and what they share."""
+    """The two global hooks and their shared state."""
 
     def __init__(
         self,
         recorder: Recorder,
-        manual: OptimizerlessSteps,
+        optimizerless: OptimizerlessSteps,
         scene: Scene,
         loss_code: LossCode,
         casts: Casts,
@@ -65,32 +65,32 @@ class ForwardHooks:
         window: StepWindow,
         probes: Probes | None,
     ) -> None:
-        self._recorder, self._manual, self._scene = recorder, manual, scene
+        self._recorder, self._optimizerless, self._scene = recorder, optimizerless, scene
         self._loss_code, self._casts, self._logits, self._caches = loss_code, casts, logits, logits.caches
         self._window, self._probes = window, probes
-        self._enter = guarded(recorder)(self._entered)
-        self._leave = guarded(recorder)(self._left)
-        self._came = guarded(recorder)(self._gradient_came)
+        self._enter = guarded(recorder)(self._call_begins)
+        self._leave = guarded(recorder)(self._call_ended)
+        self._gradient_hook = guarded(recorder)(self._record_gradient)
         self._guarded_note_autocast = guarded(recorder)(self._note_autocast)
         self._seen = RecordedTensors(recorder)
-        self._standing, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
-        #: The output hooked last: also in recomputed checkpoints, parents that return their child's tensor add nothing.
+        self._frozen_and_buffers, self._weights = FrozenAndBuffers(recorder, casts), BatchedLaunch()
+        #: The output hooked last: a parent that returns its child's tensor adds no row, in recomputed checkpoints also.
         self._last_hooked: weakref.ref[Tensor] | None = None
         self.module_hooks = ModuleHooks(recorder, stay=probes is not None)
         self.module_hooks.let_go = self._let_go = guarded(recorder)(self._let_go_of_interrupted)
-        #: By root and mode, once a call between samples was seen whole: the autocast that its forward enters by itself.
+        #: By root and mode, of a call seen whole between samples: the autocast dtype that its forward enters itself.
         self._inner_autocast: dict[tuple[str, str], str | None] = {}
         recorder.when_forked.append(self._inner_autocast.clear)
 
     def install(self) -> tuple[Callable[[nn.Module, Any], None], Callable[[nn.Module, Any, Any], None]]:
-        """Register both hooks with torch, for every module of the process; returns them."""
+        """Register both hooks with torch, for every module of the process, and return them."""
         before, after = self._pre_hook(), self._post_hook()
         self.module_hooks.install(before, after)
-        # A compiled model notices that somebody has hooks; the user has none, and may have turned warnings into errors.
+        # torch.compile warns about global hooks. The user has none, and may have turned warnings into errors.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         return before, after
 
-    # Plain functions, and the test for compilation first: Dynamo traces into global hooks, and must find nothing there.
+    # Closures, and the test for compilation comes first: Dynamo traces into global hooks, and must find nothing there.
 
     def _pre_hook(self) -> Callable[[nn.Module, Any], None]:
         recorder, enter, let_go = self._recorder, self._enter, self._let_go
@@ -103,7 +103,7 @@ class ForwardHooks:
             if stack and not (module is stack[0].module and let_go(stack, module)):
                 if self._autocast_is_new():
                     self._guarded_note_autocast(stack[-1].mode, stack[0])
-                return  # between samples only top-level calls count
+                return  # between samples only top-level calls are recorded
             if modes_open() and only_estimates():
                 return
             threads = recorder.threads
@@ -133,7 +133,7 @@ class ForwardHooks:
             if (threads.others and threads.is_other()) or (threads.run_replicas and get_ident() != threads.own):
                 return
             if casts.met:
-                casts.left(module)  # first of all: what it has opened must not outlive the call
+                casts.left(module)  # must be first: the mode that it opened must not outlive the call
             if not recorder.live:
                 stack = getattr(recorder.local, "stack", None)
                 if not stack or stack[-1].module is not module:
@@ -152,13 +152,14 @@ class ForwardHooks:
             stack = local.stack = self._recorder.threads.calls = []
         return stack
 
-    def _entered(self, module: nn.Module, args: Any) -> None:
+    def _call_begins(self, module: nn.Module, args: Any) -> None:
+        """Record that a module call begins; between samples, take the hooks out for the rest of a top-level call."""
         stack, place = self._stack(), self._recorder.names.find(module)
         if stack and (place is None or place.module == ""):
             self._let_go_of_interrupted(stack, module)
         self._enter_call(module, place, args, stack)
         if not self._recorder.live and len(stack) == 1:
-            self._rest(module, stack[0])
+            self._take_hooks_out(module, stack[0])
 
     def _enter_call(self, module: nn.Module, place: Place | None, args: Any, stack: list[Frame]) -> None:
         recorder = self._recorder
@@ -171,10 +172,10 @@ class ForwardHooks:
             self.module_hooks.recomputes = True
         inside = above if above is not None and above.place is not None else None
         if inside is None and not recompute:
-            self._manual.forward_begins()
+            self._optimizerless.forward_begins()
             if recorder.drain is None:
                 recorder.claim.forward_begins(gradients=torch.is_grad_enabled())
-        place = place or self._new_place(module, inside)
+        place = place or self._named_place(module, inside)
         if inside is None and not recompute and recorder.claim.forwards_are_steps:
             self._begin_step_of(module, place)
         mode = self._root_mode(module, place, recompute) if inside is None else inner_mode(inside.mode)
@@ -183,12 +184,12 @@ class ForwardHooks:
         stack.append(frame)
         if recorder.live and mode is not _NOT_RECORDED and recorder.wants(place):
             frame.recorded, frame.first_node = True, node_number()
-        if place.is_wrapper:  # of these only a compiled model has rows that its inside lacks
+        if place.is_wrapper:  # among wrappers, only a compiled model has rows that the wrapped module lacks
             frame.recorded = frame.recorded and type(module).__name__ == "OptimizedModule"
         elif frame.recorded:
             frame.call = recorder.next_call(place, "recompute" if recompute else mode.name)
         if torch._C._is_any_autocast_enabled() and self._autocast_is_new():
-            self._note_autocast(mode, stack[0] if len(stack) > 1 else None)  # frameworks enter it inside the forward
+            self._note_autocast(mode, stack[0] if len(stack) > 1 else None)  # frameworks enter autocast inside forward
         if inside is None:
             self._enter_root(frame, place.root, args, recompute=recompute)
         if frame.recorded and not recompute:
@@ -202,14 +203,10 @@ class ForwardHooks:
             self._casts.entered(frame, arguments, recompute=recompute)
 
     def _let_go_of_interrupted(self, stack: list[Frame], module: nn.Module | None = None) -> bool:
-        """A keyboard interrupt, or what else is no ``Exception``, leaves calls without any hook being called.
-
-        Args:
-            stack: the calls that this thread seems to be in.
-            module: whose call is about to begin.
+        """Drop the calls that an interrupt ended (torch then runs no hooks), as ``module`` is about to be called.
 
         Returns:
-            Whether they are over, and the stack is empty now.
+            Whether the calls of ``stack`` are over; it is then empty.
         """
         first = stack[0]
         root = self._recorder.names.roots.get(first.place.root) if first.place is not None else None
@@ -217,15 +214,15 @@ class ForwardHooks:
         if not visible or calls_in_progress(first.module) > (module is first.module):
             return False
         while stack:
-            self._left(stack[0].module, None)
+            self._call_ended(stack[0].module, None)
         return True
 
-    def _new_place(self, module: nn.Module, inside: Frame | None) -> Place:
+    def _named_place(self, module: nn.Module, inside: Frame | None) -> Place:
         parent, caller = (None, None) if inside is None else (inside.place, inside.module)
         return self._recorder.names.place(module, parent, caller)
 
     def _enter_root(self, frame: Frame, root: str, args: Any, *, recompute: bool) -> None:
-        """Of a top-level call: what is kept for a replay of it."""
+        """Store what a replay or a trace of a top-level call needs."""
         recorder = self._recorder
         if recorder.live:
             recorder.names.roots[root].is_visible = calls_in_progress(frame.module, _NEAR) > 0
@@ -240,11 +237,11 @@ class ForwardHooks:
             frame.kept = self._scene.enter(frame.module, root, args, keyword_arguments())
 
     def _look_at_ops(self, frame: Frame, args: Any) -> None:
-        """Of a top-level call: on steps that are scanned at all of them, on sampled ones at those that read logits."""
+        """Of a top-level call, open a scan of all ops if one is due, and on sampled steps the mode for logits."""
         mode, recorder = frame.mode, self._recorder
         if self._logits.follows:
-            self._logits.close()  # of another root's loss: a scan does not begin beside it
-        if mode.phase == "train" and not mode.delegated and (recorder.drain is not None or recorder.claim.patient):
+            self._logits.close()  # still open for another root's loss; a scan must not begin beside it
+        if mode.phase == "train" and not mode.delegated and recorder.claim.may_train:
             self._window.enter_root(frame.module)
             if self._window.is_open:
                 self._window.root_called(frame.module, {**dict(enumerate(args)), **keyword_arguments()})
@@ -254,22 +251,22 @@ class ForwardHooks:
             self._logits.root_begins(frame)
 
     def _begin_step_of(self, module: nn.Module, place: Place) -> None:
-        """Of an inference run: a call of a model is a step; weights have rows when they were written to."""
+        """In an inference run, begin a step as a model is called; record the weights that were written to since."""
         recorder = self._recorder
         recorder.claim.model_begins(recorder.names.roots[place.root])
         if recorder.live:
             with self._weights as together:
-                self._standing.record(module, together)
+                self._frozen_and_buffers.record(module, together)
 
     def _root_mode(self, module: nn.Module, place: Place, recompute: bool) -> CallMode:
-        """How a top-level call is recorded: training, no-grad inside training, evaluation (perhaps), or not at all."""
+        """Return how a top-level call is recorded: training, no-grad, evaluation (perhaps), or not at all."""
         if recompute:
             return CallMode("train", evaluating=False)
         root = self._recorder.names.roots[place.root]
         grad = torch.is_grad_enabled()
         delegated = not grad and inside_function()
         grad = grad or delegated
-        # A loss module has no parameters and nobody calls its eval(): without gradients it serves an evaluation.
+        # A loss module has no parameters, and nobody calls its eval(): without gradients it serves an evaluation.
         evaluating = not static.is_training(module) or not (grad or root.parametric)
         if (evaluating and not grad and root.trained) or (STAGES in sys.modules and asks_for_shapes()):
             return _NOT_RECORDED
@@ -278,17 +275,17 @@ class ForwardHooks:
         return CallMode("train" if grad else "no_grad", evaluating=evaluating, delegated=delegated)
 
     def _autocast_is_new(self) -> bool:
-        """Whether autocast is on, and the step does not know of it yet."""
+        """Return whether autocast is on and the step's facts do not have its dtype yet."""
         return self._recorder.current.autocast_dtype is None and torch._C._is_any_autocast_enabled()
 
-    def _rest(self, module: nn.Module, frame: Frame) -> None:
-        """Between samples: no hook inside this call, if it is a top-level one."""
+    def _take_hooks_out(self, module: nn.Module, frame: Frame) -> None:
+        """Between samples, take the hooks out until this top-level call returns; the first call stays visible."""
         recorder = self._recorder
         if frame.module is not module or _in_recompute() != -1:
             return
         place, mode = frame.place, frame.mode
         if place is None or recorder.current.step == recorder.options.first_step:
-            return  # nothing has been trained yet: the thread to be recorded may be another one
+            return  # before the first step ended, another thread may still become the recorded one
         if (key := (place.root, mode.name)) not in self._inner_autocast:
             self._inner_autocast[key] = None
             return
@@ -297,7 +294,7 @@ class ForwardHooks:
         self.module_hooks.rest_inside(module)
 
     def _note_autocast(self, mode: CallMode, outermost: Frame | None = None) -> None:
-        """Note the dtype for the step; ``outermost`` is the top-level call that has entered autocast by itself."""
+        """Store the autocast dtype in the step's facts; ``outermost`` is the root call whose forward entered it."""
         for device in () if mode.evaluating else ("cuda", "cpu"):
             if torch.is_autocast_enabled(device):
                 recorder, dtype = self._recorder, str(torch.get_autocast_dtype(device)).removeprefix("torch.")
@@ -308,10 +305,11 @@ class ForwardHooks:
                     recorder.facts.autocast(device, dtype)
 
     def _record_inputs(self, frame: Frame, given: dict[Any, Any]) -> None:
+        """Record the arguments of a call that have no row yet; keys are positions and keywords."""
         recorder = self._recorder
         for name, x in tensor_leaves.floating(given, objects=frame.outermost):
             if self._seen.storage_of(x) or issubclass(type(x), nn.Parameter) or recorder.names.parameter(x) is not None:
-                continue  # weights and buffers have rows of their own
+                continue  # weights and buffers have their own rows
             dense = tensor_leaves.plain(x)
             if dense is not None:
                 kind = "batch" if frame.outermost and x.grad_fn is None else "input"
@@ -320,13 +318,14 @@ class ForwardHooks:
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
-    def _left(self, module: nn.Module, result: Any) -> None:
+    def _call_ended(self, module: nn.Module, result: Any) -> None:
+        """Record the end of a module call; ``result`` is None if it raised."""
         stack: list[Frame] = getattr(self._recorder.local, "stack", [])
         for depth in range(len(stack) - 1, -1, -1):
             if stack[depth].module is module:
                 break
         else:
-            return  # entered before recording began
+            return  # the call began before recording did
         frame = stack[depth]
         del stack[depth:]
         if not stack and self._window.is_open:
@@ -350,11 +349,12 @@ class ForwardHooks:
             self._loss_code.open()
 
     def _record_outputs(self, frame: Frame, result: Any) -> None:
+        """Record the outputs that have no row yet, and hook their gradients; while recomputing, only hook them."""
         recorder = self._recorder
         recompute = _in_recompute() != -1
         for name, x in tensor_leaves.floating(result):
             if (self._last_hooked is not None and self._last_hooked() is x) if recompute else self._seen.tensor(x):
-                continue  # a parent that returns its child's tensor adds nothing
+                continue  # a parent that returns its child's tensor adds no row
             dense = tensor_leaves.plain(x)
             if dense is None:
                 continue
@@ -363,23 +363,23 @@ class ForwardHooks:
                 self._seen.add(x)
             if x.requires_grad and x.grad_fn is not None:
                 self._last_hooked = weakref.ref(x)
-                x.register_hook(functools.partial(self._came, self._site(frame, "grad_output", name, x)))
+                x.register_hook(functools.partial(self._gradient_hook, self._site(frame, "grad_output", name, x)))
 
-    def _gradient_came(self, site: Site, grad: Tensor | None) -> None:
-        """The backward pass has reached an output."""
+    def _record_gradient(self, site: Site, grad: Tensor | None) -> None:
+        """Record the gradient of an output as the backward pass reaches it; None if torch.compile has none."""
         recorder = self._recorder
         root = recorder.names.roots.get(site.place.root)
         if root is not None:
             root.trained = True
         if grad is None or not recorder.live or not recorder.in_backward:
-            return  # compiled graphs hand over None for a gradient that does not exist
+            return  # compiled graphs pass None for a gradient that does not exist
         own = recorder.site(site.place, site.kind, site.name, grad, call=site.call, evaluating=site.evaluating)
         entry = recorder.measure(own, grad)
         if entry is not None and site.evaluating:
-            self._reached(entry)
+            self._mark_as_training(entry)
 
-    def _reached(self, entry: Entry) -> None:
-        """An evaluation-mode forward took part in training after all: keep everything of its root."""
+    def _mark_as_training(self, entry: Entry) -> None:
+        """Keep all rows of a root in evaluation mode whose outputs got a gradient: that forward was training."""
         for other in self._recorder.slots.evaluations():
             if other.site.place.root == entry.site.place.root and other.site.phase == "train":
                 other.reached_by_backward = True
@@ -395,6 +395,6 @@ class ForwardHooks:
 
 
 _NOT_RECORDED = CallMode("", evaluating=False)
-#: From a hook to the call that it is run for.
+#: Most Python frames between a hook and the module call that runs it.
 _NEAR = 16
 _TRAINS = CallMode("train", evaluating=False)

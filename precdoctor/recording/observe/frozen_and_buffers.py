@@ -1,6 +1,6 @@
-"""What no optimizer updates: frozen weights, averages of weights, buffers, the scales of Transformer Engine.
+"""Records what no optimizer updates: frozen weights, averages of weights, buffers, the scales of Transformer Engine.
 
-And which tensors of a micro-step already have a row, so that none gets two.
+Also keeps which tensors of a micro-step already have a row, so that none gets two.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from precdoctor.recording.slots.cast_operand import FLOAT8
 
 
 class RecordedTensors:
-    """The tensors that already have a row in this micro-step, with their versions: an in-place write raises a version.
+    """The tensors that have a row in this micro-step, with their version counters, which in-place writes raise.
 
-    A live tensor keeps its address from being used again, so a dead reference means "not seen".
+    A tensor is the same only if its reference is still alive: the id of a dead one may belong to another tensor.
     """
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
-        self._when = (-1, -1)
+        self._micro_step = (-1, -1)
         self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._storages: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         context.when_forked.append(self._clear)
@@ -38,36 +38,36 @@ class RecordedTensors:
         self._storages.clear()
 
     def add(self, x: Tensor) -> None:
-        """Note a tensor that a row was made of."""
+        """Note that a tensor has a row."""
         context = self._context
         now = (context.current.step, context.micro_step)
-        if now != self._when:
+        if now != self._micro_step:
             self._clear()
-            self._when = now
+            self._micro_step = now
         entry = (weakref.ref(x), tensor_leaves.version(x))
         self._tensors[id(x)] = entry
         if x.layout is torch.strided and not tensor_leaves.is_wrapped(x):
             self._storages[x.untyped_storage()._cdata] = entry
 
     def tensor(self, x: Tensor) -> bool:
-        """Whether this very tensor has a row."""
-        if self._when != (self._context.current.step, self._context.micro_step):
-            return False  # the same batch in another step
+        """Return whether this tensor object has a row and has not been written to since."""
+        if self._micro_step != (self._context.current.step, self._context.micro_step):
+            return False  # the same batch object in another step
         found = self._tensors.get(id(x))
         return found is not None and found[0]() is x and found[1] == tensor_leaves.version(x)
 
     def storage_of(self, x: Tensor) -> bool:
-        """Whether this tensor, or one it is a view of, has a row."""
+        """Return whether this tensor, or another with the same memory, has a row and was not written to since."""
         if x.layout is not torch.strided or tensor_leaves.is_wrapped(x):
             return self.tensor(x)
-        if self._when != (self._context.current.step, self._context.micro_step):
+        if self._micro_step != (self._context.current.step, self._context.micro_step):
             return False
         found = self._storages.get(x.untyped_storage()._cdata)
         return found is not None and found[0]() is not None and found[1] == tensor_leaves.version(x)
 
 
 class FrozenAndBuffers:
-    """Records them on sampled steps, those that were written to since the last time."""
+    """On sampled steps, records the frozen weights and buffers that were written to since their last row."""
 
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
         self._recorder = recorder
@@ -77,21 +77,21 @@ class FrozenAndBuffers:
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
-        """In a forked child nothing of the parent's run is in its log."""
+        """In a forked child, forget the rows of the parent's run: the child's log has none of them."""
         self._weights.clear()
         self._stamps.clear()
 
     def record(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
-        """The rows of one root; what they are of is kept in ``together`` where it may be."""
+        """Record the frozen weights, buffers and scales of one root; ``together`` may defer the launches."""
         modules = static.modules(module)
         self._frozen(module, together)
         self._buffers(modules, together)
         self._scales(modules, together)
 
     def _frozen(self, module: torch.nn.Module, together: BatchedLaunch) -> None:
-        """Weights that no gradient reaches, whenever they were written to: frozen ones once, averages (EMA) again.
+        """Record weights that no gradient reaches if they were written to: frozen ones once, averages (EMA) again.
 
-        Of an inference run, all weights.
+        In an inference run, all weights.
         """
         recorder = self._recorder
         for parameter in static.parameters(module):
@@ -107,7 +107,7 @@ class FrozenAndBuffers:
                 recorder.measure(site, parameter, together=together)
 
     def _buffers(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
-        """Floating-point and complex buffers, whenever they were written to."""
+        """Record floating-point and complex buffers that were written to since their last row."""
         recorder = self._recorder
         owned = ((m, name, b) for m in modules for name, b in static.held(m, "_buffers").items())
         for owner, name, buffer in owned:
@@ -124,12 +124,10 @@ class FrozenAndBuffers:
                 recorder.measure(recorder.site(found[0], "buffer", found[1], buffer), buffer, together=together)
 
     def _scales(self, modules: list[torch.nn.Module], together: BatchedLaunch) -> None:
-        """What Transformer Engine keeps outside of its modules' buffers, in rows like those of buffers, and the scales
-        of torchao's fake quantisers.
-        """
+        """Record the scales that Transformer Engine keeps outside of buffers, and of torchao's fake quantisers."""
         recorder = self._recorder
         for owner in modules:
-            if engine_scales.HOLDERS.isdisjoint(static.module_dict(owner)):  # asked of every module: no call of ours
+            if engine_scales.HOLDERS.isdisjoint(static.module_dict(owner)):  # inlined: runs for every module
                 continue
             divisors = engine_scales.fake_quantisation(owner)
             place = recorder.names.find(owner)

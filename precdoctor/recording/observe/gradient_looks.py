@@ -1,11 +1,10 @@
-"""The one look at the gradients of a step where not every one has a row: who takes it, and how long it holds.
+"""Reads norm and amax of a step's gradients for the guard: before the optimizer steps, and early between samples.
 
-The guard waits until the device has looked at the gradients. Were that the end of the backward pass, the device would
-have nothing to do until the host had prepared the optimizer's launches. So between samples, when the gradients of most
-parameters are there, they are looked at from within the backward pass, which is still under way on the GPU; the guard
-waits for that look, and the device still has the rest of the pass to do. The last gradients, those of the first layers,
-are judged at the next step. Where the host is done with the rest of the pass at once, as in a compiled model, whose
-gradients all arrive at its end, two looks would only cost more than one.
+The guard waits until the device has read the gradients. If that read came after the backward pass, the device would
+then be idle until the host had prepared the optimizer's launches. So between samples a hook launches the read inside
+the backward pass, as soon as most parameters have their gradients: the guard waits for this early look while the device
+still has the rest of the pass to do. The last gradients, those of the first layers, are judged at the next step. Early
+looks are given up if the host finishes the rest of the pass at once: a compiled model's gradients arrive at its end.
 """
 
 from __future__ import annotations
@@ -30,62 +29,63 @@ from precdoctor.recording.steps import clipping
 from precdoctor.recording.steps.loss_scalers import Scalers
 from precdoctor.recording.steps.sentinel import Look, gradient_sentinel, merged, versions
 
-#: Of the parameters, in the order in which their gradients arrive, so many are looked at early.
+#: Share of the parameters, in the order in which their gradients arrive, that the early look covers.
 _EARLY: Final = 0.85
-#: With fewer parameters there is no backward pass to speak of.
+#: With fewer parameters than this, the backward pass is too short for an early look.
 _FEWEST: Final = 32
-#: Nanoseconds that the host takes to prepare an optimizer's launches, at least: with less of the pass behind the look
-#: it is of no use; and in how many steps in a row that is to be seen.
+#: Time in nanoseconds that the host needs at least to prepare an optimizer's launches. If the rest of the backward pass
+#: is shorter, the early look gains nothing; after so many such steps in a row it is given up.
 _WORTH_NS, _HURRIED = 1_000_000, 3
 
 
 class EarlyLook:
-    """Learns on sampled steps in which order gradients arrive, and looks early on the others. On GPUs alone, without
-    other ranks (their reductions come later) and where the guard lets the step go on whatever it finds.
+    """Records on sampled steps the order in which gradients arrive, and reads most of them early on the others.
+
+    Only on GPUs, without other ranks (their reductions come later), and only if the guard never holds a step back.
 
     Args:
         recorder: of the process.
 
     Attributes:
-        arriving: parameters in the order of their gradients, so far.
-        hook: on the last of those that are looked at early; null where none are.
-        found: in this step, of which parameters, and their gradients as they were then.
+        arriving: parameters whose gradients have arrived in this backward pass, in order.
+        hook: on the last parameter that the early look covers; None if there is no early look.
+        found: result of this step's early look (L2 norm, amax), ids of its parameters, versions of their gradients.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self.arriving: list[weakref.ref[Tensor]] = []
-        #: The parameters to look at early.
+        #: The parameters that the early look covers.
         self._early: list[weakref.ref[Tensor]] = []
         self.hook: RemovableHandle | None = None
         self._micro_steps = 1
-        self._in_vain = False
-        #: When the look of this step was taken, and in how many steps in a row it came too late.
-        self._looked_at, self._hurried = 0, 0
+        self._given_up = False
+        #: Time of this step's early look, and the number of steps in a row whose look came too late.
+        self._look_time, self._late_looks = 0, 0
         self._layout, self.rest = Layout(), Layout()
-        self._look = guarded(recorder)(self._looked)
+        self._look = guarded(recorder)(self._read_early)
         self.found: tuple[tuple[Deferred, Deferred], frozenset[int], tuple[tuple[int, int], ...]] | None = None
         recorder.when_forked.append(self.forget)
         recorder.when_turned_off.append(self.forget)
 
     def forget(self) -> None:
-        """Take the hook off; the next sampled step shows the order anew."""
+        """Remove the hook; the next sampled step records the order again."""
         hook, self.hook = self.hook, None
         self.found, self._early, self.arriving = None, [], []
         if hook is not None:
             hook.remove()
 
     def backward_ended(self) -> None:
-        """A backward pass has ended; of a sampled step, the order in which gradients have arrived is known now."""
+        """At the end of a backward pass, give up early looks that gain nothing; after a sampled one, hook its order."""
         recorder, order = self._recorder, self.arriving
         self.arriving, self._micro_steps = [], recorder.micro_step
         if self.found is not None:
-            self._hurried = self._hurried + 1 if time.perf_counter_ns() - self._looked_at < _WORTH_NS else 0
-            if self._hurried >= _HURRIED:
+            self._late_looks = self._late_looks + 1 if time.perf_counter_ns() - self._look_time < _WORTH_NS else 0
+            if self._late_looks >= _HURRIED:
                 self.forget()
-                self._in_vain = True
+                self._given_up = True
         count = int(_EARLY * len(order))
-        if not order or self._in_vain or (self.hook is not None and _same(self._early, order[:count])):
+        if not order or self._given_up or (self.hook is not None and _same(self._early, order[:count])):
             return
         self.forget()
         last = order[count - 1]() if len(order) >= _FEWEST else None
@@ -94,7 +94,8 @@ class EarlyLook:
         self._early = order[:count]
         self.hook = last.register_post_accumulate_grad_hook(lambda _: self._look())
 
-    def _looked(self) -> None:
+    def _read_early(self) -> None:
+        """Read the gradients early, in the last backward pass of the step."""
         recorder, self.found = self._recorder, None
         if recorder.live or recorder.state != "armed" or not recorder.in_backward or recorder.capture.runs:
             return
@@ -103,69 +104,69 @@ class EarlyLook:
         parameters = [p for ref in self._early if (p := ref()) is not None]
         found = gradient_sentinel(parameters, self._layout)
         self.found = None if found is None else (found, frozenset(map(id, parameters)), versions(parameters))
-        self._looked_at = time.perf_counter_ns()
+        self._look_time = time.perf_counter_ns()
 
     def take(self, parameters: Sequence[Tensor]) -> tuple[tuple[Deferred, Deferred], list[Tensor]] | None:
-        """What was found early in this step, and the parameters that are left to look at.
+        """Return the result of this step's early look and the parameters that it does not cover.
 
         Args:
-            parameters: whose gradients are to be judged, as they are now.
+            parameters: all parameters whose gradients are to be judged.
 
         Returns:
-            L2 norm and amax of those looked at early; null where that is not of use: nothing was, or gradients have
-            been written to since.
+            L2 norm and amax of the gradients read early; None if none were read, or they have been written to since.
         """
         seen, self.found = self.found, None
         if seen is None:
             return None
-        found, early, were = seen
+        found, early, versions_then = seen
         mine = [p for p in parameters if id(p) in early]
-        if len(mine) != len(early) or versions([p for ref in self._early if (p := ref()) is not None]) != were:
-            self.forget()  # so it would be in every step: a loss scaler writes to them, or there are two optimizers
-            self._in_vain = True
+        if len(mine) != len(early) or versions([p for ref in self._early if (p := ref()) is not None]) != versions_then:
+            self.forget()  # will recur: a loss scaler writes to them, or there are two optimizers
+            self._given_up = True
             return None
         return found, [p for p in parameters if id(p) not in early]
 
 
 def _same(some: Sequence[weakref.ref[Tensor]], others: Sequence[weakref.ref[Tensor]]) -> bool:
+    """Return whether both sequences hold the same references."""
     return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))
 
 
 class GradientLooks:
-    """Reads the gradients as the optimizer, or clipping before it, is given them.
+    """Reads the gradients as the optimizer, or clipping before it, gets them.
 
     Args:
         recorder: of the process.
-        scalers: tell whether gradients still carry a loss scale.
-        in_closure: whether a step with a closure runs.
-        early: has looked at most of them already, where that is of use.
+        scalers: know whether gradients still carry a loss scale.
+        in_closure: returns whether a step with a closure is running.
+        early: may have read most of the gradients already.
     """
 
     def __init__(self, recorder: Recorder, scalers: Scalers, in_closure: Callable[[], bool], early: EarlyLook) -> None:
         self._recorder, self._scalers, self._in_closure = recorder, scalers, in_closure
         self._early = early
-        #: The gradients were read in this step, so that nobody has to read them again.
+        #: The reading of this step's gradients, so that no one has to read them again.
         self._look: Look | None = None
         self._layouts: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
         self._clipped = Layout()
-        #: On sampled steps an optimizer's gradients have no rows as they arrive: masters do not.
+        #: Whether the optimizer's gradients get no rows on sampled steps, like those of master copies.
         self._has_no_rows = False
 
     def install(self) -> None:
-        """Look before gradients are clipped."""
-        clipping.install(self._recorder, self._note_clip, self._covered, self._stays)
+        """Patch clipping: gradients are read before they are clipped."""
+        clipping.install(self._recorder, self._note_clip, self._is_covered, self._keep_after_clip)
 
     def take(self) -> Look | None:
-        """The look of this step, for the one who judges it."""
+        """Return this step's reading of the gradients, once; None if there is none."""
         look, self._look = self._look, None
         return look
 
     def forget(self) -> None:
-        """The step is over."""
+        """Forget the reading: the step is over."""
         self._look = None
 
     def before_step(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-        """The optimizer is about to use them; they are judged at once, before anybody can write to them."""
+        """Read the gradients that the optimizer is about to use, before any other code can write to them."""
         facts = self._recorder.current
         if self._recorder.live:
             self._has_no_rows = facts.gradients_of is None
@@ -174,12 +175,12 @@ class GradientLooks:
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         if facts.gradients_of is None:
             self._look = self._read(parameters_in_place(groups), layout)
-        elif self._recorder.options.on_nonfinite != "observe":  # the rows have the norm, but come too late to judge
+        elif self._recorder.options.on_nonfinite != "observe":  # rows also give the norm, but too late to judge
             whole = gradient_sentinel(parameters_in_place(groups), layout)
             self._look = None if whole is None else Look(whole[1])
 
     def before_further(self, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-        """One more optimizer steps in the same backward pass. The first look was waited for, those on a GPU are not."""
+        """Read the gradients of one more optimizer in the same backward pass, without waiting for a GPU."""
         facts, parameters = self._recorder.current, parameters_in_place(groups)
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         if (found := gradient_sentinel(parameters, layout)) is None:
@@ -193,11 +194,12 @@ class GradientLooks:
         self._look = Look(amax, late=late)
 
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
-        """They came into being inside the step."""
+        """Read the gradients of a step whose closure made them."""
         layout = self._layouts.get(optimizer) or self._layouts.put(optimizer, Layout())
         self._look_at(parameters_of(optimizer), layout)
 
     def _look_at(self, parameters: list[Tensor], layout: Layout) -> None:
+        """Read the gradients unless this step's are known already, and note which tensors the reading covers."""
         facts = self._recorder.current
         known = facts.gradients_of is not None or facts.grad_norm is not None
         if known or self._recorder.capture.runs:
@@ -206,7 +208,7 @@ class GradientLooks:
             self._look = Look.at(found.amax, parameters, found.late)
 
     def _read(self, parameters: Sequence[Tensor], layout: Layout) -> Look | None:
-        """A look at all of them as they are now; null where there are no gradients."""
+        """Read the current gradients; None if there are none."""
         facts, late = self._recorder.current, None
         early = None if self._early.found is None else self._early.take(parameters)
         if early is not None:
@@ -226,7 +228,7 @@ class GradientLooks:
     # --- clipping ----------------------------------------------------------------------------------------------------
 
     def _note_clip(self, limit: Any, parameters: list[Tensor]) -> None:
-        """Gradients are about to be clipped to this norm or value."""
+        """Note the limit of a clip by norm or value, and read the gradients before it."""
         recorder = self._recorder
         if recorder.state != "armed":
             return
@@ -237,16 +239,17 @@ class GradientLooks:
             recorder.current.clipped_before_unscale = self._scalers.still_scaled(parameters)
 
     def _have_rows(self, parameters: list[Tensor]) -> bool:
-        """Whether a sampled step has rows of all these gradients as the backward pass brings them."""
+        """Return whether a sampled step has rows of all these gradients as the backward pass delivered them."""
         options, names = self._recorder.options, self._recorder.names
         if options.include or options.exclude:
             return False
         return all(names.parameter(p) is not None for p in parameters)
 
-    def _covered(self, parameters: list[Tensor]) -> bool:
+    def _is_covered(self, parameters: list[Tensor]) -> bool:
+        """Return whether this step's reading covers these gradients, unchanged."""
         return self._look is not None and self._look.covers(parameters)
 
-    def _stays(self, parameters: list[Tensor]) -> None:
-        """What is finite stays so where gradients are clipped."""
+    def _keep_after_clip(self, parameters: list[Tensor]) -> None:
+        """Keep the reading after a clip: finite gradients are still finite."""
         assert self._look is not None, "only called after covered"
         self._look = Look.at(self._look.amax, parameters, self._look.late)

@@ -1,7 +1,7 @@
-"""Keys and values of an inference run: what a cache holds when its model returns, or what attention reads.
+"""Records keys and values of an inference run: a cache's contents as its model returns, or what attention reads.
 
-The cache of a top-level call is looked for among its arguments, its results and its modules. Where there is none,
-``scaled_dot_product_attention`` shows what it was given, if it looks back: causally, or at more keys than queries.
+The cache of a top-level call is searched in its arguments, results and modules. If there is none, the arguments of
+``scaled_dot_product_attention`` are recorded if it attends to the past: causally, or with more keys than queries.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ _KINDS: Final = ("kv_key", "kv_value")
 
 
 class KvCaches:
-    """One per recorder."""
+    """Finds and records the caches of top-level calls. One per recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        #: Roots that keep a cache which can be found: attention need not show them.
-        self._known: set[str] = set()
-        #: Slots of this call that hold what attention was given.
-        self._shown: list[int] = []
-        #: Arguments of the top-level call that is looked at; null outside of one.
+        #: Roots whose cache was found: rows of what their attention reads would repeat it.
+        self._roots_with_cache: set[str] = set()
+        #: Slots of this call with keys and values that attention read.
+        self._attention_slots: list[int] = []
+        #: Arguments of the current top-level call; None outside of such a call, or if it is not recorded.
         self.given: dict[Any, Any] | None = None
         self._layers: static.ByIdentity[nn.Module, dict[int, nn.Module]] = static.ByIdentity()
         recorder.when_forked.append(self._reset)
 
     def _reset(self) -> None:
-        self._known.clear()
-        self._shown, self.given = [], None
+        self._roots_with_cache.clear()
+        self._attention_slots, self.given = [], None
 
     def takes(self) -> bool:
-        """Whether keys and values have rows in this step."""
+        """Return whether keys and values are recorded in this step."""
         recorder = self._recorder
         return recorder.live and recorder.claim.forwards_are_steps and any(map(recorder.options.takes, _KINDS))
 
     def root_begins(self, frame: Frame, given: dict[Any, Any]) -> None:
-        """A top-level call begins, on a step that :meth:`takes` speaks of."""
-        self._shown, self.given = [], given if frame.recorded else None
+        """Note the arguments of a top-level call; call this only if :meth:`takes`."""
+        self._attention_slots, self.given = [], given if frame.recorded else None
 
     def root_ended(self, frame: Frame, result: Any) -> None:
-        """It has returned, or raised: its cache is as long as it gets in this step."""
+        """Record the cache as the top-level call returns: only then it is complete. ``result`` is None if it raised."""
         given, self.given = self.given, None
         if given is None or result is None or frame.place is None:
             return
-        # A cache that was given is an object that has grown meanwhile, or tensors from before this call.
+        # If a cache was passed in, it is an object that has grown since, or tensors from before this call.
         found = cached_keys.cached(cached_keys.results(result)) or cached_keys.cached(given)
         held = [] if found else list(cached_keys.held_by_modules(frame.module))
         if not found and not held:
             return
-        self._known.add(frame.place.root)
-        for slot in self._shown:  # the same, as attention was given it
+        self._roots_with_cache.add(frame.place.root)
+        for slot in self._attention_slots:  # attention read the same keys and values
             self._recorder.slots.touched.pop(slot, None)
         modules = self._modules(frame.module) if found else {}
         for layer, part, key, value in found:
@@ -70,8 +70,8 @@ class KvCaches:
             self._measure(frame, self._recorder.names.find(owner) or frame.place, "", key, value)
 
     def attention_reads(self, frame: Frame | None, query: Tensor, key: Tensor, value: Any, *, causal: bool) -> None:
-        """Attention is given keys and values."""
-        if self.given is None or frame is None or frame.place is None or frame.place.root in self._known:
+        """Record the keys and values that attention was given, if the root has no cache."""
+        if self.given is None or frame is None or frame.place is None or frame.place.root in self._roots_with_cache:
             return
         if key.dim() != 4 or not issubclass(type(value), Tensor) or not (causal or query.shape[-2] < key.shape[-2]):
             return
@@ -79,12 +79,14 @@ class KvCaches:
             self._measure(frame, frame.place, "", key, value, shown=True)
 
     def _modules(self, root: nn.Module) -> dict[int, nn.Module]:
+        """Return the attention modules of a root by layer number."""
         known = self._layers.get(root)
         return self._layers.put(root, cached_keys.attention_modules(root)) if known is None else known
 
     def _measure(
         self, frame: Frame, place: Place, name: str, key: Tensor, value: Tensor, *, shown: bool = False
     ) -> None:
+        """Make the rows of one layer's key and value; ``shown``: as attention read them."""
         recorder = self._recorder
         if not recorder.wants(place):
             return
@@ -94,6 +96,6 @@ class KvCaches:
                 continue
             mode = frame.mode
             site = recorder.site(place, kind, name, x, call=frame.call, phase=mode.phase, evaluating=mode.evaluating)
-            entry = recorder.measure(site, x, dense, restart=bool(self._shown) and not shown)
+            entry = recorder.measure(site, x, dense, restart=bool(self._attention_slots) and not shown)
             if shown and entry is not None:
-                self._shown.append(entry.slot)
+                self._attention_slots.append(entry.slot)

@@ -1,7 +1,7 @@
-"""What softmaxes read: softmax, log_softmax, cross_entropy and scaled_dot_product_attention, on sampled steps.
+"""Records what softmaxes read: softmax, log_softmax, cross_entropy and scaled_dot_product_attention, on sampled steps.
 
-A dispatch mode is open while a top-level module runs, and from there until ``backward`` begins: the loss is computed
-there. It runs every op as it is, and looks at what these functions are given; between samples there is no mode.
+A dispatch mode is open while a top-level module runs, and then until ``backward`` begins, because the loss is computed
+there. The mode runs every op unchanged and reads the arguments of these functions. Between samples there is no mode.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _ATTENTION: Final = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
 )
-#: What hands values on under another address, and what shows what a softmax was for.
+#: Ops that pass values on under another address, and ops that reveal the purpose of a softmax.
 _PASSES: Final = ("_to_copy", "clone", "native_dropout", "dropout", "mul")
 _CHOOSES: Final = ("topk", "max")
 _PRODUCTS: Final = ("bmm", "baddbmm", "matmul")
 _SUMS: Final = ("sum",)
 _LOSSES: Final = ("nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss_nd")
-#: Rows per step, and samples in vain before a model is observed only now and then.
+#: Most rows per step; samples without logits before a model is watched only every so many samples.
 _MAX_ROWS, _PATIENCE, _NOW_AND_THEN = 512, 4, 16
-#: Attributes under which modules keep the number of their heads.
+#: Attributes in which modules keep their number of heads.
 _HEADS: Final = ("num_heads", "n_heads", "n_head", "nhead", "num_attention_heads", "heads")
 _OUTSIDE: Final = Place("", "", "")
 
 
 class LogitMode(Retiring):
-    """Runs each op and hands logits to its owner."""
+    """Runs each op unchanged and passes the ops of :data:`_GROUPS` on to its owner."""
 
     supports_higher_order_operators = True
     watches = True
@@ -68,29 +68,29 @@ class LogitMode(Retiring):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would load its compiler (a second) to keep it out of here; nothing is compiled where this is open."""
+        """Return False: else torch loads its compiler (a second) to skip this mode, and nothing compiles under it."""
         return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code runs compiled, unseen."""
+        """Return True: compiled code runs compiled, and the mode does not see inside."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if types and any(map(tensor_leaves.computes_itself, types)):
             return left_to_others(func, types, args, kwargs)
-        known = _known.get(id(func)) or _meet(func)
+        known = _op_kinds.get(id(func)) or _classify(func)
         result = func(*args, **kwargs)
         if known[0] is not None and not self.over:
-            caller = sys._getframe().f_back  # null in the thread in which autograd works for a device
+            caller = sys._getframe().f_back  # None in autograd's thread for a device
             self._look(known, args, kwargs, result, caller.f_code.co_name if caller is not None else "")
         return result
 
 
-#: What is done about an op, the names of its arguments, and the op itself, so that its identity stays its own.
-_Known = tuple[str | None, tuple[str, ...], Any]
-_known: dict[int, _Known] = {}
+#: The group of an op, its name and those of its arguments, and the op itself, which keeps its id unique.
+_OpKind = tuple[str | None, tuple[str, ...], Any]
+_op_kinds: dict[int, _OpKind] = {}
 _GROUPS: Final = (
     ("softmax", _SOFTMAX),
     ("attention", _ATTENTION),
@@ -102,7 +102,8 @@ _GROUPS: Final = (
 )
 
 
-def _meet(func: Any) -> _Known:
+def _classify(func: Any) -> _OpKind:
+    """Classify an op that is seen for the first time."""
     schema, what = getattr(func, "_schema", None), None
     names: tuple[str, ...] = ()
     if schema is not None and schema.name.startswith("aten::"):
@@ -111,100 +112,104 @@ def _meet(func: Any) -> _Known:
         if what == "passes" and schema.is_mutable:
             what = None
         names = (name, *(a.name for a in schema.arguments))
-    found = _known[id(func)] = what, names, func
+    found = _op_kinds[id(func)] = what, names, func
     return found
 
 
 class Logits:
-    """One per recorder; opens and closes the mode in the thread that is recorded."""
+    """Opens and closes the mode in the recorded thread, and makes rows of the logits. One per recorder."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        #: Of inference runs: attention shows what it reads.
+        #: In inference runs, records what attention reads.
         self.caches = KvCaches(recorder)
         self._mode: LogitMode | None = None
-        #: There is something to close.
+        #: Whether a mode or state is open that :meth:`close` must clear.
         self.follows = False
         self._thread = 0
-        #: The top-level call it is open for; None behind it.
-        self._owner: object | None = None
-        self._look = guarded(recorder)(self._looked)
-        self._vain: dict[str, int] = {}
+        #: The top-level call that the mode is open for; None after it, in loss code.
+        self._root_call: object | None = None
+        self._look = guarded(recorder)(self._handle_op)
+        self._empty_samples: dict[str, int] = {}
         self._root = ""
         self._rows = 0
         self._when = (-1, -1)
         self._numbers: dict[tuple[object, ...], int] = {}
-        #: By memory: the row of the softmax whose result it holds; None for what ``topk`` gave. While there is a weak
-        #: reference to a storage, no other one gets its address.
-        self._made: dict[int, tuple[StorageWeakRef, Entry | None]] = {}
+        #: By id of a storage: the row of the softmax whose result it holds; None for a result of ``topk``. A weak
+        #: reference to the storage keeps its id from being used again.
+        self._softmax_results: dict[int, tuple[StorageWeakRef, Entry | None]] = {}
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self.close)
         recorder.when_turned_off.append(self.close)
 
     def _reset(self) -> None:
+        """In a forked child, leave the parent's mode and forget its run."""
         if self._mode is not None:
             self._mode.over = True
             if self._thread == threading.get_ident():
                 take_off(self._mode)
-        self._mode, self._owner, self.follows = None, None, False
-        self._vain.clear()
-        self._made.clear()
+        self._mode, self._root_call, self.follows = None, None, False
+        self._empty_samples.clear()
+        self._softmax_results.clear()
         self._numbers.clear()
 
-    # --- when --------------------------------------------------------------------------------------------------------
+    # --- opening and closing the mode --------------------------------------------------------------------------------
 
     def root_begins(self, frame: Frame) -> None:
-        """A top-level call of a sampled step begins, outside of backward passes."""
+        """Open the mode as a top-level call of a sampled step begins, outside of backward passes."""
         self.close()
         place = frame.place
         wanted = self._recorder.options.takes("logits") or self.caches.takes()
         inference = self._recorder.claim.forwards_are_steps
         if place is None or not frame.recorded or not wanted or not _may_open(inference=inference):
             return
-        self._follow()
-        vain = self._vain.get(place.root, 0)
-        self._vain[place.root] = vain + 1
+        self._renumber()
+        vain = self._empty_samples.get(place.root, 0)
+        self._empty_samples[place.root] = vain + 1
         if vain >= _PATIENCE and vain % _NOW_AND_THEN:
             return
-        self._root, self._owner = place.root, frame
+        self._root, self._root_call = place.root, frame
         self._open()
 
     def root_ended(self, frame: Frame, *, loss_follows: bool) -> None:
-        """It has returned or raised; from here on what the mode sees is loss code."""
-        if self._mode is None or self._owner is not frame:
+        """Note that the call has returned or raised; from now on the mode sees loss code, if any."""
+        if self._mode is None or self._root_call is not frame:
             return
-        self._owner = None
+        self._root_call = None
         if not loss_follows:
             self.close()
 
     def _open(self) -> None:
+        """Open a mode in this thread."""
         self._mode, self.follows = LogitMode(self._look), True
         self._thread = threading.get_ident()
         put_on(self._mode)
 
     def close(self) -> None:
-        """A backward pass, another top-level call or another step begins; does nothing where no mode is open."""
+        """Close the mode, as a backward pass, another top-level call or another step begins. Safe if none is open."""
         if not self.follows:
             return
-        mode, self._mode, self._owner = self._mode, None, None
+        mode, self._mode, self._root_call = self._mode, None, None
         self.follows = False
-        self._made.clear()
+        self._softmax_results.clear()
         if mode is None:
             return
         mode.over = True
         if self._thread == threading.get_ident():
             retire(mode)
 
-    def _follow(self) -> None:
+    def _renumber(self) -> None:
+        """Restart the numbering of rows when the micro-step has changed."""
         now = (self._recorder.step, self._recorder.micro_step)
         if now != self._when:
             self._rows = self._rows if now[0] == self._when[0] else 0
             self._when = now
             self._numbers.clear()
 
-    # --- what --------------------------------------------------------------------------------------------------------
+    # --- from an op to a row -----------------------------------------------------------------------------------------
 
-    def _looked(self, known: _Known, args: Any, kwargs: Any, result: Any, caller: str) -> None:
+    def _handle_op(self, known: _OpKind, args: Any, kwargs: Any, result: Any, caller: str) -> None:
+        """Handle an op of one of the groups after it has run; ``caller`` is the function that called it."""
         what, names, _ = known
         if not self._recorder.live or torch._C._functorch.maybe_current_level() is not None:
             return
@@ -215,42 +220,45 @@ class Logits:
             self._softmax(names[0], given, result, caller)
         elif what == "attention":
             self._attention(given)
-        elif self._made:
-            self._followed(what, given, result)
+        elif self._softmax_results:
+            self._note_use(what, given, result)
         if what == "chooses" and names[0] == "topk":
             self._note(result[0] if isinstance(result, (tuple, list)) else result, None)
 
-    def _followed(self, what: str | None, given: dict[str, Any], result: Any) -> None:
-        """Something is done with tensors, which may be the results of a softmax."""
+    def _note_use(self, what: str | None, given: dict[str, Any], result: Any) -> None:
+        """Note the role of a softmax from an op on its result, or that the result lives on in another tensor."""
         for x in given.values():
-            entry = self._known_as(x)[1]
+            entry = self._remembered(x)[1]
             if entry is None or entry.sharpness is None:
                 continue
             if what == "passes":
                 self._note(result[0] if isinstance(result, (tuple, list)) else result, entry)
             elif not entry.sharpness.role:
                 role = {"product": "attention", "sums": "attention", "chooses": "router", "loss": "output"}[str(what)]
-                # A sum of vectors, each times its weight, has one dimension more than the weights; so has one query.
+                # A weighted sum of vectors has one dimension more than its weights; a product with one query also.
                 wide = {"product": max(len(entry.shape), x.dim()) > 2, "sums": x.dim() > len(entry.shape)}
                 entry.sharpness.role = role if wide.get(str(what), True) else ""
             return
 
     def _note(self, x: Any, entry: Entry | None) -> None:
+        """Remember that a tensor's storage holds the result of a softmax (its row) or of topk (None)."""
         if isinstance(x, Tensor) and x.is_floating_point() and x.layout is torch.strided:
             storage = x.untyped_storage()
-            self._made[int(storage._cdata)] = StorageWeakRef(storage), entry
+            self._softmax_results[int(storage._cdata)] = StorageWeakRef(storage), entry
 
-    def _known_as(self, x: Any) -> tuple[bool, Entry | None]:
-        if not isinstance(x, Tensor) or not self._made or x.layout is not torch.strided:
+    def _remembered(self, x: Any) -> tuple[bool, Entry | None]:
+        """Return whether a tensor's storage is remembered, and with which row."""
+        if not isinstance(x, Tensor) or not self._softmax_results or x.layout is not torch.strided:
             return False, None
-        found = self._made.get(int(x.untyped_storage()._cdata))
+        found = self._softmax_results.get(int(x.untyped_storage()._cdata))
         return (False, None) if found is None else (True, found[1])
 
     def _softmax(self, op: str, given: dict[str, Any], result: Any, caller: str) -> None:
+        """Record the argument of a softmax."""
         x, dim = given.get("self", given.get("input")), given.get("dim")
         if not isinstance(x, Tensor) or type(dim) is not int:
             return
-        chosen = self._known_as(x) == (True, None)
+        chosen = self._remembered(x) == (True, None)
         name = "sdpa" if op == "_safe_softmax" else "cross_entropy" if caller == "cross_entropy" else op.lstrip("_")
         role = "router" if chosen else ""
         role = {"sdpa": "attention", "cross_entropy": "output"}.get(name, role)
@@ -261,14 +269,14 @@ class Logits:
             self._note(result, entry)
 
     def _attention(self, given: dict[str, Any]) -> None:
+        """Record the logits of fused attention, computed from its arguments, and in inference its keys and values."""
         query, key = given.get("query"), given.get("key")
         if not isinstance(query, Tensor) or not isinstance(key, Tensor) or tensor_leaves.plain(key) is None:
             return
+        causal, scale = given.get("is_causal") is True, given.get("scale")
         if self.caches.takes():
-            causal = given.get("is_causal") is True
             self.caches.attention_reads(self._frame(), query, key, given.get("value"), causal=causal)
         mask = given.get("attn_mask", given.get("attn_bias"))
-        causal, scale = given.get("is_causal") is True, given.get("scale")
         self._record(
             self._frame(),
             "sdpa",
@@ -278,17 +286,26 @@ class Logits:
         )
 
     def _frame(self) -> Frame | None:
+        """Return the innermost module call in progress in this thread."""
         stack: list[Frame] = getattr(self._recorder.local, "stack", None) or []
         return stack[-1] if stack else None
 
     def _record(
         self, frame: Frame | None, name: str, x: Tensor, sample: Callable[[], Sampled | None], role: str
     ) -> Entry | None:
-        """Make the row, under the module whose own code runs."""
+        """Make the row under the innermost module call; return None if no row is made.
+
+        Args:
+            frame: that call; None in loss code.
+            name: the function that reads the logits.
+            x: a tensor with the shape and dtype to record.
+            sample: computes the logits.
+            role: ``attention``, ``router``, ``output``, or "" if not known yet.
+        """
         recorder = self._recorder
         if (frame is not None and (not frame.recorded or frame.place is None)) or not recorder.options.takes("logits"):
             return None
-        self._vain[self._root] = 0
+        self._empty_samples[self._root] = 0
         place, call, phase, evaluating = _OUTSIDE, 0, "train", False
         if frame is not None and frame.place is not None:
             place, call, phase, evaluating = frame.place, frame.call, frame.mode.phase, frame.mode.evaluating
@@ -315,18 +332,20 @@ class Logits:
 
 
 def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Return a context that turns autocast off for the device of ``x``."""
     if not torch._C._is_any_autocast_enabled():
         return contextlib.nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
 def _heads_of(frame: Frame | None) -> int:
-    """How many heads the module has that a softmax runs in; 0 when unknown."""
+    """Return the number of heads of the module that a softmax runs in; 0 if unknown."""
     own = static.module_dict(frame.module) if frame is not None else {}
     return next((n for name in _HEADS if type(n := dict.get(own, name)) is int and n > 0), 0)
 
 
 def _may_open(*, inference: bool) -> bool:
+    """Return whether the mode may be opened: the user's code runs as it is, neither traced nor compiled."""
     return (
         (inference or torch.is_grad_enabled())
         and torch._C._functorch.maybe_current_level() is None

@@ -1,16 +1,16 @@
-"""When the two global module hooks are in place: on sampled steps at every call, between samples at top-level calls.
+"""Puts the two global module hooks in and takes them out: on sampled steps they see every call, else top-level calls.
 
 One global hook sends every module call of the process through torch's slow path, and each call through two Python
 functions. Between samples only the top-level call matters. So its pre-hook takes both hooks out of torch's global
-tables and puts one on that module, which brings them back as the call returns or raises; on an unsampled step they are
-also out during the backward pass, once a checkpoint has called a module again in one.
+tables and puts one on that module, which puts them back as the call returns or raises. On an unsampled step they are
+also out during the backward pass, once a checkpoint has recomputed a module in one.
 
-They stay in place where taking them out could be felt:
+They stay in if taking them out could change the training:
 
-- once ``torch.compile`` is in use, because Dynamo compiles again when these tables change;
-- beside other people's global hooks, and on modules with forward hooks of their own: those keep their order;
-- while several threads use models: each of them finds the same tables;
-- in the first call of each top-level module, which shows whether its forward enters autocast.
+- once ``torch.compile`` is in use, because Dynamo recompiles when these tables change;
+- beside global hooks of others, and on modules with forward hooks of their own: those keep their order;
+- while several threads use models, because all threads share the tables;
+- in the first call of each top-level module, which reveals whether its forward enters autocast.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from precdoctor.recording.model import static
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
 
-#: These choose another implementation when they, or a part of them, have hooks.
+#: Modules that choose another implementation if they, or a part of them, have hooks.
 _LOOK_FOR_HOOKS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
 class _Return:
-    """The hook on a top-level module whose call is in progress; a copy or a pickle of that module gets one that does
-    nothing, and needs nothing of ours.
+    """The hook on a top-level module whose call is in progress.
+
+    A copy or pickle of the module gets a harmless hook instead, which can be loaded without precdoctor.
     """
 
     def __init__(self, hooks: ModuleHooks) -> None:
@@ -47,45 +48,46 @@ class _Return:
 
 
 class ModuleHooks:
-    """The two hooks, and whether they are in torch's tables.
+    """The two global hooks, and whether they are in torch's tables.
 
     Args:
-        stay: never take them out.
+        context: the recorder.
+        stay: never take the hooks out.
     """
 
     def __init__(self, context: StepContext, *, stay: bool = False) -> None:
         self._context = context
-        #: To be called with the calls that a thread seems to be in, where they may have been interrupted.
+        #: Drops the calls of a thread that an interrupt has ended; set by the forward hooks.
         self.let_go: Callable[[list[Any]], Any] = lambda _stack: None
         self._return = _Return(self)
         self._before: Callable[[nn.Module, Any], None] | None = None
         self._after: Callable[[nn.Module, Any, Any], None]
-        #: Torch's tables, and their keys there.
-        self._first: Any = nn.modules.module._global_forward_pre_hooks
-        self._second: Any = nn.modules.module._global_forward_hooks
+        #: Torch's tables, and the keys of our hooks in them.
+        self._pre_hooks: Any = nn.modules.module._global_forward_pre_hooks
+        self._post_hooks: Any = nn.modules.module._global_forward_hooks
         self._keys = (0, 0)
-        #: They are out; and the module that has the third one meanwhile, with its own tables.
+        #: Whether the hooks are out; the module that has the third hook meanwhile, and its tables.
         self.out = False
         self._module: nn.Module | None = None
-        self._own: tuple[Any, ...] = ()
-        #: Modules have been called in a backward pass.
+        self._module_tables: tuple[Any, ...] = ()
+        #: Whether modules have been called in a backward pass.
         self.recomputes = False
-        #: For good: something was compiled, or torch keeps its hooks in another way.
+        #: Never take the hooks out again: something was compiled, or torch stores its hooks differently.
         self.stay = stay or not _is_supported()
 
     def install(self, before: Callable[[nn.Module, Any], None], after: Callable[[nn.Module, Any, Any], None]) -> None:
-        """Register both with torch, for every module of the process."""
+        """Register both hooks with torch, for every module of the process."""
         self._before, self._after = before, after
         first = nn.modules.module.register_module_forward_pre_hook(before)
-        # Without kwargs: on the way out of an exception torch calls global hooks without them whatever was asked for.
+        # Without kwargs: after an exception torch calls global hooks without them, whatever they were registered with.
         second = nn.modules.module.register_module_forward_hook(after, always_call=True)
         self._keys = first.id, second.id
-        self._context.when_forked.append(self.resume)  # and when recording begins anew
+        self._context.when_forked.append(self.resume)  # also called when recording begins anew
 
-    # --- out and in --------------------------------------------------------------------------------------------------
+    # --- taking the hooks out and putting them in --------------------------------------------------------------------
 
     def rest_inside(self, module: nn.Module) -> None:
-        """Take both out until the call of a top-level module, which is about to run, returns or raises."""
+        """Take both hooks out until the call of a top-level module, which is about to run, returns or raises."""
         hooks: Any = dict.get(static.module_dict(module), "_forward_hooks")
         always: Any = dict.get(static.module_dict(module), "_forward_hooks_always_called")
         if type(hooks) is not OrderedDict or hooks or type(always) is not OrderedDict or not self._may_rest():
@@ -93,70 +95,72 @@ class ModuleHooks:
         if issubclass(type(module), _LOOK_FOR_HOOKS):
             return
         key = self._keys[1]
-        self._module, self._own = module, (hooks, always)
+        self._module, self._module_tables = module, (hooks, always)
         always[key], hooks[key] = True, self._return
         self._take_out()
 
     def rest_in_backward(self) -> None:
-        """Take both out until :meth:`resume`, which is to be called as the backward pass ends."""
+        """Take both hooks out until :meth:`resume`, which must be called as the backward pass ends."""
         if self.recomputes and not self._context.live and self._may_rest():
             self._take_out()
 
     def resume(self) -> None:
-        """Put both back in; does nothing where they are."""
+        """Put both hooks back in; do nothing if they are in."""
         if not self.out and self._module is None:
             return
         module, self._module = self._module, None
         if module is not None:
             key = self._keys[1]
-            for table in self._own:
-                # A hook registered behind this one may have torch walk through the table at this moment.
+            for table in self._module_tables:
+                # If a hook was registered after ours, torch may be iterating over the table right now.
                 if table and next(reversed(table)) == key:
                     del table[key]
-            self._own = ()
+            self._module_tables = ()
         if not self.out:
             return
         self.out = False
         first, second = self._keys
-        self._first[first], self._second[second] = self._before, self._after
-        if len(self._first) > 1:
-            self._first.move_to_end(first, last=False)  # they were alone, and so the first
-        if len(self._second) > 1:
-            self._second.move_to_end(second, last=False)
+        self._pre_hooks[first], self._post_hooks[second] = self._before, self._after
+        if len(self._pre_hooks) > 1:
+            self._pre_hooks.move_to_end(first, last=False)  # they were alone before, so they go first
+        if len(self._post_hooks) > 1:
+            self._post_hooks.move_to_end(second, last=False)
 
     def returned(self, module: nn.Module, args: Any, result: Any) -> None:
-        """The top-level module has returned, or raised."""
+        """Put the hooks back as the top-level module returns or raises, and run the forward hook."""
         self.resume()
         self._after(module, args, result)
 
     def leave_if_off(self) -> None:
-        """Nothing is recorded any more: let modules be called as fast as without us."""
+        """Take the hooks out if recording is off: modules then run as fast as without us."""
         if not self.out and self._may_rest():
             self._take_out()
 
     def compiles(self) -> None:
-        """Something is about to be compiled: from now on the tables stay as they are."""
+        """Put the hooks back for good, because something is about to be compiled."""
         self.stay = True
         self.resume()
 
     def _take_out(self) -> None:
+        """Remove both hooks from torch's tables."""
         self.out = True
-        self._first.pop(self._keys[0], None)
-        self._second.pop(self._keys[1], None)
+        self._pre_hooks.pop(self._keys[0], None)
+        self._post_hooks.pop(self._keys[1], None)
 
     def _may_rest(self) -> bool:
+        """Return whether the hooks may be taken out now."""
         if self.stay or self.out or self._context.threads.others:
             return False
-        if len(self._first) != 1 or len(self._second) != 1:
+        if len(self._pre_hooks) != 1 or len(self._post_hooks) != 1:
             return False
-        if self._keys[0] not in self._first or self._keys[1] not in self._second:
+        if self._keys[0] not in self._pre_hooks or self._keys[1] not in self._post_hooks:
             return False
         self.stay = something_is_compiled()
         return not self.stay
 
 
 def something_is_compiled() -> bool:
-    """Whether anything was given to ``torch.compile`` in this process; optimizers alone also load its package."""
+    """Return whether ``torch.compile`` was used in this process; optimizers also import its package."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     backends: Any = getattr(frames, "cached_backends", None)
     if not backends:
@@ -165,7 +169,7 @@ def something_is_compiled() -> bool:
 
 
 def _is_supported() -> bool:
-    """Whether torch reads its tables of hooks anew before and after a module runs: tried on a module."""
+    """Test on a module whether torch reads its hook tables again before and after the forward."""
     tables: Any = nn.modules.module
     found = [getattr(tables, name, None) for name in ("_global_forward_pre_hooks", "_global_forward_hooks")]
     if any(type(table) is not OrderedDict or table for table in found):
@@ -194,10 +198,10 @@ def _is_supported() -> bool:
 
 
 def keyword_arguments() -> dict[str, Any]:
-    """The keyword arguments of the module call whose global pre-hook is running.
+    """Return the keyword arguments of the module call whose global pre-hook is running.
 
-    Global pre-hooks are not given them. ``_call_impl`` has them in a variable, as has what calls a module compiled in
-    place; :func:`keyword_arguments_are_visible` tests whether this torch still does.
+    Torch does not pass them to global pre-hooks. They are a local variable of ``_call_impl``, and of the function that
+    calls a module compiled in place; :func:`keyword_arguments_are_visible` tests whether this torch still has it.
     """
     frame = sys._getframe(1)
     for _ in range(12):
@@ -211,7 +215,7 @@ def keyword_arguments() -> dict[str, Any]:
 
 
 def keyword_arguments_are_visible() -> bool:
-    """Feature test of :func:`keyword_arguments` on this torch."""
+    """Test whether :func:`keyword_arguments` works with this torch."""
     seen: list[dict[str, Any]] = []
 
     class Probe(nn.Module):

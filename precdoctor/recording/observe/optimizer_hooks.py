@@ -1,9 +1,9 @@
-"""The optimizer step: attempts, loss scalers, clipping; what of it has rows is in ``optimizer_rows``.
+"""The optimizer step: attempts, loss scalers, clipping. Module ``optimizer_rows`` makes the rows.
 
 A step is an *attempt*: ``scaler.step(optimizer)`` or ``optimizer.step()``, whichever is outermost. A scaler that skips
-does not call the optimizer at all (unless it is fused), so neither hook alone would do. A script that skips by itself
-calls neither: see ``loss_scalers`` and ``abandoned_attempts``. Optimizers that step while a backward pass brings their
-gradients, often one for each parameter, make one attempt together, which ends with the pass.
+does not call the optimizer at all (unless it is fused), so one hook alone would miss attempts. A script that skips by
+itself calls neither: see ``loss_scalers`` and ``abandoned_attempts``. Optimizers that step during a backward pass as
+their gradients arrive, often one per parameter, make one attempt together, which ends with the pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from precdoctor.recording.model.optimizer_contents import (
     parameters_of,
     steps_in_progress,
 )
-from precdoctor.recording.observe.closures import Closures, Judged
+from precdoctor.recording.observe.closures import Closures, JudgedClosure
 from precdoctor.recording.observe.gradient_looks import EarlyLook, GradientLooks
 from precdoctor.recording.observe.optimizer_rows import OptimizerRows
 from precdoctor.recording.process import memory_limits
@@ -46,14 +46,14 @@ from precdoctor.recording.steps.weight_updates import intention_of
 
 
 class OptimizerHooks:
-    """Global optimizer hooks and the patches around them."""
+    """The global optimizer hooks and the patches around them."""
 
     def __init__(
         self,
         recorder: Recorder,
-        manual: OptimizerlessSteps,
-        thrown: AbandonedAttempts,
-        kept: KeptGradients,
+        optimizerless: OptimizerlessSteps,
+        abandoned: AbandonedAttempts,
+        kept_gradients: KeptGradients,
         guard: Guard,
         scene: Scene,
         casts: Casts,
@@ -62,18 +62,18 @@ class OptimizerHooks:
     ) -> None:
         self._recorder = recorder
         self._guard, self._shadow = guard, shadow
-        self._manual = manual
-        self._thrown = thrown
-        self._kept = kept
+        self._optimizerless = optimizerless
+        self._abandoned = abandoned
+        self._kept_gradients = kept_gradients
         self._attempt: Attempt | None = None
-        #: Stepped last in a backward pass.
-        self._released: weakref.ref[torch.optim.Optimizer] | None = None
+        #: The optimizer that stepped last in a backward pass.
+        self._last_in_backward: weakref.ref[torch.optim.Optimizer] | None = None
         self._names: dict[int, tuple[weakref.ref[torch.optim.Optimizer], str]] = {}
         self._counts: dict[str, int] = {}
         self._rows = OptimizerRows(recorder, casts, self._name)
         self._outer = OuterOptimizers(recorder, self.begin_by_library, self.end_by_library)
         self.scalers = Scalers(
-            recorder, kept, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
+            recorder, kept_gradients, self.begin_by_scaler, self.end_by_scaler, self.leave_out, self._optimizer_of
         )
         self._looks = GradientLooks(
             recorder, self.scalers, lambda: self._attempt is not None and self._attempt.closure, early
@@ -83,9 +83,9 @@ class OptimizerHooks:
         )
 
     def install(self) -> None:
-        """Register with torch, for every optimizer and scaler of the process."""
-        recorder = self._recorder
-        begin = guarded(recorder)(self._claimed)
+        """Register the hooks with torch, for every optimizer and scaler of the process."""
+        recorder, abandoned = self._recorder, self._abandoned
+        begin = guarded(recorder)(lambda: recorder.claim.make())  # noqa: PLW0108 - each fork has another claim
         pre, post = guarded(recorder)(self._pre_step), guarded(recorder)(self._post_step)
 
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
@@ -108,12 +108,12 @@ class OptimizerHooks:
         scalers, in_attempt = self.scalers, lambda: self._attempt is not None
         scalers.install()
         self._outer.install()
-        self._thrown.install(self._thrown_away, in_attempt, scalers.has_unscaled, scalers.has_updated)
-        self._thrown.forward_in_attempt, self._thrown.backward_in_attempt = self._forward_begins, self._pass_has_ended
+        abandoned.install(self._gradients_discarded, in_attempt, scalers.has_unscaled, scalers.has_updated)
+        abandoned.forward_in_attempt, abandoned.backward_in_attempt = self._forward_begins, self._pass_has_ended
         self._looks.install()
 
     def _armed(self) -> bool:
-        """A script may step before it ever calls a module; recording also begins there."""
+        """Return whether hooks may run now. Recording may begin here: a script can step before it calls any module."""
         recorder, threads = self._recorder, self._recorder.threads
         if modes_open() and only_estimates():
             return False
@@ -122,12 +122,8 @@ class OptimizerHooks:
         armed = recorder.state == "armed" or (recorder.state == "idle" and recorder.arm())
         return armed and not (CUDA.get("_initialized", True) and recorder.capture.runs)
 
-    def _claimed(self) -> bool:
-        """With its first attempt a process becomes a rank; false when it cannot."""
-        return self._recorder.claim.make()
-
     def _forget(self) -> None:
-        """In a forked child: nothing of the parent's run has been written to this one's log."""
+        """In a forked child, forget what was written to the parent's log."""
         self._attempt = None
         self._looks.forget()
         self._names.clear()
@@ -136,6 +132,7 @@ class OptimizerHooks:
     # --- attempts ----------------------------------------------------------------------------------------------------
 
     def _name(self, optimizer: torch.optim.Optimizer) -> str:
+        """Return the optimizer's name (``AdamW#0``); give it one and log its facts if it is new."""
         known = self._names.get(id(optimizer))
         if known is not None and known[0]() is optimizer:
             return known[1]
@@ -160,14 +157,15 @@ class OptimizerHooks:
         closure: bool = False,
         groups: list[dict[str, Any]] | None = None,
     ) -> Attempt:
+        """Begin an attempt: log its facts, and read its gradients unless a closure is still to make them."""
         if self._attempt is not None:
             self._end_raised(self._attempt)
         self._guard.halt_if_asked()
         attempt = self._attempt = Attempt(optimizer, self._name(optimizer), by_scaler=by_scaler)
         attempt.closure = closure
-        self._manual.has_optimizer = True
-        self._thrown.meet(optimizer)
-        self._thrown.attempt_open = True
+        self._optimizerless.has_optimizer = True
+        self._abandoned.meet(optimizer)
+        self._abandoned.attempt_open = True
         facts = self._recorder.current
         facts.optimizer = attempt.name
         attempt.in_backward = attempt.is_shared = self._recorder.in_backward
@@ -177,25 +175,25 @@ class OptimizerHooks:
         if self._recorder.live:
             self._outer.look()
             facts.gradients_of = None if attempt.in_backward else self._rows.owned(optimizer, closure=closure)
-        if not closure:  # else those there are left over from the step before
+        if not closure:  # else gradients are still those of the step before
             self._looks.before_step(optimizer, groups)
         return attempt
 
     def _join(self, attempt: Attempt, optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> None:
-        """One more optimizer of an attempt that several make begins its step."""
+        """Begin the step of one more optimizer in a shared attempt."""
         attempt.optimizer = optimizer
         self._note_groups(optimizer, groups, first=False)
         if attempt.in_backward:
             self._looks.before_further(optimizer, groups)
 
     def _end_raised(self, attempt: Attempt) -> None:
-        """Close an attempt whose step has raised, so that no hook has ended it."""
+        """End an attempt whose step raised: torch called no hook at its end."""
         if attempt.aside is not None:
             attempt.aside.restore()
         self._close(attempt)
 
     def _forward_begins(self) -> None:
-        """With an attempt open: the step runs its closure, or it has raised."""
+        """As a forward pass begins outside of the open attempt's closure, end the attempt: its step has raised."""
         attempt = self._attempt
         if attempt is None or attempt.by_scaler or attempt.is_shared:
             return
@@ -203,19 +201,18 @@ class OptimizerHooks:
             self._end_raised(attempt)
 
     def _pass_has_ended(self) -> None:
-        """A backward pass has ended, and with it what stepped in it; a closure has met the model by now."""
+        """At the end of a backward pass, end the attempt made in it; record weights named only by a closure."""
         if (attempt := self._attempt) is not None and attempt.in_backward:
-            self._released = weakref.ref(attempt.optimizer)
+            self._last_in_backward = weakref.ref(attempt.optimizer)
             self._close(attempt)
         elif attempt is not None and attempt.is_unnamed:
             attempt.is_unnamed = False
             self._rows.weights(attempt.optimizer)
 
     def _has_released(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it stepped in the backward pass that came last, and has no gradients left to step with: optimi's
-        gradient release is called behind the pass as well, to count its steps.
-        """
-        last = self._released() if self._released is not None and not self._recorder.micro_step else None
+        """Return whether optimi's gradient release only counts a step that it made in the last backward pass."""
+        ref = self._last_in_backward
+        last = ref() if ref is not None and not self._recorder.micro_step else None
         return last is optimizer and all(p.grad is None for p in parameters_of(optimizer))
 
     def _note_groups(
@@ -229,45 +226,46 @@ class OptimizerHooks:
             self._rows.weights(optimizer, first=first)
 
     def _close(self, attempt: Attempt) -> None:
+        """End the attempt, and with it the step."""
         if self._recorder.trace is not None:
             self._recorder.trace.end()
         self._attempt = None
         self._looks.forget()
         facts = self._recorder.current
         facts.not_reached = not attempt.reached
-        facts.thrown_losses = self._thrown.thrown_losses.get(id(attempt.optimizer), 0)
+        facts.thrown_losses = self._abandoned.thrown_losses.get(id(attempt.optimizer), 0)
         unscaled = self.scalers.unscaled
         by_scaler = attempt.by_scaler or (bool(unscaled) and self.scalers.has_unscaled(attempt.optimizer))
         plain = attempt.reached and not (by_scaler or attempt.is_shared or attempt.closure)
-        self._kept.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
+        self._kept_gradients.attempt_ended(attempt.optimizer, attempt.name, plain=plain)
         if unscaled:
             self.scalers.attempted(attempt.optimizer)
-        self._thrown.attempt_ended()
+        self._abandoned.attempt_ended()
         self._recorder.end_step()
 
     def begin_by_scaler(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-        """``scaler.step(optimizer)`` begins."""
+        """Begin an attempt as ``scaler.step(optimizer)`` is called."""
         attempt = self._open(optimizer, by_scaler=True)
         attempt.skipped = self._guard.skips_step(optimizer, scaler, self._looks.take())
         self._compare(attempt)
 
     def end_by_scaler(self, _optimizer: torch.optim.Optimizer) -> None:
-        """``scaler.step(optimizer)`` has ended, also by an exception."""
+        """End the attempt as ``scaler.step(optimizer)`` returns or raises."""
         if self._attempt is not None and self._attempt.by_scaler:
             self._close(self._attempt)
 
     def begin_by_library(self, loss_scale: Deferred) -> None:
-        """A step of DeepSpeed's or Megatron's begins, under this loss scale; optimizers inside make the attempt."""
+        """Note that a step of DeepSpeed's or Megatron's begins; the optimizers inside make the attempt."""
         if self._attempt is not None:
             self._close(self._attempt)
         self._recorder.current.loss_scale = loss_scale
 
     def end_by_library(self, inner: torch.optim.Optimizer | None, overflow: bool | None, grad_norm: Deferred) -> None:
-        """That step has ended, also by an exception.
+        """End the attempt as that step returns or raises.
 
         Args:
-            inner: an optimizer of torch's in it.
-            overflow: it was skipped, as gradients were not finite; null where the library does not look.
+            inner: an optimizer of torch's inside the step; None if there is none.
+            overflow: whether the library skipped the step because of non-finite gradients; None if it does not check.
             grad_norm: over all ranks, before clipping.
         """
         facts, attempt = self._recorder.current, self._attempt
@@ -279,22 +277,22 @@ class OptimizerHooks:
             self._close(attempt)
         elif overflow and inner is not None:
             self.leave_out(None, inner)
-            self._manual.has_optimizer = True
+            self._optimizerless.has_optimizer = True
 
-    def _thrown_away(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
-        """Gradients of norm and amax ``found`` were thrown away, or are about to be."""
+    def _gradients_discarded(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
+        """Record an attempt whose gradients were discarded, or are about to be; ``found`` is their norm and amax."""
         if not self.scalers.leaves_out(optimizer):
             self.leave_out(None, optimizer, found)
 
     def leave_out(
         self, scaler: torch.amp.GradScaler | None, optimizer: torch.optim.Optimizer, found: Found | None = None
     ) -> None:
-        """An attempt has ended that the script gave up: neither the scaler nor the optimizer was asked to step."""
+        """Record an attempt that the script gave up: it asked neither the scaler nor the optimizer to step."""
         if self._recorder.capture.runs:
             return
-        had_optimizer = self._manual.has_optimizer
+        had_optimizer = self._optimizerless.has_optimizer
         attempt = self._open(optimizer, by_scaler=False)
-        self._manual.has_optimizer = had_optimizer  # an optimizer may be there for its ``zero_grad`` alone
+        self._optimizerless.has_optimizer = had_optimizer  # an optimizer may serve only for its ``zero_grad``
         (facts := self._recorder.current).left_out = True
         if found is not None and facts.gradients_of is None:
             facts.grad_norm, facts.grad_amax = found
@@ -302,16 +300,17 @@ class OptimizerHooks:
         self._trace("gradients", optimizer)
         self._close(attempt)
 
-    def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> Judged | None:
+    def _pre_step(self, optimizer: torch.optim.Optimizer, closure: object) -> JudgedClosure | None:
+        """Run before ``optimizer.step()``. Return the closure to call instead of the given one, or None."""
         attempt, groups = self._attempt, groups_of(optimizer)
-        # A wrapper with a property for its groups makes no attempt, but the optimizer that it drives.
-        if not groups or (attempt is None and self._released is not None and self._has_released(optimizer)):
+        # A wrapper whose groups are a property makes no attempt; the optimizer that it drives does.
+        if not groups or (attempt is None and self._last_in_backward is not None and self._has_released(optimizer)):
             return None
         if attempt is not None and attempt.reached and _is_inside(attempt, optimizer):
             return None
-        judged = False
+        already_bad = False
         if attempt is not None and attempt.is_shared:
-            judged = self._guard.found_bad(self._recorder.step)
+            already_bad = self._guard.found_bad(self._recorder.step)
             self._join(attempt, optimizer, groups)
         elif attempt is None or not attempt.by_scaler:
             attempt = self._open(optimizer, by_scaler=False, closure=closure is not None, groups=groups)
@@ -320,20 +319,19 @@ class OptimizerHooks:
             attempt.driven.append(optimizer)
         attempt.closure = closure is not None
         plain = not attempt.by_scaler and not attempt.closure
-        # The guard waits for the device: what the step is to record in any case is launched before that.
+        # The guard waits for the device, so launch first what the step records in any case.
         ahead = plain and self._recorder.live and self._recorder.options.on_nonfinite in ("examine", "observe")
         if ahead:
             self._rows.given_gradients(attempt)
-        if plain and not judged:
+        if plain and not already_bad:
             attempt.skipped = self._guard.skips_step(optimizer, None, self._looks.take())
-        if not attempt.by_scaler and self._shadow is not None:
+        if not attempt.by_scaler:
             self._compare(attempt)
         attempt.reached = not attempt.skipped
-        self._kept.step_begins(attempt.optimizer)
+        self._kept_gradients.step_begins(attempt.optimizer)
         if attempt.closure and self._recorder.options.on_nonfinite != "observe":
             attempt.given = gradients_of(optimizer, memory_limits.for_copies(self._recorder.options))
-        if self._recorder.trace is not None:
-            self._trace("gradients", optimizer)
+        self._trace("gradients", optimizer)
         if attempt.skipped:
             attempt.aside = GradientsAside(parameters_of(optimizer))
             return None
@@ -344,16 +342,16 @@ class OptimizerHooks:
         return self._closures.judged(attempt, closure) if attempt.closure and not attempt.by_scaler else None
 
     def _post_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Run after ``optimizer.step()``: record updates and states, and close the attempt if it is complete."""
         attempt = self._attempt
         if attempt is None or (attempt.optimizer is not optimizer and not attempt.by_scaler):
             return
-        if attempt.inner and attempt.optimizer is optimizer:
-            attempt.inner -= 1
+        if attempt.inner_steps and attempt.optimizer is optimizer:
+            attempt.inner_steps -= 1
             return
         if attempt.closure:
             self._looks.after_closure(optimizer)
-        if self._recorder.trace is not None:
-            self._trace("weights", optimizer)
+        self._trace("weights", optimizer)
         if attempt.aside is not None:
             attempt.aside.restore()
         else:
@@ -371,26 +369,23 @@ class OptimizerHooks:
             self._close(attempt)
 
     def _compare(self, attempt: Attempt) -> None:
-        """Have the step compared with a wide reference, if that was asked for and it is due."""
+        """Compare the step with a wide reference if ``shadow`` asked for it and it is due."""
         if self._shadow is not None:
             finite = not self._guard.found_bad(self._recorder.step)
             self._shadow.step_begins(attempt.name, closure=attempt.closure, finite=finite)
 
     def _trace(self, kind: str, optimizer: torch.optim.Optimizer) -> None:
-        """Have a trace of the step, if there is one, look at gradients or weights."""
+        """Hand gradients or weights to the trace of the step, if one is running."""
         if (trace := self._recorder.trace) is not None and trace.running:
             found = ((self._guard.full_name(p), p.grad if kind == "gradients" else p) for p in parameters_of(optimizer))
             trace.look_at(kind, found)
 
 
 def _is_inside(attempt: Attempt, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step that begins is part of an attempt that is open: made by an outer optimizer, or by ``super()``.
-
-    An attempt is also open behind a step that has raised: no hook told us.
-    """
+    """Return whether a step runs inside an open attempt's step; the attempt of a step that raised is open as well."""
     depth = steps_in_progress(attempt.optimizer)
     if optimizer is attempt.optimizer:
-        attempt.inner += depth > 1
+        attempt.inner_steps += depth > 1
         return depth > 1
     if depth:
         attempt.driven.append(optimizer)

@@ -1,4 +1,4 @@
-"""Rows of a sampled optimizer step: weights before, gradients as they are given, updates, states."""
+"""Rows of a sampled optimizer step: weights before it, gradients as the optimizer gets them, updates, states."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ from precdoctor.recording.steps.step_attempt import Attempt
 from precdoctor.recording.steps.weight_updates import corrections_on_device, intended_update
 
 
-class Held(NamedTuple):
-    """A parameter of an optimizer, or the part of a flat one that belongs to a weight, with the weight's name.
+class NamedParameter(NamedTuple):
+    """A parameter of an optimizer, or the part of a flat parameter that belongs to one weight, with the weight's name.
 
     Attributes:
-        weight: of the model, of which the parameter or the part is a copy; null where the parameter is the model's own.
-        part: which elements; null for all.
+        parameter: the optimizer's parameter.
+        place: module of the weight.
+        name: of the weight.
+        group: the parameter group.
+        weight: the model's weight that the parameter or part is a copy of; None if the parameter is the model's own.
+        part: the weight's elements in the flat parameter; None for all.
     """
 
     parameter: Tensor
@@ -41,40 +45,41 @@ class Held(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether the optimizer updates it; copies, and what gets its gradient by hand, need not say so."""
+        """Whether the optimizer updates the parameter; copies and tensors with a hand-made gradient count as well."""
         return self.weight is not None or self.parameter.requires_grad or self.parameter.grad is not None
 
     def of(self, x: Tensor) -> Tensor:
-        """Its part of a tensor of the parameter's shape."""
+        """Return this weight's part of a tensor with the parameter's shape."""
         return x if self.part is None else x.detach().reshape(-1)[self.part]
 
 
 class OptimizerRows:
-    """Records them.
+    """Makes the rows.
 
     Args:
         recorder: of the process.
-        casts: told of buffers in float8.
-        name_of: gives an optimizer its name.
+        casts: informed of buffers in float8.
+        name_of: returns an optimizer's name.
     """
 
     def __init__(self, recorder: Recorder, casts: Casts, name_of: Callable[[torch.optim.Optimizer], str]) -> None:
         self._recorder, self._name_of = recorder, name_of
         self._next_copied = 0
-        self._standing = FrozenAndBuffers(recorder, casts)
+        self._frozen_and_buffers = FrozenAndBuffers(recorder, casts)
         self._masters = Masters(recorder)
         self._pieces = Pieces(lambda: (m for r in recorder.names.roots.values() if (m := r.called()) is not None))
         self._state_rows = StateRows(recorder)
         self._weights, self._given, self._updates = BatchedLaunch(), BatchedLaunch(), BatchedLaunch(HELD)
 
-    def _held(self, optimizer: torch.optim.Optimizer) -> Iterator[Held]:
-        """Each floating-point or complex parameter with its place and name; master copies are called as their weights,
-        flat ones come in parts, and those no module owns are ``group.index``.
+    def _held(self, optimizer: torch.optim.Optimizer) -> Iterator[NamedParameter]:
+        """Iterate over the floating-point and complex parameters with place and name.
+
+        Master copies get their weights' names, flat ones are split, parameters that no module owns are ``group.index``.
         """
         recorder = self._recorder
         for g, group in enumerate(groups_of(optimizer)):
             for i, parameter in enumerate(parameters_in(group)):
-                if not (parameter.is_floating_point() or parameter.is_complex()):  # leaves.counts, without the call
+                if not (parameter.is_floating_point() or parameter.is_complex()):  # inlines tensor_leaves.counts
                     continue
                 found = recorder.names.parameter(parameter)
                 if found is None and (parts := list(self._parts(parameter, group))):
@@ -86,21 +91,23 @@ class OptimizerRows:
                     weight = None
                 place, name = found or (Place(self._name_of(optimizer), "", type(optimizer).__name__), f"{g}.{i}")
                 if recorder.wants(place):
-                    yield Held(parameter, place, name, group, weight)
+                    yield NamedParameter(parameter, place, name, group, weight)
 
-    def _parts(self, copy: Tensor, group: dict[str, Any]) -> Iterator[Held]:
+    def _parts(self, copy: Tensor, group: dict[str, Any]) -> Iterator[NamedParameter]:
+        """Iterate over the weights that a flat master copy holds."""
         for piece in self._pieces.of(copy):
             weight = piece.weight()
             found = self._recorder.names.parameter(weight) if weight is not None else None
             if found is not None:
-                yield Held(copy, *found, group, weight, piece.part)
+                yield NamedParameter(copy, *found, group, weight, piece.part)
 
     def owned(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> frozenset[tuple[str, str, str]] | None:
-        """Root, module and name of its parameters; null when not all of their gradients have rows in this step.
+        """Return root, module and name of the optimizer's parameters; None if a gradient of theirs has no row in this
+        step.
 
         Args:
             optimizer: about to step.
-            closure: its gradients, and their rows, are yet to come.
+            closure: whether the step has one: the gradients and their rows do not exist yet.
         """
         recorder = self._recorder
         options = recorder.options
@@ -111,7 +118,7 @@ class OptimizerRows:
         own = [(f[0].root, f[0].module, f[1]) for f in found if f is not None]
         if len(own) < len(found):
             return None
-        if not closure:  # a backward pass may belong to a step before, or be none of the model's own parameters
+        if not closure:  # a gradient from an earlier step's backward pass has no row in this one
             sites = [e.site for e in recorder.slots.touched.values() if e.site.kind == "weight_grad"]
             arrived = {(s.place.root, s.place.module, s.name) for s in sites}
             if not arrived.issuperset([key for p, key in zip(parameters, own, strict=True) if p.grad is not None]):
@@ -119,11 +126,11 @@ class OptimizerRows:
         return frozenset(own)
 
     def weights(self, optimizer: torch.optim.Optimizer, *, first: bool = True) -> None:
-        """Weights and their master copies, as they are before the step; what no optimizer updates.
+        """Record weights and master copies before the step, and what no optimizer updates.
 
         Args:
             optimizer: about to step.
-            first: of the step: weights of other optimizers and groups have not changed yet.
+            first: whether this is the step's first optimizer or group; only then record what no optimizer updates.
         """
         recorder = self._recorder
         self._pieces.begin()
@@ -153,10 +160,10 @@ class OptimizerRows:
             for root in recorder.names.roots.values():
                 module = root.module()
                 if module is not None:
-                    self._standing.record(module, together)
+                    self._frozen_and_buffers.record(module, together)
 
     def _replicated(self, together: BatchedLaunch) -> None:
-        """Weights whose master copies other ranks may hold: the ranks are compared by them."""
+        """Record weights whose master copies other ranks may hold, because ranks are compared by them."""
         recorder = self._recorder
         for weight in self._pieces.replicated():
             found = recorder.names.parameter(weight)
@@ -165,7 +172,7 @@ class OptimizerRows:
                 recorder.measure(site, weight, restart=True, together=together)
 
     def given_gradients(self, attempt: Attempt) -> None:
-        """What the optimizer is given; a fused one gets scaled gradients and takes the loss scale out by itself."""
+        """Record gradients as the optimizer gets them, still scaled for a fused one that unscales them itself."""
         recorder = self._recorder
         if not recorder.options.takes("weight_grad_step"):
             return
@@ -180,7 +187,7 @@ class OptimizerRows:
                         entry.scaled = scaled
 
     def copy_weights(self, attempt: Attempt) -> None:
-        """Copies of the weights about to change, up to ``--scene-memory``, going round the parameters step by step."""
+        """Copy weights about to change, up to ``--scene-memory``, round robin over the steps."""
         if not self._recorder.options.takes("update"):
             return
         changing = {id(h.parameter): h.parameter for h in self._held(attempt.optimizer) if h.trains}
@@ -200,7 +207,7 @@ class OptimizerRows:
         self._next_copied = start + taken
 
     def updates(self, attempt: Attempt) -> None:
-        """What the optimizer meant to add to each weight, and what stuck."""
+        """Record, per weight, the update that the optimizer intended and the change that remained after rounding."""
         recorder = self._recorder
         if not attempt.before:
             return
@@ -216,7 +223,7 @@ class OptimizerRows:
                     continue
                 with kernels.apart_from_user_modes():
                     after = tensor_leaves.plain(parameter)
-                    if last[0] is not parameter:  # several parts of one
+                    if last[0] is not parameter:  # several parts of one parameter
                         intended = intended_update(attempt.optimizer, parameter, grad, before, held.group, corrections)
                         last = parameter, intended
                     intended = last[1]
@@ -234,9 +241,9 @@ class OptimizerRows:
                 recorder.measure(site, own, after, launch=launch, together=together)
 
     def states(self, attempt: Attempt) -> None:
-        """The optimizer's state as the step has left it, on some of the sampled steps."""
+        """Record the optimizer's state after the step, on some of the sampled steps."""
         if attempt.takes_state is None:
             attempt.takes_state = self._state_rows.due(attempt.name)
         if attempt.takes_state:
             held = ((h.parameter, h.place, h.name, h.of) for h in self._held(attempt.optimizer))
-            self._state_rows.take(attempt.name, (attempt.optimizer, *attempt.driven), held)
+            self._state_rows.record(attempt.name, (attempt.optimizer, *attempt.driven), held)

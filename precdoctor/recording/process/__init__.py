@@ -1,1 +1,1 @@
-"""Getting into a training process and out of it: launch, ranks, threads, signals, exits, and room for it all."""
+"""Getting into a training process and out of it: launch, ranks, threads, signals, exits, memory limits."""

@@ -1,4 +1,4 @@
-"""What the recorder needs from the process it runs in: its rank, its exits, and a place to print one sentence."""
+"""Facts of the process that the recorder runs in: its rank, its exits, its callers; and a way to print a sentence."""
 
 from __future__ import annotations
 
@@ -19,35 +19,34 @@ _RECORDER = str(Path(__file__).resolve().parents[1]) + os.sep
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 #: Exit status of ``record`` when precdoctor itself stopped the run (docs/exit-codes.md).
 STOPPED_BY_US = 66
-#: Where the run began, with a separator at the end; empty: paths are shown whole.
-_began_in = ""
+#: Working directory at the start of recording, with a separator; empty: paths are shown in full.
+_start_directory = ""
 
 
 def say(message: str, *, prefix: str = "precdoctor: ") -> None:
-    """One line on stderr. Never raises: the script may have closed it, or put something else in its place."""
+    """Print one line on stderr. Never raises: the script may have closed stderr or replaced it."""
     if sys.stderr is None:
-        return  # print would take stdout instead
-    with contextlib.suppress(Exception):  # there is nowhere left to print it
+        return  # print would write to stdout
+    with contextlib.suppress(Exception):  # there is no other place to print to
         print(f"{prefix}{message}", file=sys.stderr, flush=True)  # noqa: T201 - inside the user's process
 
 
 def call_all(functions: Iterable[Callable[[], None]]) -> None:
-    """Call each of them, in their order."""
+    """Call all functions, in order."""
     for function in functions:
         function()
 
 
 def in_data_loader_worker() -> bool:
-    """Whether this process loads data for another one."""
+    """Return whether this process is a worker of a DataLoader."""
     module = sys.modules.get("torch.utils.data")
     return module is not None and module.get_worker_info() is not None
 
 
 def global_rank() -> int:
-    """The rank of this process: the process group's if there is one by now, else what a launcher set, else 0."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
+    """Return the rank of this process: in its process group, else as set by a launcher, else 0."""
+    if is_distributed():
+        return int(sys.modules["torch.distributed"].get_rank())
     for variable in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
         value = os.environ.get(variable, "")
         if value.isdecimal():
@@ -56,18 +55,18 @@ def global_rank() -> int:
 
 
 def is_distributed() -> bool:
-    """Whether this process is in a process group by now."""
+    """Return whether this process has joined a process group."""
     distributed = sys.modules.get("torch.distributed")
     return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())
 
 
 def has_other_ranks() -> bool:
-    """Whether that group also has other processes."""
+    """Return whether its process group has other processes."""
     return is_distributed() and bool(sys.modules["torch.distributed"].get_world_size() > 1)
 
 
 def at_exit(close: Callable[[], None]) -> None:
-    """Run ``close`` at a clean end of this process, also of a ``multiprocessing`` child, which skips ``atexit``."""
+    """Run ``close`` at a clean end of this process; also in a ``multiprocessing`` child, which skips ``atexit``."""
     atexit.register(close)
     if "multiprocessing.util" in sys.modules:
         from multiprocessing import process, util
@@ -77,27 +76,27 @@ def at_exit(close: Callable[[], None]) -> None:
 
 
 def glob_allows(include: Sequence[str], exclude: Sequence[str], module: str) -> bool:
-    """Whether module globs let a FQN through: some ``include`` matches (none given: all do) and no ``exclude`` does."""
+    """Return whether module globs admit a FQN: an ``include`` matches (or there is none) and no ``exclude`` does."""
     if include and not any(fnmatch.fnmatchcase(module, glob) for glob in include):
         return False
     return not any(fnmatch.fnmatchcase(module, glob) for glob in exclude)
 
 
 def sentence(error: BaseException) -> str:
-    """What has gone wrong, and where."""
+    """Return type, message and place of an exception, in one line."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}"[:500] + where
 
 
 def innermost_own_frame(error: BaseException) -> str | None:
-    """``file:line`` of the deepest frame of an exception inside this package, relative to it."""
+    """Return ``file:line`` of the deepest frame of an exception in this package, relative to it; or None."""
     own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(_PACKAGE)]
     return f"{own[-1].filename[len(_PACKAGE) :]}:{own[-1].lineno}" if own else None
 
 
 def raised_by_an_object(error: BaseException) -> bool:
-    """Whether an exception comes out of a special method (``__torch_function__``, ``__eq__``) of a class of others'."""
+    """Return whether an exception comes from a special method (``__eq__``) of a class of the user's."""
     innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         innermost = frame.f_code
@@ -111,34 +110,35 @@ def raised_by_an_object(error: BaseException) -> bool:
 
 
 def raised_by_signal_handler(error: BaseException) -> bool:
-    """Whether an exception comes out of a handler of the user's that happened to run inside one of our hooks."""
+    """Return whether an exception comes from a user's signal handler that ran inside one of our hooks."""
     frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     return any(_code_of(signal.getsignal(number)) in frames for number in signal.valid_signals())
 
 
 def let_through(error: BaseException) -> None:
-    """For ``except`` clauses that expect something else: what a signal handler of the user's raised is the user's.
+    """Re-raise an exception that comes from a user's signal handler. For ``except`` clauses meant for our own errors.
 
     Raises:
-        BaseException: ``error``, when it came out of such a handler.
+        BaseException: ``error``, if a signal handler raised it.
     """
     if raised_by_signal_handler(error):
         raise error
 
 
 def _code_of(handler: Any) -> CodeType | None:
+    """Return the code object of a signal handler."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if not callable(handler):
-        return None  # SIG_DFL, SIG_IGN, or one that was not set from Python
+        return None  # SIG_DFL, SIG_IGN, or not set from Python
     code = getattr(handler, "__code__", None)  # a function or a method, else an object with __call__
     return code if code is not None else getattr(type(handler).__call__, "__code__", None)
 
 
 def caller_outside(*packages: str) -> tuple[str, int] | None:
-    """File and line of the innermost caller that is neither ours nor in one of the named packages.
+    """Return file and line of the innermost caller that is neither ours nor in one of the named packages.
 
-    Falls back to the innermost one outside of them when every frame is in an installed package.
+    Prefers the user's own files to installed packages. None if there is no such caller.
     """
     kinds = _kinds_of_callers(packages, len(sys.modules))
     frame: FrameType | None = sys._getframe(1)
@@ -157,17 +157,17 @@ def caller_outside(*packages: str) -> tuple[str, int] | None:
 
 @functools.lru_cache(maxsize=8)
 def _kinds_of_callers(_packages: tuple[str, ...], _loaded: int) -> dict[str, str]:
-    """What :func:`caller_outside` takes files for, until another module is loaded: this is asked in every step."""
+    """Return the cache of :func:`caller_outside`: file to kind, until another module is loaded. Runs every step."""
     return {}
 
 
 def is_main_code(frame: FrameType) -> bool:
-    """Whether code without a file is the user's: what ``python -``, ``-c`` or a notebook's ``%%time`` runs."""
+    """Return whether code without a file is the user's: run by ``python -``, ``-c`` or a notebook's ``%%time``."""
     return dict.get(frame.f_globals, "__name__") == "__main__"
 
 
 def kind_of_file(file: str, packages: tuple[str, ...]) -> str:
-    """``user``, ``installed``, ``left out`` (ours, or of one of the packages), or ``unnamed``."""
+    """Return ``user``, ``installed``, ``left out`` (ours, or in one of the packages), or ``unnamed``."""
     if file.startswith("<"):
         return "unnamed"
     if file.startswith(_directories_of(packages, len(sys.modules))):
@@ -176,30 +176,31 @@ def kind_of_file(file: str, packages: tuple[str, ...]) -> str:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file is part of an installed package, and none that the user edits."""
+    """Return whether a file belongs to an installed package."""
     return f"{os.sep}site-packages{os.sep}" in file or f"{os.sep}dist-packages{os.sep}" in file
 
 
 def begin_here() -> None:
-    """From now on paths are shown from the working directory there is; a script may leave it, or remove it."""
-    global _began_in  # noqa: PLW0603 - the process has one
+    """Show paths relative to the current working directory from now on; the script may leave or remove it."""
+    global _start_directory  # noqa: PLW0603 - the process has one
     try:
-        _began_in = str(Path.cwd()) + os.sep
+        _start_directory = str(Path.cwd()) + os.sep
     except OSError:
-        _began_in = ""
+        _start_directory = ""
 
 
 def shown(file: str) -> str:
-    """A path as people want to read it: below the directory the recording began in, from there on."""
-    return file.removeprefix(_began_in)
+    """Return a path for people: relative to the directory that recording began in, if it is below that."""
+    return file.removeprefix(_start_directory)
 
 
 @functools.lru_cache(maxsize=8)
 def _directories_of(packages: tuple[str, ...], _loaded: int) -> tuple[str, ...]:
-    """Where our files and those of some packages are, as far as these are loaded."""
+    """Return the directories of our files and of those packages that are loaded."""
     return (_RECORDER, "<", *(d for p in packages if (d := _directory_of(p)) is not None))
 
 
 def _directory_of(package: str) -> str | None:
+    """Return the directory of a loaded package; None if it is not loaded."""
     file = getattr(sys.modules.get(package), "__file__", None)
     return None if file is None else os.path.dirname(file) + os.sep  # noqa: PTH120 - once per step, so no pathlib

@@ -1,4 +1,4 @@
-"""Holds back what the script's signal handlers do while the recorder gets ready, which may take a second."""
+"""Holds signals back while the recorder installs itself, which may take a second."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-#: Seconds after which a held signal is sent again where it must not be handled at once.
+#: Seconds after which a held signal is sent again, if it must not be handled at once.
 _LATER: Final = 0.01
 
 
 class HeldSignals:
-    """Inside of it no Python signal handler runs; afterwards each one runs once for the signals that came.
+    """Context in which no Python signal handler runs; on leaving, each handler runs once if its signal came.
 
-    A script may interrupt itself ten times a second, by a handler that raises, and try again. Getting ready would be
-    interrupted each time and begin anew each time, and the script would never come past it.
+    A script may interrupt itself ten times a second with a handler that raises, and try again. Without this, each
+    signal would interrupt the installation, which would begin again each time and never finish.
 
     Args:
-        later: handle them shortly afterwards rather than on leaving: an import must not end by an exception that has
-            nothing to do with it.
+        later: let the handlers run shortly after leaving: an import must not end with an unrelated exception.
     """
 
     def __init__(self, *, later: bool = False) -> None:
@@ -57,12 +56,14 @@ class HeldSignals:
             signal.raise_signal(number)
 
     def _restore(self) -> None:
+        """Set the original handlers again, unless the script has set others since."""
         for number, handler in self._handlers.items():
             if signal.getsignal(number) is self._hold:
                 signal.signal(number, handler)
 
 
 def _send_again(process: int, numbers: tuple[int, ...]) -> None:
+    """Send the signals to this process again, unless it has forked meanwhile."""
     time.sleep(_LATER)
     if os.getpid() == process:
         for number in numbers:

@@ -1,4 +1,4 @@
-"""The exception or status that ends a process, for the log. Nothing here runs code of the exception's class."""
+"""Finds the exception or status that ends a process, for the log. Runs no code of the exception's class."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from precdoctor.recording.process.attach import is_main_code, kind_of_file, shown
 
-#: Characters of a message that the log keeps.
+#: Most characters of a message in the log.
 _LONGEST = 500
-#: Exceptions of torch whose text is their first argument, by module.
+#: Torch's exceptions whose only argument is their text, by module.
 _OF_TORCH = {
     "torch": ("OutOfMemoryError", "AcceleratorError"),
     "torch._C": ("_LinAlgError", "_DistError", "_DistBackendError", "_DistNetworkError", "_DistStoreError"),
@@ -21,39 +21,39 @@ _OF_TORCH = {
 _NAME = type.__dict__["__name__"]
 _TRACEBACK = BaseException.__dict__["__traceback__"]
 _MODULE_OF_BUILTINS = vars(builtins)
-#: What ``sys.exit`` was given last.
-_given: list[Any] = []
+#: The last argument of ``sys.exit``.
+_exit_arguments: list[Any] = []
 
 
 def note_exits() -> None:
-    """Note what the script gives ``sys.exit``: Python keeps nothing of a ``SystemExit`` that ends it."""
+    """Patch ``sys.exit`` to remember its argument, because Python does not keep a ``SystemExit`` that ends it."""
     original = sys.exit
 
     @functools.wraps(original)
     def leave(status: Any = None, /) -> NoReturn:
-        _given[:] = [status]
+        _exit_arguments[:] = [status]
         original(status)
 
     sys.exit = leave
 
 
 def ends_badly() -> bool:
-    """Whether the process, or the block that is recorded, ends by an exception nobody caught, or as one that failed."""
+    """Return whether the process, or the recorded block, ends with an uncaught exception or a failure status."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if isinstance(error, SystemExit):
         return _is_failure(error.code)
-    return isinstance(error, Exception) or any(map(_is_failure, _given))
+    return isinstance(error, Exception) or any(map(_is_failure, _exit_arguments))
 
 
 def _is_failure(status: object) -> bool:
-    """Whether Python makes anything but 0 of what ``sys.exit`` was given."""
+    """Return whether Python turns this argument of ``sys.exit`` into a status other than 0."""
     return status is not None and not (issubclass(type(status), int) and int.__eq__(status, 0))  # type: ignore[operator]
 
 
 def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:
-    """What ends the main thread of this process, at its exit: type, message, file and line; None without one.
+    """Return type, message, file and line of the exception that ends the main thread; None if there is none.
 
-    Python keeps an exception that nothing caught before it calls ``sys.excepthook``; ``sys.exit`` leaves none.
+    Python stores an uncaught exception before it calls ``sys.excepthook``; ``sys.exit`` stores none.
 
     Args:
         redact: leave out the message.
@@ -70,7 +70,7 @@ def fatal_exception(*, redact: bool = False) -> dict[str, Any] | None:
 
 
 def _message(error: BaseException) -> str | None:
-    """From the arguments of types whose text they are; ``__str__`` of any other may be anybody's code."""
+    """Return the message from the arguments of a known class; None for others, whose ``__str__`` may run user code."""
     if not _is_known(type(error)):
         return None
     args = error.args
@@ -83,6 +83,7 @@ def _message(error: BaseException) -> str | None:
 
 
 def _is_known(kind: type[BaseException]) -> bool:
+    """Return whether an exception class is a builtin or one of torch's."""
     name = _NAME.__get__(kind)
     if _MODULE_OF_BUILTINS.get(name) is kind:
         return True
@@ -91,7 +92,7 @@ def _is_known(kind: type[BaseException]) -> bool:
 
 
 def _last_line_of_user(trace: TracebackType | None) -> tuple[str, int] | None:
-    """File and line of the deepest frame in code that is neither installed nor Python's own."""
+    """Return file and line of the deepest frame in the user's own code; None if there is none."""
     found = None
     for frame, line in traceback.walk_tb(trace):
         file = frame.f_code.co_filename

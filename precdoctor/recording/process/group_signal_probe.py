@@ -1,9 +1,8 @@
-"""Tells signals that are sent to everybody here from those that are meant for the parent of a recorded run alone.
+"""Tells signals sent to the whole process group from signals sent only to the parent of a recorded run.
 
-Job control, ``timeout``, batch systems and terminals signal the whole process group or job: the command gets such a
-signal by itself, and must not be given it a second time, which would cut short what it does about the first. Nothing
-that comes with a signal tells which kind it is. So another process stands by, in the same group and doing nothing: what
-it gets, everybody got.
+Job control, ``timeout``, batch systems and terminals signal the whole group or job. Then the command has the signal
+already, and must not get it again: that would cut short its reaction to the first. A signal does not carry to whom it
+was sent. So another process waits idle in the same group: a signal that it gets, the whole group got.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import time
 from collections.abc import Collection
 from typing import NoReturn
 
-#: Seconds in which a signal for everybody reaches everybody, also where each process is sent it by itself.
+#: Seconds within which a group's signal reaches all its processes, even if each is signalled separately.
 _PATIENCE = 0.1
-#: ... and the last of them, when it has reached the bystander.
+#: Seconds to wait for the rest of them once the bystander has got the signal.
 _SETTLING = 0.02
 
 
 class Bystander:
-    """Stands by from when it is made until :meth:`close`, or until this process is gone, however that ends."""
+    """A process in our group that reports the signals it gets, until :meth:`close` or the end of this process."""
 
     def __init__(self, watched: Collection[int]) -> None:
-        """``watched``: signals to tell of, blocked in the calling thread.
+        """Start the process. ``watched``: signals to report, blocked in the calling thread.
 
         Raises:
             OSError: no process can be started.
@@ -44,52 +43,53 @@ class Bystander:
             _stand_by(watched, reports, lifeline)
         os.close(reports)
         os.close(lifeline)
-        #: Reported and not asked for yet.
-        self._heard: set[int] = set()
+        #: Signals reported by the bystander that :meth:`reached_group` has not returned yet.
+        self._reported: set[int] = set()
 
-    def heard(self, number: int) -> bool:
-        """Whether a signal that this process was just sent was sent to everybody; what else came of it is taken."""
+    def reached_group(self, number: int) -> bool:
+        """Return whether a signal that this process just got went to the whole group; then discard its repetitions."""
         deadline = time.monotonic() + _PATIENCE
-        while number not in self._heard and self._listen(deadline - time.monotonic()):
+        while number not in self._reported and self._read_reports(deadline - time.monotonic()):
             pass
-        if number not in self._heard:
+        if number not in self._reported:
             return False
         time.sleep(_SETTLING)
         while signal.sigtimedwait({number}, 0) is not None:
-            pass  # `timeout` signals us first, then us and everybody else
-        while self._listen(0):
+            pass  # `timeout` signals us, then the whole group
+        while self._read_reports(0):
             pass
-        self._heard.discard(number)
+        self._reported.discard(number)
         return True
 
-    def _listen(self, seconds: float) -> bool:
-        """Whether anything was reported; false when the bystander is gone."""
+    def _read_reports(self, seconds: float) -> bool:
+        """Wait for reports. Return False if none came, or the bystander is gone."""
         if not select.select([self._reports], [], [], max(0.0, seconds))[0]:
             return False
         reports = os.read(self._reports, 4096)
-        self._heard.update(reports)
+        self._reported.update(reports)
         return bool(reports)
 
     def close(self) -> None:
-        """Nobody need stand by any more."""
+        """End the bystander."""
         os.close(self._lifeline)
         os.close(self._reports)
-        os.kill(self._process, signal.SIGKILL)  # it may have been stopped
+        os.kill(self._process, signal.SIGKILL)  # KILL, because it may be stopped
         os.waitpid(self._process, 0)
 
 
 def bystander(watched: Collection[int]) -> Bystander | None:
-    """One, where it can be had: without it every signal passes for one that was meant for this process alone."""
+    """Start a bystander. None if that fails: then every signal counts as sent to this process only."""
     if threading.active_count() > 1:
-        return None  # forking is for processes of one thread
+        return None  # fork is safe only in a process with one thread
     with contextlib.suppress(OSError):
         return Bystander(watched)
     return None
 
 
 def _stand_by(watched: Collection[int], reports: int, lifeline: int) -> NoReturn:
+    """The bystander's program: report signals until the parent is gone."""
     try:
-        # Whoever reads what the command writes is to see its end. (One more entry is the listing's own.)
+        # Close inherited files, so that a reader of the command's output sees its end. (One entry is the listing's.)
         for end in {int(name) for name in os.listdir("/dev/fd")} - {reports, lifeline}:  # noqa: PTH208 - no files
             with contextlib.suppress(OSError):
                 os.close(end)

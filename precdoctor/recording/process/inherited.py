@@ -1,9 +1,9 @@
-"""What a forked child inherits and must not free: memory of a device that only its parent can speak to.
+"""Keeps device memory that a forked child inherits from being freed there: only the parent can use the device.
 
-A child of a process that uses CUDA cannot use it, and an error there ends the process. Freeing is using: the allocator
-of pinned memory asks CUDA whether copies from it are done, and so does that of the device, where several streams have
-read a tensor. A child that begins anew would free what hooks remember of the parent's step, batches of a data loader
-among them: it keeps all of that until it ends.
+A child of a process that uses CUDA cannot use it, and an error there ends the process. Freeing uses it: the allocator
+of pinned memory asks CUDA whether copies from it are done, and the device's allocator does if several streams have read
+a tensor. A child that begins anew would free the tensors that hooks hold of the parent's step, batches of a data loader
+among them. So it keeps all of them until it ends.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _CONTAINERS: Final = frozenset({
     dict, list, tuple, set, frozenset, collections.deque, functools.partial, types.CellType, types.MethodType,
     types.MappingProxyType, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet,
 })  # fmt: skip
-#: What holds no memory of a device, and is most of what there is.
+#: Types that hold no device memory; most objects are of these.
 _PLAIN: Final = frozenset({
     str, bytes, int, float, complex, bool, type(None), types.ModuleType, types.CodeType, types.BuiltinFunctionType,
 })  # fmt: skip
 
 
 def keep(roots: Iterable[Any]) -> list[Any]:
-    """Never free what these reach through containers and objects of ours.
+    """Prevent that the objects reachable from ``roots`` are ever freed.
 
-    Strangers' objects are kept and not looked into. Nothing of theirs is called.
+    Follows containers and our own objects; objects of others are kept but not followed. Calls none of their code.
 
     Returns:
-        What is kept.
+        The kept objects.
     """
     there = list(roots)
     found = {id(x): x for x in there}
@@ -46,14 +46,15 @@ def keep(roots: Iterable[Any]) -> list[Any]:
         for x in gc.get_referents(there.pop()):
             if type(x) not in _PLAIN and id(x) not in found:
                 found[id(x)] = x
-                if _is_looked_into(x):
+                if _is_followed(x):
                     there.append(x)
     kept = list(found.values())
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # else it would go as the interpreter ends
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # else the list is freed as the interpreter ends
     return kept
 
 
-def _is_looked_into(x: Any) -> bool:
+def _is_followed(x: Any) -> bool:
+    """Return whether :func:`keep` follows an object's references."""
     kind = type(x)
     if kind in _CONTAINERS:
         return True
@@ -64,16 +65,17 @@ def _is_looked_into(x: Any) -> bool:
 
 
 def _is_own(module: Any) -> bool:
+    """Return whether a module name is in this package."""
     return type(module) is str and module.partition(".")[0] == _OWN
 
 
 def watch_forks() -> None:
-    """Keep, in every forked child of a process that uses CUDA, what all our modules reach; to be called once, first."""
+    """In forked children of a process that uses CUDA, keep all that our modules reach. Call once, first."""
     uses_cuda = False
 
     def before() -> None:
         nonlocal uses_cuda
-        uses_cuda = torch.cuda.is_initialized()  # which a child could not find out
+        uses_cuda = torch.cuda.is_initialized()  # a child could not tell
 
     def in_child() -> None:
         if uses_cuda:

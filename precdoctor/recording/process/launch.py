@@ -1,8 +1,7 @@
-"""The parent of a recorded run: starts the command, stays out of its way, and closes the log when it is gone.
+"""The parent of a recorded run: starts the command, passes signals on, and closes the log when the command has ended.
 
-It never imports torch. The terminal, stdin, stdout and every other inherited file are the child's; signals sent to the
-whole process group, as a terminal sends them, reach the child by themselves, those sent to this process alone are
-passed on.
+It never imports torch. Terminal, stdin, stdout and every other inherited file belong to the child. A signal to the
+whole process group, as a terminal sends it, reaches the child directly; a signal to this process alone is passed on.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ _FROM_TERMINAL = frozenset((signal.SIGINT, signal.SIGQUIT)) if os.name == "posix
 _WATCHED = _FROM_TERMINAL | (
     {signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2} if os.name == "posix" else set()
 )
-#: Python ignores these; a program started by a shell finds them as they were before.
+#: Signals that Python ignores; a program started by a shell has their default actions.
 _DEFAULT_IN_CHILD = (signal.SIGPIPE, signal.SIGXFSZ) if os.name == "posix" else ()
-#: Lets a child write to stderr what it writes to stdout.
+#: File action that makes a child write its stdout to our stderr.
 _ASIDE = ((os.POSIX_SPAWN_DUP2, 2, 1),) if os.name == "posix" else ()
 _SI_USER_CODES = frozenset((0, -1, -6))  # SI_USER, SI_QUEUE, SI_TKILL: sent by a process, not by the terminal
 
 
 def command_line(arguments: Sequence[str], module: str | None) -> list[str]:
-    """The command to run: ``-m pkg.train``, a bare ``train.py`` (both with this Python), or anything else as it stands.
+    """Return the command to run: ``-m pkg.train``, a bare ``train.py`` (both with this Python), or anything as given.
 
     Raises:
-        UsageError: there is nothing to run, or the program or script is not there.
+        UsageError: there is no command, or its program or script does not exist.
     """
     if module is not None:
         return [sys.executable, "-m", module, *arguments]
@@ -65,11 +64,13 @@ def command_line(arguments: Sequence[str], module: str | None) -> list[str]:
 
 
 def _require_script(script: str) -> None:
+    """Raise UsageError if the script does not exist."""
     if not Path(script).exists():
         raise UsageError(f"no script {script!r} in {Path.cwd()}; check the path")
 
 
 def _why_no_program(name: str) -> str:
+    """Return the error message for a program that cannot be run."""
     path = Path(name)
     if path.is_dir():
         return f"{name!r} is a directory; name a program or a script, as in: precdoctor record -- python train.py"
@@ -79,7 +80,7 @@ def _why_no_program(name: str) -> str:
 
 
 def default_run_directory(command: Sequence[str], now: dt.datetime | None = None) -> Path:
-    """``precdoctor-runs/<script>-<utc>-<pid>``, of this moment by default."""
+    """Return ``precdoctor-runs/<script>-<utc>-<pid>``; ``now`` defaults to the current time."""
     now = now or dt.datetime.now(dt.timezone.utc)
     names = [a for a in command[1:] if a.endswith(".py")]
     following = [command[i + 1] for i, a in enumerate(command[:-1]) if a == "-m"]
@@ -105,27 +106,27 @@ def launch(
     Args:
         command: program and arguments, see :func:`command_line`.
         run: the run directory to make; by default a new one under ``precdoctor-runs``.
-        options: what to record.
+        options: recorder options.
         force: replace an existing run directory.
-        shared: let others read the run directory, as far as the umask does.
-        applied: where ``options.apply`` came from and what was predicted of it, for run.json.
-        online: what to look for while the command runs.
-        quiet: the caller says what was recorded.
-        aside: the command's stdout goes to stderr, because the caller has a report for stdout.
+        shared: let other users read the run directory, as far as the umask allows.
+        applied: origin and predicted effect of ``options.apply``, for run.json.
+        online: rules to run while the command runs.
+        quiet: do not print what was recorded, because the caller does.
+        aside: send the command's stdout to stderr, because the caller writes a report to stdout.
 
     Returns:
-        The child's exit status; 128 + n when signal n ended it; 66 when the recorder stopped the run.
+        The child's exit status; 128 + n if signal n ended it; 66 if the recorder stopped the run.
 
     Raises:
         UsageError: not on Linux or macOS, or the directory cannot be written.
-        RunExistsError: the directory is taken and ``force`` was not given.
+        RunExistsError: the directory exists and ``force`` was not given.
     """
     if os.name != "posix":
         raise UsageError("precdoctor record runs on Linux and macOS; on Windows use WSL")
     now = dt.datetime.now(dt.timezone.utc)
     directory = (run or default_run_directory(command, now)).absolute()
-    more = {} if applied is None else {"applied": applied}
-    create_run(directory, {**run_facts(command, options, now), **more}, force=force, shared=shared)
+    extra_facts = {} if applied is None else {"applied": applied}
+    create_run(directory, {**run_facts(command, options, now), **extra_facts}, force=force, shared=shared)
     environment = {**os.environ, RUN_VARIABLE: str(directory), OPTIONS_VARIABLE: options.to_json()}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BOOT_PATH), os.environ.get("PYTHONPATH"))))
     supervisor = Supervisor(online, directory) if online is not None else None
@@ -140,15 +141,15 @@ def launch(
 
 
 def _remove_unused(directory: Path) -> None:
-    """A run that never began leaves nothing behind."""
-    with contextlib.suppress(OSError):  # nobody is the worse for an empty run
+    """Remove the directory of a run that never began."""
+    with contextlib.suppress(OSError):  # an empty run does no harm
         for entry in directory.iterdir():
             entry.unlink()
         directory.rmdir()
 
 
 def run_facts(command: Sequence[str], options: RecordOptions, now: dt.datetime) -> dict[str, object]:
-    """What run.json says of a run at its beginning."""
+    """Return the content of run.json at the beginning of a run."""
     return {
         "command": [command[0], "..."] if options.redact_names else list(command),
         "cwd": None if options.redact_names else str(Path.cwd()),
@@ -175,23 +176,26 @@ def _run_child(
     *,
     aside: bool = False,
 ) -> int:
-    """Start the command, wait for it, pass signals on; its exit status as a shell would report it.
+    """Start the command, wait for it and pass signals on. Return its exit status as a shell reports it.
 
-    The signals are blocked here and fetched one by one, which tells who sent each of them. The child is started with
-    the mask and the files this process was started with; ``subprocess`` would close all but three of them.
+    The watched signals are blocked here and fetched one by one, which shows who sent each. The child gets the original
+    signal mask and all inherited files; ``subprocess`` would close all but three of them.
 
     Args:
-        started: called once the child runs, with those signals blocked.
+        command: program and arguments.
+        environment: of the child.
+        started: called once the child runs, with the watched signals blocked.
+        aside: send the child's stdout to stderr.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the command cannot be started.
     """
     if not hasattr(signal, "sigwaitinfo"):
         return _run_child_with_handlers(command, environment, started, aside=aside)
     watched = {*_WATCHED, signal.SIGCHLD}
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started us may ignore it: then no exit status is kept
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # our parent may have set SIG_IGN: then no status is kept
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    beside = bystander(_WATCHED)
+    probe = bystander(_WATCHED)
     try:
         child = os.posix_spawnp(
             command[0],
@@ -205,38 +209,39 @@ def _run_child(
             started()
         while (status := _exit_status(child)) is None:
             info = signal.sigwaitinfo(watched)
-            if info.si_signo != signal.SIGCHLD and _for_us_alone(info, beside):
+            if info.si_signo != signal.SIGCHLD and _for_us_alone(info, probe):
                 _send(child, info.si_signo)
         while signal.sigtimedwait(watched, 0) is not None:
-            pass  # meant for the child that has just gone; unblocked they would end us before the log is closed
+            pass  # sent to the child, which is gone; unblocked they would end us with the log still open
     finally:
-        if beside is not None:
-            beside.close()
+        if probe is not None:
+            probe.close()
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     return status
 
 
-def _for_us_alone(info: signal.struct_siginfo, beside: Bystander | None) -> bool:
-    """Whether a signal has not reached the child by itself."""
-    if beside is not None and beside.heard(info.si_signo):
+def _for_us_alone(info: signal.struct_siginfo, probe: Bystander | None) -> bool:
+    """Return whether a signal went to this process only, so that the child has not got it."""
+    if probe is not None and probe.reached_group(info.si_signo):
         return False
     return info.si_signo not in _FROM_TERMINAL or info.si_code in _SI_USER_CODES
 
 
 def _exit_status(child: int) -> int | None:
-    """As a shell reports it; None while it runs."""
+    """Return the child's exit status as a shell reports it; None while it runs."""
     pid, status = os.waitpid(child, os.WNOHANG)
     return _shell_status(status) if pid else None
 
 
 def _shell_status(status: int) -> int:
+    """Return a wait status as a shell reports it: 128 + n for signal n."""
     code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
 
 
 def _send(child: int, number: int) -> None:
-    """Cannot reach a stranger: until it has been waited for, the child keeps its number."""
-    with contextlib.suppress(OSError):  # it may run as somebody else by now
+    """Send a signal to the child. Its process number cannot be reused before we have waited for it."""
+    with contextlib.suppress(OSError):  # it may run as another user by now
         os.kill(child, number)
 
 
@@ -247,7 +252,7 @@ def _run_child_with_handlers(
     *,
     aside: bool = False,
 ) -> int:
-    """Without ``sigwaitinfo`` (macOS) nothing tells who sent an interrupt: it is left to the terminal."""
+    """Like :func:`_run_child`, without ``sigwaitinfo`` (macOS): interrupts are left to the terminal."""
     children: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
@@ -259,7 +264,7 @@ def _run_child_with_handlers(
 
     previous = {}
     for number in _WATCHED:
-        if signal.getsignal(number) != signal.SIG_IGN:  # a handler, not SIG_IGN: that the child would inherit
+        if signal.getsignal(number) != signal.SIG_IGN:  # with SIG_IGN set here, the child would inherit it
             handler = leave_to_the_terminal if number in _FROM_TERMINAL else forward
             previous[number] = signal.signal(number, handler)
     try:
@@ -278,19 +283,19 @@ def _run_child_with_handlers(
     return _shell_status(status)
 
 
-# --- afterwards ------------------------------------------------------------------------------------------------------
+# --- closing the log -------------------------------------------------------------------------------------------------
 
 
 def _close(directory: Path, status: int, *, quiet: bool) -> int:
-    """Seal what the child left open, say what was recorded and what to type next; the status to exit with."""
+    """Seal what the child left open; print what was recorded and what to type next. Return the status to exit with."""
     shown = quoted_path(_shown(directory))
-    with contextlib.suppress(OSError, CorruptRunError):  # reports then say nothing of how it ended
+    with contextlib.suppress(OSError, CorruptRunError):  # reports then lack how the run ended
         ended = dt.datetime.now(dt.timezone.utc).isoformat()
         add_run_facts(directory, {"ended": ended, "exit_status": status})
     try:
         ranks = rank_directories(directory)
         if any(map(left_open, ranks)):
-            from precdoctor.runlog.sealing import seal  # brings pyarrow, which takes longer than all the rest here
+            from precdoctor.runlog.sealing import seal  # imports pyarrow, which takes longer than all the rest
 
             seal(directory)
     except OSError as error:
@@ -309,15 +314,15 @@ def _close(directory: Path, status: int, *, quiet: bool) -> int:
     if not stepped and all(end.get("reason") == "exit" for end in ends):
         say(f"no training step was recorded in {shown}: no optimizer stepped{_ended_with(status)}")
         return status
-    early = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
-    cut = f" (until it stopped early: {early})" if early else ""
-    say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{cut}; next, type:")
+    stop_message = next((end["message"] for end in ends if isinstance(end.get("message"), str)), None)
+    remark = f" (until it stopped early: {stop_message})" if stop_message else ""
+    say(f"recorded {len(ranks)} {'process' if len(ranks) == 1 else 'processes'} in {shown}{remark}; next, type:")
     say(f"precdoctor diagnose {shown}", prefix="  ")
     return STOPPED_BY_US if any(end.get("reason") == "stopped" for end in ends) else status
 
 
 def _shown(directory: Path) -> str:
-    """As it can be typed in the working directory, which the command may have removed."""
+    """Return the run directory as it can be typed in the working directory, if the command has not removed that."""
     try:
         shown = os.path.relpath(directory)
     except OSError:
@@ -326,11 +331,12 @@ def _shown(directory: Path) -> str:
 
 
 def _ended_with(status: int) -> str:
+    """Return a remark on a status other than 0."""
     return f" (the command itself ended with status {status})" if status else ""
 
 
 def _end(rank: Path) -> dict[str, Any]:
-    """The content of end.json; empty for a process that did not get to write one."""
+    """Return the content of end.json; empty if the process could not write it."""
     try:
         end = json.loads((rank / END_FILE).read_text())
     except (OSError, ValueError):
@@ -339,12 +345,12 @@ def _end(rank: Path) -> dict[str, Any]:
 
 
 def why_nothing_armed(directory: Path) -> str:
-    """The likely reason that no process of the command recorded anything, from how far each one got."""
+    """Return the likely reason that no process recorded anything, from the stages each one reached."""
     return why_nothing_attached(list(_notes(directory)))
 
 
 def _notes(directory: Path) -> Iterator[dict[str, Any]]:
-    """The lines of the attach file that are whole."""
+    """Iterate over the complete lines of the attach file."""
     try:
         lines = (directory / ATTACH_FILE).read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How much memory the recorder may take, and whether a GPU has enough of it left to run a step again."""
+"""How much memory the recorder may use, and whether a GPU has enough left to replay a step."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ import torch
 
 from precdoctor.recording.options import RecordOptions
 
-#: Bytes, where ``--scene-memory`` is not given.
+#: Bytes, if ``--scene-memory`` is not given.
 DEFAULT = 256 << 20
-#: Share of a GPU's memory that a scene may keep there: logits of a large vocabulary are that large.
+#: Share of a GPU's memory that a scene may hold there: the logits of a large vocabulary are that large.
 _SHARE = 0.02
 _GIB = 1 << 30
 CUDA: Final = vars(torch.cuda)
 
 
 def for_scene(options: RecordOptions) -> float:
-    """Bytes of tensors that a step may keep for a replay; they exist anyway, and are only freed later."""
+    """Return the bytes of tensors that a step may hold for a replay. They exist anyway, and are only freed later."""
     if options.scene_memory is not None:
         return options.scene_memory
-    if not CUDA.get("_initialized", True) or not torch.cuda.is_initialized():  # the first is the same, without a call
+    if not CUDA.get("_initialized", True) or not torch.cuda.is_initialized():  # the flag answers without a call
         return DEFAULT
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return max(DEFAULT, int(_SHARE * total))
 
 
 def for_copies(options: RecordOptions) -> int:
-    """Bytes that copies may take, of weights and of what a scan follows."""
+    """Return the bytes that copies of weights, and of tensors that a scan follows, may take."""
     return DEFAULT if options.scene_memory is None else options.scene_memory
 
 
 def lack(devices: Iterable[torch.device]) -> str | None:
-    """Why a step had better not be run again on these devices: the training would meet a full memory.
+    """Return why a step cannot be replayed on these devices without filling their memory; None if it can.
 
-    A replay is taken to need what the training's peak needed beside the memory that is in use now.
+    A replay is assumed to need as much as the training's peak needed on top of its current use.
     """
     for device in sorted({d for d in devices if d.type == "cuda"}, key=str):
         now = torch.cuda.memory_allocated(device)

@@ -1,8 +1,8 @@
-"""Limits on this process's memory, and whether they leave room for a recorder. Imports no torch.
+"""Checks whether limits on this process leave enough memory for a recorder. Imports no torch.
 
-Where memory runs out, allocations fail in libraries that end the process then, or go on in another way: OpenMP without
-its threads, glibc without a thread's variables, Arrow without its file. So a recorder that might be short of room does
-not begin, and one that becomes so stops while there is still some left.
+When memory runs out, allocations fail in libraries that then end the process or continue differently: OpenMP without
+its threads, glibc without a thread's variables, Arrow without its file. So a recorder that might run short does not
+begin, and a running one stops while there is still some left.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MIB = 1 << 20
-#: Room that there must be as recording begins. Of address space the recorder itself takes 350 MiB and up to twice
-#: ``--scene-memory``; the rest is for what training has yet to allocate.
+#: Least address space left as recording begins. The recorder takes 350 MiB and up to twice ``--scene-memory``; the rest
+#: is for what training has yet to allocate.
 ADDRESS_SPACE = 2048 * _MIB
-#: ... of memory.
+#: Least memory left as recording begins.
 MEMORY = 512 * _MIB
-#: Address space below which it stops.
+#: Address space left below which recording stops.
 RESERVE = 512 * _MIB
-#: Numbers in /proc/self/statm: pages of all mappings, and of data.
+#: Positions in /proc/self/statm: pages of all mappings, and of data.
 _SIZE, _DATA = 0, 5
 _SPACES = (
     (resource.RLIMIT_AS, _SIZE, "address space (ulimit -v)"),
@@ -30,16 +30,16 @@ _SPACES = (
 )
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
-#: Limit, use, and what of the use the kernel gives back by itself; of cgroups version 2 and 1.
+#: Files of a cgroup, version 2 and version 1: limit, use, and the part of the use that the kernel frees by itself.
 _FILES_2 = "memory.max", "memory.current", ("active_file", "inactive_file")
 _FILES_1 = "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
-#: Version 1 writes a limit that is none as a number.
+#: Version 1 writes no limit as a number this large or larger.
 _NO_LIMIT = 1 << 60
 _POOL_VARIABLE = "ARROW_DEFAULT_MEMORY_POOL"
 
 
 def shortage() -> str | None:
-    """Why there is no room to record in this process; None when there is."""
+    """Return why there is no room to record in this process; None if there is."""
     for left, what in _spaces():
         if left < ADDRESS_SPACE:
             return _sentence(left, what, ADDRESS_SPACE)
@@ -50,13 +50,13 @@ def shortage() -> str | None:
 
 
 def running_out() -> str | None:
-    """Why a recorder had better stop now; None when it need not, and at once where there is no limit."""
+    """Return why recording should stop now; None if it need not. Returns at once if there is no limit."""
     return next((_sentence(left, what, RESERVE) for left, what in _spaces() if left < RESERVE), None)
 
 
 @contextlib.contextmanager
 def small_arrow() -> Iterator[None]:
-    """Where address space is limited, have a pyarrow that is imported inside take it from malloc, in small pieces.
+    """If address space is limited, make a pyarrow imported inside allocate from malloc, in small pieces.
 
     Arrow's own allocators reserve 1 GiB at once.
     """
@@ -72,11 +72,12 @@ def small_arrow() -> Iterator[None]:
 
 
 def _sentence(left: int, what: str, wanted: int) -> str:
+    """Return the message about a shortage."""
     return f"{max(0, left) // _MIB} MiB of {what} are left, and recording needs {wanted // _MIB} MiB"
 
 
 def _spaces() -> Iterator[tuple[int, str]]:
-    """What limits of this process leave, in bytes, and of what."""
+    """Iterate over what the limits of this process leave, in bytes, and the name of each limit."""
     limits = [(resource.getrlimit(number)[0], field, what) for number, field, what in _SPACES]
     limited = [each for each in limits if each[0] != resource.RLIM_INFINITY]
     if not limited:
@@ -85,13 +86,13 @@ def _spaces() -> Iterator[tuple[int, str]]:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - asked for on sampled steps
             pages = file.read().split()
     except OSError:
-        return  # not Linux, where nothing says what is in use
+        return  # not Linux, where the use is unknown
     for limit, field, what in limited:
         yield limit - int(pages[field]) * resource.getpagesize(), what
 
 
 def _memories() -> Iterator[int]:
-    """Bytes that each cgroup above this process leaves."""
+    """Iterate over the bytes that each cgroup above this process leaves."""
     try:
         lines = _MEMBERSHIP.read_text().splitlines()
     except OSError:
@@ -110,7 +111,7 @@ def _memories() -> Iterator[int]:
 
 
 def _left_in(folder: Path, limit: str, use: str, given_back: tuple[str, ...]) -> int | None:
-    """Bytes; None where there is no limit, or nothing that can be read: in a container most of the path is not."""
+    """Return the bytes that a cgroup leaves; None without a limit, or if it is not readable (as in containers)."""
     try:
         most = (folder / limit).read_text().strip()
         if most == "max" or int(most) >= _NO_LIMIT:

@@ -1,7 +1,7 @@
-"""Beside the recorded command: looks at its growing log now and then, tells what is found, asks for a halt.
+"""Watches the growing log while the command runs: reads it regularly, reports findings, requests a halt.
 
-It runs in the parent, so that the training process pays nothing for it, and knows nothing of rules: what a look is, and
-what is worth a halt, it is given.
+Runs in the parent, so that the training process pays nothing. It does not know the rules: how to read the log, and
+which findings are a reason to halt, is given by :class:`Online`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any
 from precdoctor.recording.process.attach import say
 from precdoctor.runlog.halting import request_halt
 
-#: Seconds between looks, at least; and how much longer than a look takes (CPU time), so that looking stays cheap.
+#: Least seconds between two reads, and least ratio of that time to a read's CPU time, which keeps reading cheap.
 _SECONDS = 1.0
 _PATIENCE = 10.0
-#: How long the command of ``--on-finding`` may take.
+#: Most seconds that the command of ``--on-finding`` may take.
 _COMMAND_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Online:
-    """What is looked for.
+    """How to watch a run.
 
     Attributes:
-        look: new findings of a run; with ``last`` the run is over.
-        halts: whether a finding is a reason to stop.
-        title: a finding in a few words.
-        to_json: ... as one line of JSON.
-        command: shell command run for each, with that line on its stdin; None: none.
+        look: returns the new findings of a run; its second argument is True once the run is over.
+        halts: returns whether a finding is a reason to stop the run.
+        title: returns a finding in a few words.
+        to_json: returns a finding as one line of JSON.
+        command: shell command to run for each finding, with that line on its stdin; None: no command.
     """
 
     look: Callable[[Path, bool], Sequence[Any]]
@@ -47,7 +47,7 @@ class Online:
 
 
 class Supervisor:
-    """One thread, from the start of the command to its end."""
+    """The thread that watches a run, from the start of the command to its end."""
 
     def __init__(self, online: Online, run: Path) -> None:
         self._online = online
@@ -57,38 +57,41 @@ class Supervisor:
         self._failed = False
 
     def start(self) -> None:
-        """Begin; signals that are blocked in the calling thread stay blocked in this one, and go elsewhere."""
+        """Start the thread. It inherits blocked signals, which are then handled by others."""
         self._thread = threading.Thread(target=self._work, name="precdoctor-online", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait for the last look, now that the command is gone."""
+        """Wait for the last read, after the command has ended."""
         self._over.set()
         if self._thread is not None:
-            with contextlib.suppress(KeyboardInterrupt):  # whoever is impatient goes without it
+            with contextlib.suppress(KeyboardInterrupt):  # an impatient user goes without it
                 self._thread.join()
 
     def _work(self) -> None:
+        """Read the log at intervals until the command has ended, then once more."""
         wait, first = _SECONDS, True
         while not self._over.wait(wait):
             began = time.thread_time()
             self._look(last=False)
-            # what the first look costs is mostly what it loads
+            # The first read's time is mostly imports.
             wait, first = _SECONDS if first else max(_SECONDS, _PATIENCE * (time.thread_time() - began)), False
         if self._run.is_dir():
             self._look(last=True)
 
     def _look(self, *, last: bool) -> None:
+        """Report new findings; stop watching for good after an error."""
         if self._failed:
             return
         try:
             for finding in self._online.look(self._run, last):
-                self._tell(finding, last=last)
-        except Exception as error:  # noqa: BLE001 - the training must not suffer from what looks at it
+                self._handle(finding, last=last)
+        except Exception as error:  # noqa: BLE001 - the training must not suffer from a defect here
             self._failed = True
             say(f"the online rules have stopped ({type(error).__name__}: {error}); the training goes on")
 
-    def _tell(self, finding: Any, *, last: bool) -> None:
+    def _handle(self, finding: Any, *, last: bool) -> None:
+        """Run the command for a finding, and request a halt if it is a reason."""
         if self._online.command is not None:
             self._run_command(self._online.command, self._online.to_json(finding, self._run))
         if not last and self._online.halts(finding):
@@ -99,12 +102,15 @@ class Supervisor:
                 say(f"the run cannot be asked to stop ({error.strerror or error}): {message}")
 
     def _run_command(self, command: str, text: str) -> None:
-        """Its stdout goes to our stderr: stdout is the recorded command's. Never raises for what the command does."""
+        """Run a command with ``text`` on its stdin and its stdout on our stderr, as stdout is the recorded command's.
+
+        Never raises because of what the command does.
+        """
         with tempfile.TemporaryFile() as stdin:
             stdin.write(text.encode())
             stdin.seek(0)
             redirections = [(os.POSIX_SPAWN_DUP2, stdin.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
-            # not subprocess: its child would inherit the signals this thread has blocked
+            # Not subprocess: its child would inherit the signals blocked in this thread.
             process = os.posix_spawnp(
                 "/bin/sh", ["sh", "-c", command], os.environ, file_actions=redirections, setsigmask=()
             )
@@ -116,7 +122,7 @@ class Supervisor:
 
     @staticmethod
     def _status_of(process: int) -> int | None:
-        """None for one that had to be ended."""
+        """Return the exit status of a process; None if it ran too long and was killed."""
         deadline, ended = time.monotonic() + _COMMAND_SECONDS, False
         while True:
             pid, status = os.waitpid(process, os.WNOHANG)

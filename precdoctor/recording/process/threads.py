@@ -1,7 +1,7 @@
-"""Which thread is recorded. Two that train at once would write into the same slots, and a step be a mixture of both.
+"""Chooses the recorded thread. Two threads that train at once would write to the same slots and mix their steps.
 
-So the recorder belongs to the first thread that trains; hooks that run in another one do nothing. Threads of autograd's
-engine belong to whoever called ``backward``.
+The recorder belongs to the first thread that trains; hooks that run in another thread do nothing. Threads of autograd's
+engine belong to the thread that called ``backward``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-#: Why a step is not looked into: a replay would take back what the other threads do meanwhile, and not see their ops.
+#: Why steps are not replayed: a replay would undo what other threads do meanwhile, and not see their ops.
 SEVERAL = "several threads use models at once"
 REPLICAS = "nn.DataParallel runs the model in threads"
 
@@ -21,39 +21,39 @@ class Threads:
     """The recorded thread, and the others.
 
     Args:
-        has_trained: whether a step of a training has begun in the recorded thread.
-        in_hook: whether a hook is running in the recorded thread.
-        warn: logs and shows a sentence.
+        has_trained: returns whether a training step has begun in the recorded thread.
+        in_hook: returns whether a hook is running in the recorded thread.
+        warn: logs and prints a sentence.
     """
 
     def __init__(
         self, has_trained: Callable[[], bool], in_hook: Callable[[], bool], warn: Callable[[str], None]
     ) -> None:
         self._has_trained, self._in_hook, self._warn = has_trained, in_hook, warn
-        #: Identifiers of threads that are not recorded.
+        #: Identifiers of the threads that are not recorded.
         self.others: set[int] = set()
-        #: Some run replicas of a model that the recorded one has called.
+        #: Whether some threads run replicas of a model that the recorded thread has called.
         self.run_replicas = False
         #: Module calls in progress in the recorded thread.
         self.calls: list[Any] = []
-        #: The identifier of the recorded one.
+        #: Identifier of the recorded thread.
         self.own = 0
         self._thread: threading.Thread | None = None
         self._warned = False
-        self._taking = threading.Lock()
+        self._take_lock = threading.Lock()
 
     def elsewhere(self) -> bool:
-        """Whether the calling thread, which calls a model, ``backward`` or an optimizer, is another one."""
+        """Return whether the calling thread, which runs a model or an optimizer, is not the recorded one."""
         number = threading.get_ident()
         return number != self.own and self._is_other(number)
 
     def is_other(self) -> bool:
-        """Whether the calling thread is known to be another one; not without :attr:`others`, so ask for those first."""
+        """Return whether the calling thread is known not to be recorded. Check first that there are :attr:`others`."""
         return threading.get_ident() in self.others
 
     def meet_replica(self) -> None:
-        """A replica is called: by ``nn.DataParallel``, for the recorded thread, and in another one."""
-        with self._taking:
+        """Note that ``nn.DataParallel`` runs a replica of the recorded thread's model in this thread."""
+        with self._take_lock:
             met, self.run_replicas = self.run_replicas, True
         if not met:
             self._warn(
@@ -63,18 +63,19 @@ class Threads:
 
     @property
     def why_no_replay(self) -> str | None:
-        """Why a step cannot be looked into op by op; null where it can."""
+        """Why steps cannot be replayed; None if they can."""
         return SEVERAL if self.others else REPLICAS if self.run_replicas else None
 
     def _is_other(self, number: int) -> bool:
+        """Return whether the thread is not the recorded one; make it the recorded one if there is none."""
         if torch._C._current_graph_task_id() != -1:
             return number in self.others
-        if self._is_free() and self._taking.acquire(blocking=False):
+        if self._is_free() and self._take_lock.acquire(blocking=False):
             try:
-                if self._is_free() and self._take(number):  # asked again: another thread may have been first
+                if self._is_free() and self._take(number):  # again: another thread may have been faster
                     return False
             finally:
-                self._taking.release()
+                self._take_lock.release()
         if not self._warned:
             self._warned = True
             self._warn(f"{SEVERAL}; the first one that trains is recorded, the others are not")
@@ -82,13 +83,14 @@ class Threads:
         return True
 
     def _is_free(self) -> bool:
-        """No thread is recorded, or the recorded one has tried a model out, or serves one, and never trained."""
+        """Return whether no thread is recorded, or the recorded one is gone, or is in no call and has never trained."""
         return self._thread is None or not self._thread.is_alive() or not (self.calls or self._has_trained())
 
     def _take(self, number: int) -> bool:
-        """Make the calling thread the recorded one, unless a hook runs in another: both would write to one slot.
+        """Make the calling thread the recorded one; return False if a hook runs in the present one.
 
-        A hook that begins first sets its mark and then looks at :attr:`others`; here it is the other way round.
+        Both threads would write to one slot. A hook sets its mark before it checks :attr:`others`; the order here is
+        the reverse, so one of the two notices the other.
         """
         if self._thread is not None and self._thread.is_alive():
             self.others.add(self.own)

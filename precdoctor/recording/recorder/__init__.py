@@ -1,8 +1,8 @@
-"""The recorder of one process: its state, its slots, and the step it is in. Hooks call it; it calls nobody's code.
+"""The recorder of one process: its state, its slots, and the current step. Hooks call it; it never calls user code.
 
-States: ``idle`` (hooks installed) -> ``armed`` (a model was called: statistics are taken; directory and drain thread
-exist once :mod:`.recorder.rank_claim` finds that it trains) -> ``off`` (a DataLoader worker, three internal
-errors, or closed). A fork goes back to idle.
+States: ``idle`` (hooks installed) -> ``armed`` (a model was called: statistics are measured; directory and drain thread
+exist once :mod:`.recorder.rank_claim` finds that the process trains) -> ``off`` (a DataLoader worker, three internal
+errors, or closed). A forked child starts again at ``idle``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from precdoctor.recording.process import attach, memory_shortage
 from precdoctor.recording.process.fatal_exception import fatal_exception
 from precdoctor.recording.process.threads import Threads
 from precdoctor.recording.recorder.graph_capture import Capture
-from precdoctor.recording.recorder.rank_claim import Claim, chosen, has_room
+from precdoctor.recording.recorder.rank_claim import Claim, has_room, is_chosen
 from precdoctor.recording.recorder.sampling import Sampler
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 from precdoctor.recording.slots.deferred import CUDA, is_capturing
@@ -42,38 +42,39 @@ if TYPE_CHECKING:
     from precdoctor.recording.recorder.step_context import StepTrace
 
 _MAX_INTERNAL_ERRORS = 3
-MAX_CALLS = 16  # of one module told apart within a micro-step; recurrent cells and decoding loops make thousands
+MAX_CALLS = 16  # per module and micro-step; later calls share the last number: recurrent cells make thousands
 
 
 class Recorder:
-    """One per process; see the module's text for its states."""
+    """One per process; see the module docstring for its states."""
 
     def __init__(self, run: Path, options: RecordOptions) -> None:
         self.run, self.options, self.state = run, options, "idle"
         self.local = threading.local()
-        #: Logged as soon as there is a log.
+        #: Sentences to log as soon as there is a log.
         self.warnings: list[str] = []
-        #: Called in a forked child, for what hooks remember of the parent's run.
+        #: Called in a forked child: hooks drop what they remember of the parent's run.
         self.when_forked: list[Callable[[], None]] = []
-        #: Called when this process turns out to be one that trains, and before its log is closed.
+        #: Called when recording begins in this process, and before its log is closed.
         self.when_armed: list[Callable[[], None]] = []
         self.when_closing: list[Callable[[], None]] = []
-        self.when_turned_off: list[Callable[[], None]] = []  # they take off what is still open in torch
-        #: Called before a step is handed over, or the run closed.
+        self.when_turned_off: list[Callable[[], None]] = []  # each removes its hooks that are still installed in torch
+        #: Called before a step's rows are handed to the drain, and before the run is closed.
         self.when_step_ends: list[Callable[[], None]] = []
-        #: Called when it is known whether the coming step is sampled.
+        #: Called when the sampler has decided whether the coming step is sampled.
         self.when_step_begins: list[Callable[[], None]] = []
-        #: Events from before there was a log, and of what a forked child inherits.
+        #: Rows of events from before recording began; a forked child starts with its parent's.
         self._early: list[dict[str, Any]] = []
-        self.trace: StepTrace | None = None  # of every op of some steps
-        #: Called before the log is closed: a step that nobody announces may have ended.
+        self.trace: StepTrace | None = None  # traces every op of some steps
+        #: Called before the log is closed: ends a step that no optimizer has announced.
         self.end_open_step: Callable[[], None] = lambda: None
         self._lock = threading.RLock()
-        self._paused: Drain | None = None
+        self._paused_drain: Drain | None = None
         self._ended = False
         self._reset()
 
     def _reset(self) -> None:
+        """Set the state of a process that has recorded nothing yet."""
         self.threads = Threads(lambda: self.claim.has_trained, lambda: self.on_the_clock, self.warn)
         self.claim = Claim(self)
         self.names = Names()
@@ -82,7 +83,7 @@ class Recorder:
         self.facts: Facts | None = None
         self.drain: Drain | None = None
         self.errors = 0
-        #: A hook body runs, and its time is charged (:mod:`~precdoctor.recording.recorder.hook_guard`).
+        #: Whether a hook body is running and charged with its time (:mod:`~precdoctor.recording.recorder.hook_guard`).
         self.on_the_clock = False
         self.current = StepFacts(self.options.first_step)
         self.sampler = Sampler(self.options)
@@ -95,28 +96,29 @@ class Recorder:
     # --- states ------------------------------------------------------------------------------------------------------
 
     def arm(self) -> bool:
-        """Go from idle to armed at the first module call; false when this process is not to be recorded."""
+        """Go from idle to armed at the first module call. Return False if this process is not to be recorded."""
         with self._lock:
             if self.state == "idle":
                 try:
                     self._arm()
-                except Exception as error:  # noqa: BLE001 - the run goes on without a log
+                except Exception as error:  # noqa: BLE001 - the training continues without a log
                     self.internal_error(error)
                     self._turn_off("an internal error as it began")
             return self.state == "armed"
 
     def _arm(self) -> None:
+        """Begin to record, unless this process is to be left out."""
         worker = attach.in_data_loader_worker()
-        if worker or not chosen(self, attach.global_rank()) or not has_room(self):
+        if worker or not is_chosen(self, attach.global_rank()) or not has_room(self):
             self.state = "off"
-            for begin in () if worker else self.when_armed:
-                begin()  # it trains all the same, and like the ranks that are recorded
+            if not worker:
+                attach.call_all(self.when_armed)  # --apply changes the training of unrecorded ranks also
             return
         self.facts = Facts(self._write_facts, self.names)
         self.state = "armed"
         self._begin_step(self.step)
-        inside = torch._C._functorch.maybe_current_level() is not None
-        _attach_file.note(str(self.run), "model", "inside torch.func" if inside else None)
+        in_transform = torch._C._functorch.maybe_current_level() is not None
+        _attach_file.note(str(self.run), "model", "inside torch.func" if in_transform else None)
         attach.at_exit(self.close)
         for message in self.warnings:
             self.event("warning", data={"message": message})
@@ -129,12 +131,11 @@ class Recorder:
             self.drain.write_facts(facts)
 
     def close(self, *, reason: str = "exit", message: str | None = None) -> None:
-        """Write out what is left, the unfinished step included, and the end marker; waits until that is done."""
+        """Write the remaining rows, also of an unfinished step, and the end marker; block until they are written."""
         with self._lock:
             if self.state == "armed":
                 try:
-                    for end in self.when_closing:
-                        end()
+                    attach.call_all(self.when_closing)
                     if self.trace is not None:
                         self.trace.end(died=True)
                     self.end_open_step()
@@ -144,51 +145,51 @@ class Recorder:
                         self._hand_over(complete=False)
                     if self.facts is not None:
                         self.facts.write_if_changed()
-                except Exception as error:  # noqa: BLE001 - at exit there is nobody to raise to
+                except Exception as error:  # noqa: BLE001 - at exit no caller can handle it
                     self._log_error(error)
                 self.state = "off"
                 self.live = False
-            if (drain := self.drain) is None:  # it was no rank
+            if (drain := self.drain) is None:  # the process never became a rank
                 return
-            said: dict[str, Any] = {} if message is None else {"message": message}
+            end: dict[str, Any] = {} if message is None else {"message": message}
             if reason == "exit" and (fatal := fatal_exception(redact=self.options.redact_names)) is not None:
-                said["exception"] = fatal
-            drain.close({"reason": reason, **said, "steps": self.step - self.options.first_step, "errors": self.errors})
+                end["exception"] = fatal
+            drain.close({"reason": reason, **end, "steps": self.step - self.options.first_step, "errors": self.errors})
 
     def before_fork(self) -> None:
-        """The thread that writes must not be in the middle of something: its locks would stay locked in the child."""
-        self._paused = self.drain if self.drain is not None and self.drain.pause() else None
+        """Pause the drain thread: a lock that it holds during the fork would stay locked in the child."""
+        self._paused_drain = self.drain if self.drain is not None and self.drain.pause() else None
 
     def after_fork_in_parent(self) -> None:
-        """Go on as before."""
-        if self._paused is not None:
-            self._paused.resume()
+        """Resume the drain thread."""
+        if self._paused_drain is not None:
+            self._paused_drain.resume()
 
     def after_fork(self) -> None:
-        """In a forked child: the parent's files, threads and buffers are not ours."""
+        """Start again in a forked child: files, threads and buffers belong to the parent."""
         kernels.forget_all()
         self._lock = threading.RLock()
         self.local = threading.local()
         self._forget()
 
     def begin_anew(self, run: Path, options: RecordOptions) -> None:
-        """Be idle again, for another run of the same process; the one before must have been ended."""
+        """Return to idle for another run of the same process. The previous run must have been closed by :meth:`end`."""
         self.run, self.options, self._ended = run, options, False
         self._forget()
 
     def end(self) -> None:
-        """Close the log, and do nothing until begun anew: not in later forks either."""
+        """Close the log and stay off, in forked children also, until :meth:`begin_anew`."""
         self.close(reason="end of block")
         self.state, self._ended = "off", True
 
     def _forget(self) -> None:
         self.state = "off" if self._ended else "idle"
-        self._paused = None
+        self._paused_drain = None
         self._reset()
         attach.call_all(self.when_forked)
 
     def internal_error(self, error: Exception) -> None:
-        """Count a defect of ours; the third turns recording off (the first, with ``--strict``, ends the run)."""
+        """Log and count a defect of ours. The third turns recording off; with ``--strict`` the first ends the run."""
         attach.let_through(error)
         if self.options.strict:
             raise error
@@ -202,19 +203,19 @@ class Recorder:
             self._turn_off(f"{self.errors} internal errors, the last one {message}")
 
     def _log_error(self, error: Exception) -> str:
+        """Count an internal error and log it; return its message."""
         self.errors += 1
         message = f"{type(error).__name__}: {error}"
         self.event("error", data={"message": message, "where": attach.innermost_own_frame(error)})
         return message
 
     def _turn_off(self, message: str) -> None:
-        """The rest of the run is not recorded; what is queued still reaches the log, without anybody waiting for it."""
+        """Stop recording for the rest of the run. Queued rows still reach the log; nobody waits for them."""
         self.event("warning", data={"message": f"recording is off after {message}"})
         self.state = "off"
         self.live = False
         self.slots.take()
-        for take_off in self.when_turned_off:
-            take_off()
+        attach.call_all(self.when_turned_off)
         if self.drain is None:
             _attach_file.note(str(self.run), "error", message)
         else:
@@ -233,7 +234,7 @@ class Recorder:
         launch: Callable[[Tensor, int], None] = kernels.stat,
         together: BatchedLaunch | None = None,
     ) -> Entry | None:
-        """Take the statistics of ``x``; ``restart`` replaces the step's. With ``together`` it may be read later."""
+        """Add ``x``'s statistics to its slot; ``restart`` clears the slot first, ``together`` may defer the read."""
         kinds = self.options.kinds
         dense = None if kinds and site.kind not in kinds else tensor_leaves.plain(x) if dense is None else dense
         if dense is None:
@@ -253,12 +254,12 @@ class Recorder:
         return entry
 
     def wants(self, place: Place) -> bool:
-        """Whether ``--include``/``--exclude`` let this module through."""
+        """Return whether ``--include`` and ``--exclude`` admit this module."""
         include, exclude = self.options.include, self.options.exclude
         return not (include or exclude) or attach.glob_allows(include, exclude, place.module)
 
     def next_call(self, place: Place, mode: str) -> int:
-        """How often the module was called in this micro-step before, per mode; the last number means any later one."""
+        """Return how many calls of the module this micro-step has seen per mode; capped at ``MAX_CALLS - 1``."""
         key = (place.root, place.module, mode)
         count = self._calls.get(key, 0)
         self._calls[key] = min(count + 1, MAX_CALLS - 1)
@@ -271,7 +272,7 @@ class Recorder:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def end_micro_step(self) -> None:
-        """A backward pass has ended."""
+        """Count a backward pass that has ended."""
         self.micro_step += 1
         self.current.micro_steps = self.micro_step
         if self.live:
@@ -279,9 +280,9 @@ class Recorder:
         self._calls.clear()
 
     def end_step(self) -> None:
-        """An optimizer-step attempt has ended: hand its rows over and begin the next."""
+        """End an optimizer-step attempt: hand its rows to the drain and begin the next step."""
         if CUDA.get("_initialized", True) and self.capture.runs:
-            return  # its slots are handed over with the next step outside of the graph
+            return  # its slots go out with the next step outside of the graph
         if self.drain is None:
             self.claim.make()
         self._call_step_ends()
@@ -289,22 +290,21 @@ class Recorder:
         try:
             if self.drain is not None:
                 self._note_cost(self.drain)
-        finally:  # whatever a signal handler of the script's raises here, the next step is another one
+        finally:  # if a signal handler of the script raises here, the next step must still get its own number
             self._begin_step(self.current.step + 1)
-        if self.trace is not None and not self.claim.forwards_are_steps:  # else inside a call, which begins it
+        if self.trace is not None and not self.claim.forwards_are_steps:  # else the call in progress begins it
             self.trace.begin_if_due()
         if self.facts is not None:
             self.facts.write_if_changed()
 
     def _call_step_ends(self) -> None:
         try:
-            for end in self.when_step_ends:
-                end()
-        except Exception as error:  # noqa: BLE001 - the step is to be logged all the same
+            attach.call_all(self.when_step_ends)
+        except Exception as error:  # noqa: BLE001 - the step must be logged even so
             self.internal_error(error)
 
     def _note_cost(self, drain: Drain) -> None:
-        """Let the sampler know what the step has cost; it may move the period."""
+        """Report the step's cost to the sampler, which may change the sampling period."""
         facts = self.current
         cost = facts.recorder_ns + (drain.sampled_ns if facts.sampled else 0)
         step, name = facts.step_ns - facts.scan_ns, facts.optimizer or facts.root
@@ -314,15 +314,16 @@ class Recorder:
 
     @property
     def step(self) -> int:
-        """The number of the optimizer-step attempt that is under way."""
+        """The number of the current optimizer-step attempt."""
         return self.current.step
 
     @property
     def traced(self) -> bool:
-        """Whether every op of the step is traced."""
+        """Whether every op of the current step is traced."""
         return self.trace is not None and self.trace.running
 
     def _begin_step(self, step: int) -> None:
+        """Decide whether the step is sampled, and begin it."""
         self.current = StepFacts(step)
         self.micro_step = 0
         self._calls.clear()
@@ -334,11 +335,11 @@ class Recorder:
             attach.say(f"{why}; recording has stopped, training goes on")
             self._turn_off(f"running short of room: {why}")
         self.current.sampled = self.live
-        for begins in self.when_step_begins:
-            begins()
+        attach.call_all(self.when_step_begins)
         self._step_began = time.perf_counter_ns()
 
     def _hand_over(self, *, complete: bool) -> None:
+        """Put the step's facts and a snapshot of its slots into the drain's queue."""
         facts = self.current
         facts.complete = facts.complete or complete
         facts.wall_time = time.time()
@@ -356,12 +357,12 @@ class Recorder:
         drain.put(StepBatch(facts, entries, snapshots))
         if drain.defect is not None and self.options.strict:
             raise drain.defect
-        if drain.failed:  # it has printed why
+        if drain.failed:  # the drain has printed the reason
             self.state = "off"
 
     @contextlib.contextmanager
     def off_the_clock(self) -> Iterator[None]:
-        """Inside, time passes neither for the step nor for the recorder's own account: somebody asked for the work."""
+        """Charge the time inside neither to the step nor to the recorder: the user asked for this work."""
         began = time.perf_counter_ns()
         try:
             yield
@@ -372,21 +373,21 @@ class Recorder:
 
     @property
     def halt(self) -> str | None:
-        """Why the run is to stop, once somebody has asked for it."""
+        """Why the run must stop; None until ``--halt-on`` asks for it."""
         return self.drain.halt if self.drain is not None else None
 
     @property
     def evidence(self) -> deque[Evidence]:
-        """Recorded numbers that give reason for a deep scan, oldest first."""
+        """Recorded numbers that justify a deep scan, oldest first."""
         return self.drain.evidence if self.drain is not None else deque()
 
     def warn(self, message: str) -> None:
-        """Log and show a sentence."""
+        """Log a warning and print it."""
         self.event("warning", data={"message": message})
         attach.say(message)
 
     def event(self, kind: str, **columns: Any) -> None:
-        """Log an event of the current step; before there is a log, with its first ones. An incident makes a rank."""
+        """Log an event of the current step; queue it if there is no log yet. An incident makes the process a rank."""
         if self.state == "idle":
             self._early.append({"kind": kind, **columns})
             return
@@ -396,4 +397,4 @@ class Recorder:
         if self.drain is not None:
             self.drain.put(EventBatch([row]))
         elif self.state == "armed":
-            self.claim.keep(row)
+            self.claim.hold_event(row)

@@ -1,4 +1,4 @@
-"""CUDA graphs under capture: whatever is launched then is launched again at every replay, and nothing can be read."""
+"""Detects CUDA graph capture: every replay repeats the launches made during it, and no value can be read during it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SENTENCE = (
 
 
 class Capture:
-    """Asked before anything but statistics: while a graph is captured, nothing else of ours may be launched.
+    """Reports whether a CUDA graph is being captured: hooks may then launch statistics, and nothing else.
 
     Args:
-        warn: logs and shows a sentence.
+        warn: logs and prints a sentence.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -25,8 +25,8 @@ class Capture:
 
     @property
     def runs(self) -> bool:
-        """Whether a backward pass or an optimizer step is being captured; warns of it once."""
-        if not CUDA.get("_initialized", True) or not is_capturing():  # the first is the same, without a call
+        """Whether a backward pass or an optimizer step is being captured. Warns the first time."""
+        if not CUDA.get("_initialized", True) or not is_capturing():  # the flag answers without a call
             return False
         if not self._warned:
             self._warned = True

@@ -1,4 +1,4 @@
-"""What every hook body is wrapped in."""
+"""The wrapper of every hook body."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ R = TypeVar("R")
 def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Wrap a hook body: it never raises into the user's program, and its time is charged to the recorder.
 
-    No ``__torch_function__`` of the user's is called in it.
-
-    What it waits for a device is charged apart: the device works for the user meanwhile.
-    In a thread that is not recorded it does nothing.
+    No ``__torch_function__`` of the user's runs in the body. Time that it waits for a device is charged separately, as
+    ``wait_ns``: the device works for the user meanwhile. In a thread that is not recorded the body does not run, and
+    the wrapper returns None.
     """
 
     def decorate(body: Callable[P, R]) -> Callable[P, R | None]:
@@ -32,7 +31,7 @@ def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | 
             if threads.others and threads.is_other():
                 sweep()
                 return None
-            if context.on_the_clock:  # inside another one, which is charged for both
+            if context.on_the_clock:  # inside another hook body, which is charged for both
                 try:
                     with without_functions():
                         return body(*args, **kwargs)
@@ -42,11 +41,11 @@ def guarded(context: StepContext) -> Callable[[Callable[P, R]], Callable[P, R | 
             context.on_the_clock = True
             waited, began = waits.ns, time.perf_counter_ns()
             try:
-                if threads.others and threads.is_other():  # since it was asked: now that this is on, nobody takes over
+                if threads.others and threads.is_other():  # now on_the_clock keeps other threads from taking over
                     return None
                 with without_functions():
                     return body(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001 - whatever went wrong in here is ours and must stay here
+            except Exception as error:  # noqa: BLE001 - a defect of the recorder must not reach the training
                 context.internal_error(error)
                 return None
             finally:

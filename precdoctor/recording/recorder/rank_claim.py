@@ -1,9 +1,9 @@
-"""When a process is a rank. One that trains is; a helper that only runs a model forward is not, however early it does.
+"""Decides when a process becomes a rank with a directory: when it trains, not when it only runs a model forward.
 
-A rank begins with its first optimizer-step attempt, a step made by hand, or an incident. Until then what is recorded
-waits in memory: the statistics in their slots, the events in a list. A process that ends without a step claims a
-directory only where there is something to explain: a backward pass ran, or a forward pass in training died or made
-something non-finite. All others leave lines in ``attach.jsonl``. With ``--inference`` the first forward pass is enough.
+A process becomes a rank at its first optimizer-step attempt, a step made by hand, or an incident. Until then its
+statistics wait in their slots and its events in a list. A process that ends before its first step claims a directory
+only if there is something to explain: a backward pass ran, or a forward pass in training raised or made a non-finite
+value. Every other process leaves only lines in ``attach.jsonl``. With ``--inference`` the first forward pass is enough.
 """
 
 from __future__ import annotations
@@ -23,57 +23,60 @@ from precdoctor.recording.slots.step_batch import EventBatch
 if TYPE_CHECKING:
     from precdoctor.recording.model.module_names import Root
     from precdoctor.recording.recorder import Recorder
+    from precdoctor.recording.slots.slot_table import Entry
 
-#: Calls of models that are measured before the first sign of training: a process that serves a model pays no longer.
+#: Model calls measured before the first sign of training: a process that only serves a model is then left alone.
 MAX_CALLS_BEFORE = 64
-#: Events that may wait; a step has dozens.
+#: Most events that wait for the directory; one step has dozens.
 _MAX_WAITING = 4096
 
 
 class Claim:
-    """Of one process; see the module's text.
+    """Whether this process is a rank; see the module docstring.
 
     Attributes:
-        forwards_are_steps: there is no other step to wait for (``--inference``, until a backward pass begins).
-        measures_groups: such a step is sampled, and its tensors are measured by token, channel, head and 128 features.
+        forwards_are_steps: each call of a top-level model is a step (``--inference``, until a backward pass begins).
+        measures_groups: the current step is a model call with block histograms: its tensors are also measured per
+            token, channel, head and group of 128 features.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self.forwards_are_steps = recorder.options.inference
         self.measures_groups = False
         self._recorder = recorder
-        self._waiting: list[dict[str, Any]] = []
-        self._backward = False
+        self._waiting_events: list[dict[str, Any]] = []
+        self._has_backward = False
         self._calls = 0
 
     @property
-    def made(self) -> bool:
+    def is_rank(self) -> bool:
         """Whether this process is a rank and has a directory."""
         return self._recorder.drain is not None
 
     @property
-    def patient(self) -> bool:
-        """Whether a forward pass is still worth a closer look: training is not out of the question."""
-        return self.made or self._backward or self._calls <= MAX_CALLS_BEFORE
+    def may_train(self) -> bool:
+        """Whether forward passes are still measured: the process trains, or has made few model calls so far."""
+        return self.is_rank or self._has_backward or self._calls <= MAX_CALLS_BEFORE
 
-    def keep(self, event: dict[str, Any]) -> None:
-        """Have an events row wait for the directory."""
-        if len(self._waiting) < _MAX_WAITING:
-            self._waiting.append(event)
+    def hold_event(self, event: dict[str, Any]) -> None:
+        """Store an events row until there is a directory; drop it if too many wait."""
+        if len(self._waiting_events) < _MAX_WAITING:
+            self._waiting_events.append(event)
 
     def forward_begins(self, *, gradients: bool) -> None:
-        """A top-level module is called.
+        """Note that a top-level module is called.
 
         Args:
-            gradients: autograd records it; without them a process that never trained is measured for some calls only.
+            gradients: whether autograd records the call. If not, and the process has never trained, only the first
+                ``MAX_CALLS_BEFORE`` calls are measured.
         """
-        if self.made or self._backward:
+        if self.is_rank or self._has_backward:
             return
         self._calls += 1
-        self._recorder.live = self._recorder.current.sampled and (gradients or self.patient)
+        self._recorder.live = self._recorder.current.sampled and (gradients or self.may_train)
 
     def model_begins(self, root: Root) -> None:
-        """Of an inference run, a top-level module is called: with parameters of its own it begins another step."""
+        """In an inference run, begin a step as a top-level module is called, if it has parameters of its own."""
         if not root.parametric:
             return
         recorder = self._recorder
@@ -84,52 +87,52 @@ class Claim:
         recorder.current.root = root.name
 
     def model_ended(self) -> None:
-        """... and has returned: the step is complete, unless modules without parameters are called."""
+        """In an inference run, mark the step complete as the call returns; modules without parameters make no step."""
         recorder = self._recorder
         recorder.current.complete = bool(recorder.current.root)
         if recorder.trace is not None:
             recorder.trace.end(answered=True)
 
     def wants_blocks(self, step: int) -> bool:
-        """Whether the coming step, which is sampled, also gets block histograms."""
+        """Return whether the coming step, which is sampled, also gets block histograms."""
         wanted = self._recorder.sampler.wants_blocks(step)
         self.measures_groups = wanted and self.forwards_are_steps
         return wanted
 
     def backward_begins(self) -> None:
-        """A backward pass begins: a step is to be expected, and from now on it is the optimizer's."""
+        """Note that a backward pass begins: from now on steps are the optimizer's, no longer model calls."""
         recorder = self._recorder
         if self.forwards_are_steps:
             self.forwards_are_steps = self.measures_groups = recorder.current.complete = False
             recorder.current.root = ""
-        if self.made or self._backward:
+        if self.is_rank or self._has_backward:
             return
-        self._backward = True
+        self._has_backward = True
         recorder.live = recorder.current.sampled
         _attach_file.note(str(recorder.run), "backward")
 
     @property
     def has_trained(self) -> bool:
-        """Whether a step of a training has begun; in an inference run none does."""
+        """Whether the first training step has begun; always False in an inference run."""
         recorder = self._recorder
         in_step = recorder.micro_step or recorder.in_backward or recorder.current.optimizer
         begun = in_step or recorder.step != recorder.options.first_step
         return bool(begun) and not self.forwards_are_steps
 
     def make(self, *, ending: bool = False) -> bool:
-        """Make the directory of this process and hand over what has waited; a second call does nothing.
+        """Make the directory of this process and write the waiting events; do nothing if it exists.
 
         Args:
-            ending: the process ends; its interpreter may refuse to start another thread.
+            ending: the process is ending; its interpreter may refuse to start a thread.
 
         Returns:
             Whether the process is recorded.
         """
         recorder = self._recorder
-        if self.made or recorder.state != "armed":
+        if self.is_rank or recorder.state != "armed":
             return recorder.state == "armed"
-        rank = attach.global_rank()  # the process group may have been made since the first forward pass
-        if not chosen(recorder, rank) or not has_room(recorder):
+        rank = attach.global_rank()  # the process group may be younger than the first forward pass
+        if not is_chosen(recorder, rank) or not has_room(recorder):
             recorder.state, recorder.live = "off", False
             return False
         with recorder.off_the_clock():
@@ -142,7 +145,8 @@ class Claim:
         return True
 
     def _begin(self, *, ending: bool) -> None:
-        with memory_shortage.small_arrow():  # it is for ranks alone: helpers come in hundreds
+        """Make the directory and the drain, and write the waiting events."""
+        with memory_shortage.small_arrow():  # only ranks import pyarrow: there can be hundreds of helper processes
             from precdoctor.recording.output.drain import Drain
 
         recorder = self._recorder
@@ -150,60 +154,59 @@ class Claim:
         recorder.drain = Drain(recorder.run, rank, recorder.options, threaded=not ending)
         recorder.live = recorder.live or (recorder.current.sampled and not ending)
         _attach_file.note(str(recorder.run), "armed")
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting_events = self._waiting_events, []
         if waiting:
             recorder.drain.put(EventBatch(waiting))
 
     def at_end(self, *, stopped: bool) -> None:
-        """The process ends: claim a directory if something is to be explained that no step has shown.
+        """As the process ends, claim a directory if there is something to explain and no step has made one.
 
         Args:
-            stopped: by the recorder, which was asked to.
+            stopped: whether the recorder ended the run on request.
         """
         if self.forwards_are_steps and self._recorder.current.complete:
-            self._recorder.end_step()  # the last call has returned
-        if self.made:
+            self._recorder.end_step()  # the last model call has returned, so its step is complete
+        if self.is_rank:
             return
-        if stopped or self._backward or (self._forward_trained() and (ends_badly() or self._is_sick())):
+        if stopped or self._has_backward or (self._training_entries() and (ends_badly() or self._is_sick())):
             self.make(ending=True)
 
     def step_has_begun(self, *, stopped: bool) -> bool:
-        """Whether the run ends inside a step: evaluation after the last step does not begin another one.
+        """Return whether the run ends inside a step; an evaluation after the last step does not begin one.
 
-        Some evaluate in training mode, with gradients. Such forward passes are of a step only if an exception or a NaN
-        may have kept their backward pass from beginning.
+        Some scripts evaluate in training mode, with gradients. Such a forward pass belongs to a step only if an
+        exception or a NaN may have prevented its backward pass.
 
         Args:
-            stopped: by the recorder, which was asked to.
+            stopped: whether the recorder ended the run on request.
         """
         recorder = self._recorder
         facts, first = recorder.current, recorder.step == recorder.options.first_step
         trained = facts.losses or recorder.micro_step
         if not (trained or first or stopped or self.forwards_are_steps or ends_badly() or self._is_sick()):
             return False
-        rows = (e for e in recorder.slots.touched.values() if first or e.site.phase == "train")  # first: never trains
-        # Weights are also exported to float8 after training: a cast alone begins no step.
+        rows = (e for e in recorder.slots.touched.values() if first or e.site.phase == "train")  # first: eval rows also
+        # A float8 cast alone begins no step: weights are also exported to float8 after training.
         return bool(trained or facts.root) or any(
             e.counts_as_training(recorder.names) for e in rows if e.operand is None
         )
 
-    def _forward_trained(self) -> bool:
-        """Whether a forward pass ran as training runs it: in training mode, with gradients."""
-        return any(e.site.phase == "train" and not e.site.evaluating for e in self._recorder.slots.touched.values())
+    def _training_entries(self) -> list[Entry]:
+        """Return the entries of forward passes that ran in training mode with gradients."""
+        touched = self._recorder.slots.touched.values()
+        return [e for e in touched if e.site.phase == "train" and not e.site.evaluating]
 
     def _is_sick(self) -> bool:
-        """Whether such a forward pass made or met a NaN or +Inf; -Inf alone is a mask. Waits for the device."""
-        touched = self._recorder.slots.touched.values()
-        entries = [e for e in touched if e.site.phase == "train" and not e.site.evaluating]
-        for entry in entries:
+        """Return whether a training forward pass met a NaN or +Inf; -Inf alone is a mask. Waits for the device."""
+        for entry in self._training_entries():
             ints, _ = kernels.bank(entry.device).row(entry.slot)
             if np.any(ints.cpu().numpy()[[at.NAN, at.POS_INF]]):
                 return True
         return False
 
 
-def chosen(recorder: Recorder, rank: int) -> bool:
-    """Whether ``--ranks`` names this process."""
+def is_chosen(recorder: Recorder, rank: int) -> bool:
+    """Return whether ``--ranks`` includes this rank; note in the attach file if it does not."""
     named = recorder.options.ranks is None or rank in recorder.options.ranks
     if not named:
         _attach_file.note(str(recorder.run), "left out")
@@ -211,7 +214,7 @@ def chosen(recorder: Recorder, rank: int) -> bool:
 
 
 def has_room(recorder: Recorder) -> bool:
-    """Whether limits on this process leave room for recording it; says so where they do not."""
+    """Return whether the memory limits of this process leave room for recording; say so if they do not."""
     why = memory_shortage.shortage()
     if why is not None:
         _attach_file.note(str(recorder.run), "error", why)
@@ -220,10 +223,10 @@ def has_room(recorder: Recorder) -> bool:
 
 
 def cannot_begin(recorder: Recorder, error: Exception) -> None:
-    """This process will not be recorded; its training goes on.
+    """Turn recording off for this process because it failed to begin; training continues.
 
     Raises:
-        Exception: ``error``, with ``--strict``, or when a signal handler of the user's raised it.
+        Exception: ``error``, with ``--strict``, or if a signal handler of the user's raised it.
     """
     attach.let_through(error)
     recorder.state, recorder.live = "off", False

@@ -1,13 +1,14 @@
-"""Which steps get full statistics: every N-th attempt of each optimizer, N fixed or led by what recording costs.
+"""Chooses the sampled steps: every N-th attempt of each optimizer. N is ``--every`` or follows the measured cost.
 
-With one optimizer a step is sampled iff ``step % N == 0``. With several (a GAN) the steps of each are counted apart:
-``step % 2`` would always be the discriminator's. Which optimizer the coming step belongs to is told from what followed
-the last time; steps come in patterns. Where nothing has followed yet, as within each trial of a search, the last one is
-expected again, and no more than N steps go by without a sample.
+With one optimizer a step is sampled if and only if ``step % N == 0``. With several (a GAN) the attempts of each
+optimizer are counted separately: ``step % 2`` would always hit the discriminator. The optimizer of the coming step is
+predicted: steps come in patterns, so it is the optimizer that stepped last time after the same history. A history
+without a successor, as in each trial of a search, predicts the last optimizer again; then at most N steps pass without
+a sample.
 
-Led by the budget, N stays 1 for the first steps, so that smoke runs are recorded whole, and then moves among the powers
-of two: at once up to the smallest N whose cost lies within the budget, and down by one power when half of the budget
-would do. Whatever N is, two runs of a script share the steps whose numbers are multiples of both.
+Under a budget N stays 1 for the first steps, so that smoke runs are recorded whole, and then moves among the powers of
+two: at once up to the smallest N whose cost is within the budget, and down by one power if half of the budget would be
+enough. Whatever N is, two runs of a script share the steps whose numbers are multiples of both.
 """
 
 from __future__ import annotations
@@ -18,31 +19,32 @@ from typing import Any, Final
 
 from precdoctor.recording.options import RecordOptions
 
-#: Attempts of an optimizer recorded in full whatever they cost: 64 steps at twice their time are 1 % of 6400.
+#: Attempts of an optimizer sampled at any cost: 64 steps at twice their time are 1 % of 6400 steps.
 WARM_UP: Final = 64
-#: Once so many optimizers step no more, new ones have half of that; after twice as many a quarter, and so on: a search
-#: makes one for each trial, a meta-learner one for each episode. Behind so many attempts in all new ones have none.
+#: Once this many optimizers have stopped stepping, a new one gets half of the warm-up; after twice as many a quarter,
+#: and so on: a search makes an optimizer per trial, a meta-learner per episode. A new one gets none after
+#: _MOST_ATTEMPTS attempts in all.
 _IN_FULL: Final = 4
 _MOST_ATTEMPTS: Final = 64 * WARM_UP
-#: Optimizers that may step in turns, one per parameter; where each steps once and is gone, no more seem to go on.
+#: Most optimizers that count as still stepping (one per parameter) at once.
 _MOST_ACTIVE: Final = 512
-#: N goes no further: what one step in 1024 costs is nothing.
+#: Largest N: the cost of one step in 1024 is negligible.
 MAX_PERIOD: Final = 1024
-#: Block histograms are taken on sampled steps that this divides, and on powers of two.
+#: Block histograms are recorded on sampled steps that this number divides, and on powers of two.
 BLOCK_PERIOD: Final = 64
-#: Costs are medians over this many steps: the first steps of a process, evaluations and checkpoints are outliers.
+#: Costs are medians over this many steps, because the first steps, evaluations and checkpoints are outliers.
 _WINDOW: Final = 16
-#: N is halved when that would cost less than this share of the budget; close to 1 it would swing to and fro.
+#: N is halved if the halved N would cost less than this share of the budget; with a share near 1, N would oscillate.
 _ROOM: Final = 0.5
-#: Sampled steps without a backlog after which N goes half the way back to what ``--every`` said.
+#: After this many sampled steps without a backlog N is halved, until it is back at ``--every``.
 _CALM: Final = 4
-#: Steps of one optimizer in a row that are told apart; and what is known of who follows whom, at most.
+#: Longest streak of one optimizer that the prediction counts, and most histories that it remembers.
 _MAX_STREAK: Final = 64
 _MOST_FOLLOWERS: Final = 4096
 
 
 class Sampler:
-    """Decides before each step; learns after each step. Pure counting: it knows no tensors and no clock.
+    """Decides before each step whether it is sampled, from counts and costs. Reads no tensor and no clock.
 
     Attributes:
         period: N.
@@ -51,49 +53,49 @@ class Sampler:
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
         self.period = options.every or 1
-        #: Attempts at the beginning that are all sampled: of the first optimizer, and of each.
+        #: Attempts at the beginning that are all sampled: of the first optimizer, and per optimizer.
         self._warm_up = WARM_UP if options.every is None else 0
         self._warm_ups: dict[str, int] = {}
-        #: Per optimizer: attempts so far, and how many of them since the last sampled one.
+        #: Per optimizer: attempts so far, and attempts since its last sampled one.
         self._attempts: dict[str, int] = {}
-        self._since: dict[str, int] = {}
-        #: Those that still step, in the order of their last attempts, each with the number of that one. An optimizer
-        #: steps no more where another one has made two attempts since.
+        self._since_sampled: dict[str, int] = {}
+        #: Optimizers that still step, in the order of their last attempts, each with the number of that attempt. An
+        #: optimizer has stopped stepping if another one has made two attempts since.
         self._active: collections.OrderedDict[str, int] = collections.OrderedDict()
-        self._last_but_one = 0
-        #: Steps in all, and since one was sampled, of whatever optimizer.
-        self._total = self._idle = 0
-        self._last: str | None = None
+        self._previous_attempt = 0
+        #: Number of steps in all, and since the last sampled one, of any optimizer.
+        self._total_steps = self._steps_since_sample = 0
+        self._last_optimizer: str | None = None
         self._streak = 0
-        self._follower: dict[tuple[str | None, int], str] = {}
+        self._next_optimizer: dict[tuple[str | None, int], str] = {}
         self._costs: dict[bool, collections.deque[int]] = {
             sampled: collections.deque(maxlen=_WINDOW) for sampled in (False, True)
         }
-        self._plain: collections.deque[int] = collections.deque(maxlen=_WINDOW)
-        #: What steps took as a whole, and what their hooks waited for the device.
-        self._steps: dict[bool, collections.deque[int]] = {
+        self._unrecorded_times: collections.deque[int] = collections.deque(maxlen=_WINDOW)
+        #: Durations of whole steps, and of the waits of their hooks for the device.
+        self._step_times: dict[bool, collections.deque[int]] = {
             sampled: collections.deque(maxlen=_WINDOW) for sampled in (False, True)
         }
-        self._waits: collections.deque[int] = collections.deque(maxlen=_WINDOW)
-        #: Sampled steps since the writer was behind last.
+        self._wait_times: collections.deque[int] = collections.deque(maxlen=_WINDOW)
+        #: Number of sampled steps since the writer was last behind.
         self._calm = 0
         self._had_blocks = False
 
     def wants(self, step: int) -> bool:
-        """Whether the coming step is to be sampled."""
+        """Return whether the coming step is to be sampled."""
         first, last = self._options.steps
         if (first is not None and step < first) or (last is not None and step >= last):
             return False
-        if len(self._attempts) < 2:  # the numbers of steps are those of attempts
+        if len(self._attempts) < 2:  # with one optimizer, step numbers are its attempt numbers
             return step - self._options.first_step < self._warm_up or step % self.period == 0
-        unknown = (self._last, self._streak) not in self._follower
-        return self._is_due(self._expected()) or (unknown and self._idle >= self.period)
+        unknown = (self._last_optimizer, self._streak) not in self._next_optimizer
+        return self._is_due(self._expected()) or (unknown and self._steps_since_sample >= self.period)
 
     def wants_blocks(self, step: int) -> bool:
-        """Whether the coming step, which is sampled, also gets block histograms.
+        """Return whether the coming step, which is sampled, also gets block histograms.
 
-        They cost as much as everything else together, and the spread inside blocks drifts with the weights, not from
-        step to step: 0, 1, 2, 4, 8 ... 64, then every 64th, and the first step recorded.
+        They cost as much as everything else together, and the spread inside blocks drifts slowly with the weights. So
+        they are recorded on steps 0, 1, 2, 4, 8 ... 64, then on every 64th, and on the first recorded step.
         """
         if len(self._attempts) > 1:
             step = self._options.first_step + self._attempts[self._expected()]
@@ -102,64 +104,64 @@ class Sampler:
         return due
 
     def _expected(self) -> str:
-        """The optimizer of the coming step, as far as is known; one at least has stepped."""
-        last = self._last or ""
-        return self._follower.get((last, self._streak), last)
+        """Return the predicted optimizer of the coming step. At least one must have stepped."""
+        last = self._last_optimizer or ""
+        return self._next_optimizer.get((last, self._streak), last)
 
     def _is_due(self, optimizer: str) -> bool:
         attempts = self._attempts[optimizer]
         if attempts < self._warm_ups[optimizer] or (self._options.first_step + attempts) % self.period == 0:
             return True
-        return self._since[optimizer] >= self.period  # its turn came when another one's step was expected
+        return self._since_sampled[optimizer] >= self.period  # at its multiple of N another one was predicted
 
     def ended(self, optimizer: str, *, sampled: bool, step_ns: int, cost_ns: int, wait_ns: int = 0) -> None:
-        """A step has ended.
+        """Note that a step has ended.
 
         Args:
-            optimizer: its name; "" without one.
-            sampled: whether it was.
-            step_ns: what it took, recording included.
-            cost_ns: what recording took of the host.
-            wait_ns: what its hooks waited for the device.
+            optimizer: its name; "" if the step has none.
+            sampled: whether the step was sampled.
+            step_ns: duration of the step, recording included.
+            cost_ns: host time of recording.
+            wait_ns: time that its hooks waited for the device.
         """
-        if self._last is not None:
-            if len(self._follower) >= _MOST_FOLLOWERS:
-                self._follower.clear()
-            self._follower[self._last, self._streak] = optimizer
-        self._streak = min(self._streak + 1, _MAX_STREAK) if optimizer == self._last else 1
-        if optimizer != self._last:
+        if self._last_optimizer is not None:
+            if len(self._next_optimizer) >= _MOST_FOLLOWERS:
+                self._next_optimizer.clear()
+            self._next_optimizer[self._last_optimizer, self._streak] = optimizer
+        self._streak = min(self._streak + 1, _MAX_STREAK) if optimizer == self._last_optimizer else 1
+        if optimizer != self._last_optimizer:
             self._change_over(optimizer)
-        self._last = optimizer
-        self._idle = 1 if sampled else self._idle + 1
-        self._total += 1
-        self._last_but_one, self._active[optimizer] = self._active.get(optimizer, 0), self._total
+        self._last_optimizer = optimizer
+        self._steps_since_sample = 1 if sampled else self._steps_since_sample + 1
+        self._total_steps += 1
+        self._previous_attempt, self._active[optimizer] = self._active.get(optimizer, 0), self._total_steps
         self._attempts[optimizer] = self._attempts.get(optimizer, 0) + 1
-        self._since[optimizer] = 1 if sampled else self._since.get(optimizer, 0) + 1
+        self._since_sampled[optimizer] = 1 if sampled else self._since_sampled.get(optimizer, 0) + 1
         self._costs[sampled].append(cost_ns)
-        self._plain.append(max(step_ns - cost_ns, 1))
-        self._steps[sampled].append(step_ns)
-        self._waits.append(wait_ns)
+        self._unrecorded_times.append(max(step_ns - cost_ns, 1))
+        self._step_times[sampled].append(step_ns)
+        self._wait_times.append(wait_ns)
 
     def _change_over(self, optimizer: str) -> None:
-        """Another optimizer than the last one has made an attempt."""
+        """Update which optimizers still step as another one makes an attempt; give a new one its warm-up."""
         active = self._active
-        while active and (next(iter(active.values())) < self._last_but_one or len(active) > _MOST_ACTIVE):
+        while active and (next(iter(active.values())) < self._previous_attempt or len(active) > _MOST_ACTIVE):
             active.popitem(last=False)
         if optimizer in self._active:
             self._active.move_to_end(optimizer)
         if optimizer not in self._warm_ups:
             over = len(self._warm_ups) - len(self._active)
-            self._warm_ups[optimizer] = self._warm_up >> over // _IN_FULL if self._total < _MOST_ATTEMPTS else 0
+            self._warm_ups[optimizer] = self._warm_up >> over // _IN_FULL if self._total_steps < _MOST_ATTEMPTS else 0
 
     def reconsider(self, *, behind: bool) -> dict[str, Any] | None:
-        """Move N if there is reason to; to be called after a sampled step.
+        """Change N if there is reason to. Call it after a sampled step.
 
         Args:
-            behind: the log cannot be written as fast as rows are made.
+            behind: rows are made faster than they can be written.
 
         Returns:
-            The data of a ``sampling`` event: ``reason``, ``from``, ``to``, and the expected ``overhead`` in case of a
-            budget; null when N stays.
+            The data of a ``sampling`` event: ``reason``, ``from``, ``to``, and under a budget ``overhead``, the
+            expected cost; None if N stays.
         """
         self._calm = 0 if behind else self._calm + 1
         if behind:
@@ -167,11 +169,11 @@ class Sampler:
         if self._options.every is not None:
             back = self.period > self._options.every and self._calm % _CALM == 0
             return self._move(self.period // 2, "caught up") if back else None
-        if self._total < _MOST_ATTEMPTS and all(self._attempts[name] < n for name, n in self._warm_ups.items()):
-            return None  # another optimizer may be done after a step; each has a warm-up of its own
+        if self._total_steps < _MOST_ATTEMPTS and all(self._attempts[name] < n for name, n in self._warm_ups.items()):
+            return None  # every optimizer is still in its warm-up, which N does not change
         budget, period = self._options.budget, self.period
-        if self._waits_for_device and not self._steps[False]:
-            period = max(period, 2)  # what sampled steps cost the device shows beside one that is not
+        if self._waits_for_device and not self._step_times[False]:
+            period = max(period, 2)  # the cost on the device can only be measured against a step that is not sampled
         while period < MAX_PERIOD and self.overhead(period) > budget:
             period *= 2
         if period == self.period and period > 1 and self.overhead(period // 2) < _ROOM * budget:
@@ -179,21 +181,22 @@ class Sampler:
         return self._move(period, "budget")
 
     def overhead(self, period: int) -> float:
-        """Expected cost of recording with this N, as a fraction of the time of the same steps without it."""
+        """Return the expected cost of recording at this N, as a fraction of the time of the steps without recording."""
         sampled, between = (statistics.median(self._costs[which] or [0]) for which in (True, False))
-        if self._waits_for_device and all(self._steps.values()):
-            # The host is ahead: what recording takes of it, it would otherwise have waited longer.
-            between = max(0.0, between - statistics.median(self._waits))
-            longer = statistics.median(self._steps[True]) - statistics.median(self._steps[False])
+        if self._waits_for_device and all(self._step_times.values()):
+            # The host is ahead of the device: without recording it would have waited for that much longer.
+            between = max(0.0, between - statistics.median(self._wait_times))
+            longer = statistics.median(self._step_times[True]) - statistics.median(self._step_times[False])
             sampled = between + max(0.0, longer)
-        return (sampled + (period - 1) * between) / period / statistics.median(self._plain or [1])
+        return (sampled + (period - 1) * between) / period / statistics.median(self._unrecorded_times or [1])
 
     @property
     def _waits_for_device(self) -> bool:
-        """Whether steps end when the device does, so that they also show what recording costs there."""
-        return statistics.median(self._waits or [0]) > 0
+        """Whether hooks wait for the device, so that a step's duration includes the cost of recording there."""
+        return statistics.median(self._wait_times or [0]) > 0
 
     def _move(self, period: int, reason: str) -> dict[str, Any] | None:
+        """Change N and return the data of the event; None if N stays."""
         if period == self.period:
             return None
         change: dict[str, Any] = {"reason": reason, "from": self.period, "to": period}

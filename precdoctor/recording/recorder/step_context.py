@@ -1,7 +1,7 @@
-"""What the rooms above need of the recorder to look at a step: its names, its state, and the log.
+"""The part of the recorder that other rooms need to observe a step: its names, its state, and the log.
 
-The microscope, deep scans, the shadow and everything else that only looks takes this.
-What puts numbers into slots takes a :class:`~precdoctor.recording.recorder.Recorder`.
+The microscope, deep scans, the shadow and everything else that only reads take this protocol. Code that writes to slots
+takes a :class:`~precdoctor.recording.recorder.Recorder`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from precdoctor.recording.slots.step_batch import StepFacts
 
 
 class StepTrace(Protocol):
-    """The trace of every op of some steps: :class:`~precdoctor.recording.microscope.live.LiveTrace`."""
+    """Traces every op of some steps: :class:`~precdoctor.recording.microscope.live.LiveTrace`."""
 
     @property
     def running(self) -> bool: ...
@@ -34,16 +34,16 @@ class StepTrace(Protocol):
 
 
 class StepContext(Protocol):
-    """The step in progress and the process it runs in.
+    """The current step and the process that it runs in.
 
     Attributes:
         state: ``idle``, ``armed`` or ``off``.
-        live: statistics are taken in this step.
-        current: the steps row in the making.
-        local: of each thread; ``stack`` holds its module calls in progress.
-        on_the_clock: a hook body runs, and its time is charged to the recorder.
-        warnings: logged as soon as there is a log.
-        when_armed, when_step_begins, when_forked, when_closing, when_turned_off: to be called then, in this order.
+        live: the current step is sampled, and statistics are measured.
+        current: the steps row being built.
+        local: thread-local; ``stack`` holds the module calls in progress.
+        on_the_clock: whether a hook body is running and charged with its time.
+        warnings: sentences to log as soon as there is a log.
+        when_armed, when_step_begins, when_forked, when_closing, when_turned_off: called at that event, in list order.
     """
 
     options: RecordOptions
@@ -66,25 +66,25 @@ class StepContext(Protocol):
 
     @property
     def step(self) -> int:
-        """The number of the step attempt in progress."""
+        """The number of the current step attempt."""
 
     @property
     def traced(self) -> bool:
-        """Whether every op of the step is traced: nothing else has to look at it."""
+        """Whether every op of the current step is traced: then no other room needs to observe it."""
 
     @property
     def halt(self) -> str | None:
-        """Why the run is to stop, once somebody has asked for it."""
+        """Why the run must stop; None until ``--halt-on`` asks for it."""
 
     @property
     def evidence(self) -> deque[Evidence]:
-        """Recorded numbers that give reason for a deep scan, oldest first."""
+        """Recorded numbers that justify a deep scan, oldest first."""
 
     def arm(self) -> bool:
-        """Begin to record; false when this process is not to be recorded."""
+        """Begin to record. Return False if this process is not to be recorded."""
 
     def event(self, kind: str, **columns: Any) -> None:
-        """Log an event of the step."""
+        """Log an event of the current step."""
 
     def internal_error(self, error: Exception) -> None:
         """Log a defect of the recorder; the third turns recording off."""
@@ -93,4 +93,4 @@ class StepContext(Protocol):
         """Charge the time inside neither to the step nor to the recorder."""
 
     def close(self, *, reason: str = "exit", message: str | None = None) -> None:
-        """Write out what is left and the end marker."""
+        """Write the remaining rows and the end marker."""

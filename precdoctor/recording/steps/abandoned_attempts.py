@@ -1,13 +1,14 @@
-"""Attempts that a script gives up by itself: its gradients hold an Inf or a NaN, and it throws them away.
+"""Ends attempts that the script itself gives up: its gradients hold an Inf or a NaN, and it discards them.
 
-Hand-written loss scaling does it, and so do loops that look at the norm before they step. Nothing announces such an
-attempt. That gradients are thrown away does not tell: gradient surgery, SAM and saliency maps do it with finite ones
-all the time, and half of a GAN gets gradients nobody asked for. So a step is only ended where nothing else can be
-meant: by the one optimizer of the process, which has never thrown finite gradients away, whose gradients are not finite
-while its weights are. It ends as the next forward pass begins; another backward pass through the same graph is surgery.
+Hand-written loss scaling does this, and loops that check the norm before they step. Nothing announces such an attempt,
+and that gradients are discarded does not prove it: gradient surgery, SAM and saliency maps discard finite ones all the
+time, and half of a GAN gets gradients that it never uses. So a step is ended only if nothing else can be the reason:
+the process has one optimizer, which has never discarded finite gradients, and its gradients are not finite while its
+weights are. The step ends as the next forward pass begins; another backward pass through the same graph is gradient
+surgery.
 
-Loops that call ``zero_grad`` just before ``backward`` do it after that forward pass, whose rows belong to the step to
-come. Of those, the step is ended before, once they are known: every backward pass so far began with fresh gradients.
+Loops that call ``zero_grad`` just before ``backward`` discard after that forward pass, whose rows belong to the next
+step. If every backward pass so far began with fresh gradients, the loop is such a loop: the step is ended before it.
 """
 
 from __future__ import annotations
@@ -29,25 +30,31 @@ from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import Deferred, is_capturing, read
 from precdoctor.recording.steps.sentinel import amax, gradient_sentinel
 
-#: Backward passes after which a loop is known: the first one of an accumulation also begins with fresh gradients.
+#: Backward passes until a loop counts as known: the first pass of an accumulation also begins with fresh gradients.
 _KNOWN_AFTER: Final = 2
 
-#: Norm and amax of gradients.
+#: L2 norm and amax of gradients.
 Found = tuple[Deferred, Deferred]
 LeaveOut = Callable[[torch.optim.Optimizer, Found | None], None]
 
 
 class AbandonedAttempts:
-    """Watches ``zero_grad``, and the forward and backward passes around it."""
+    """Watches ``zero_grad`` and the forward and backward passes around it, and ends the attempts given up.
+
+    Attributes:
+        forward_in_attempt: called as a forward pass begins while an attempt is open.
+        backward_in_attempt: called as a backward pass ends while an attempt is open.
+        attempt_open: whether an attempt is open; set by the optimizer hooks.
+        thrown_losses: by id of the optimizer, how many losses of the step came before its gradients were discarded.
+    """
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
-        #: Ends the attempt of an optimizer; set on installation, as are the three questions.
+        #: Set by :meth:`install`, as are the three functions below.
         self._leave_out: LeaveOut = lambda _optimizer, _found: None
         self._in_step: Callable[[], bool] = lambda: False
         self._is_unscaled: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
         self._is_updated: Callable[[torch.optim.Optimizer], bool] = lambda _optimizer: False
-        #: Told of forward passes that begin, and of backward passes that end, while an attempt is open.
         self.forward_in_attempt: Callable[[], None] = lambda: None
         self.backward_in_attempt: Callable[[], None] = lambda: None
         self._forget()
@@ -57,16 +64,15 @@ class AbandonedAttempts:
         self._optimizer: weakref.ref[torch.optim.Optimizer] | None = None
         self._module: weakref.ref[nn.Module] | None = None
         self.attempt_open = False
-        #: Several optimizers, or finite gradients were thrown away: what it means is unknown in this process.
-        self._unclear = False
-        #: What was thrown away, as long as no forward pass has followed.
-        self._thrown: tuple[weakref.ref[torch.optim.Optimizer], Found] | None = None
-        #: By optimizer, how many losses of the step had come when their gradients were thrown away.
+        #: Whether discarded gradients prove nothing in this process: several optimizers, or finite ones were discarded.
+        self._is_ambiguous = False
+        #: The optimizer whose bad gradients were discarded, until a forward or backward pass begins.
+        self._discarded: tuple[weakref.ref[torch.optim.Optimizer], Found] | None = None
         self.thrown_losses: dict[int, int] = {}
-        self._left_out = False
+        self._has_left_out = False
         self._went_forward = False
         self._zeroed = False
-        self._backwards = 0
+        self._backward_passes = 0
         self._always_fresh = True
 
     def install(
@@ -79,19 +85,19 @@ class AbandonedAttempts:
         """Patch ``zero_grad`` of optimizers and modules.
 
         Args:
-            leave_out: ends the attempt of an optimizer as one that the script left out; given norm and amax of its
-                gradients, if they have been read.
-            in_step: whether an optimizer is in the middle of its step.
-            is_unscaled: whether a scaler has unscaled the gradients of an optimizer that has not stepped since.
-            is_updated: whether that scaler was updated meanwhile, and the gradients were finite.
+            leave_out: ends the attempt of an optimizer as one that the script gave up; takes the optimizer, and norm
+                and amax of its gradients if they have been read.
+            in_step: returns whether an optimizer is in the middle of its step.
+            is_unscaled: returns whether a scaler has unscaled the optimizer's gradients and it has not stepped since.
+            is_updated: returns whether that scaler was updated since, after finite gradients.
         """
         self._leave_out, self._in_step = leave_out, in_step
         self._is_unscaled, self._is_updated = is_unscaled, is_updated
         optimizer, module = torch.optim.Optimizer, nn.Module
         optimizer.zero_grad = self._noting(  # type: ignore[method-assign]
-            optimizer.zero_grad, self._optimizer_throws, self._is_used_up
+            optimizer.zero_grad, self._optimizer_discards, self._is_used_up
         )
-        module.zero_grad = self._noting(module.zero_grad, self._module_throws)  # type: ignore[method-assign]
+        module.zero_grad = self._noting(module.zero_grad, self._module_discards)  # type: ignore[method-assign]
 
     def _noting(
         self,
@@ -99,58 +105,60 @@ class AbandonedAttempts:
         note: Callable[[Any], None],
         is_nothing: Callable[[Any], bool] = lambda _owner: False,
     ) -> Callable[..., Any]:
-        context, noted = self._context, guarded(self._context)(note)
+        """Wrap a ``zero_grad``: call ``note`` before it, unless ``is_nothing`` returns True."""
+        context, guarded_note = self._context, guarded(self._context)(note)
 
         @functools.wraps(original)
         def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
             if context.state == "armed" and not torch.compiler.is_compiling() and not is_nothing(owner):
-                noted(owner)
+                guarded_note(owner)
             return original(owner, *args, **kwargs)
 
         return zero_grad
 
-    # --- what happens around it --------------------------------------------------------------------------------------
+    # --- optimizers, passes and attempts -----------------------------------------------------------------------------
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer steps, or is about to."""
-        known = self._optimizer() if self._optimizer is not None else None
+        """Note that an optimizer steps, or shows itself by its ``zero_grad``."""
+        known = self._first_optimizer()
         if known is None:
             self._optimizer = weakref.ref(optimizer)
         elif known is not optimizer:
-            self._unclear = True
+            self._is_ambiguous = True
 
     def forward_begins(self) -> None:
-        """A root module is called."""
+        """Before a root module is called with gradients on, end the step if its attempt was given up."""
         if not torch.is_grad_enabled():
             return
         if self.attempt_open:
             self.forward_in_attempt()
-        if self._thrown is not None:
-            self._end_thrown()
+        if self._discarded is not None:
+            self._end_discarded()
         if self._always_fresh and self._context.micro_step:
             self._end_if_fresh()
         self._went_forward = True
 
     def run_ends(self) -> None:
-        """A script that has left attempts out before may have done so with the last one."""
-        self._end_thrown()
-        if self._left_out:
+        """At the end of the run, end the last step if it was given up, like earlier ones."""
+        self._end_discarded()
+        if self._has_left_out:
             self._end_if_fresh()
-        if len(self.thrown_losses) == 1:  # the open step has no attempt to say whose count holds
+        if len(self.thrown_losses) == 1:  # the step ends without an attempt, so its count is not set yet
             (self._context.current.thrown_losses,) = self.thrown_losses.values()
 
-    def _end_thrown(self) -> None:
-        thrown, self._thrown = self._thrown, None
-        optimizer = thrown[0]() if thrown is not None else None
-        if thrown is not None and optimizer is not None and not self._in_step():
-            self._end(optimizer, thrown[1])
+    def _end_discarded(self) -> None:
+        """End the attempt whose gradients were discarded, if any."""
+        discarded, self._discarded = self._discarded, None
+        optimizer = discarded[0]() if discarded is not None else None
+        if discarded is not None and optimizer is not None and not self._in_step():
+            self._end(optimizer, discarded[1])
 
     def _end_if_fresh(self) -> None:
-        """The next ``zero_grad`` comes too late, so that it must be known that it comes."""
-        known = self._always_fresh and self._backwards >= _KNOWN_AFTER
+        """End the attempt if the known loop will discard its gradients: bad ones, or ones a scaler was updated for."""
+        known = self._always_fresh and self._backward_passes >= _KNOWN_AFTER
         if not known or not self._context.micro_step or self._went_forward:
             return
-        optimizer = self._known()
+        optimizer = self._first_optimizer()
         if optimizer is None or self._in_step():
             return
         if self._is_updated(optimizer):
@@ -161,61 +169,64 @@ class AbandonedAttempts:
                 self._end(optimizer, found)
 
     def _end(self, optimizer: torch.optim.Optimizer, found: Found | None) -> None:
-        self._left_out = True
+        """End the attempt of an optimizer as one that the script gave up."""
+        self._has_left_out = True
         self._leave_out(optimizer, found)
 
     def backward_begins(self) -> None:
-        """Not one inside another."""
-        self._thrown = None
-        self._backwards += 1
+        """Note an outermost backward pass: gradients discarded before it, with no forward pass between, are surgery."""
+        self._discarded = None
+        self._backward_passes += 1
         self._always_fresh = self._always_fresh and self._zeroed
         self._zeroed = False
 
     def backward_ended(self) -> None:
-        """Gradients are there."""
+        """Note that an outermost backward pass has ended."""
         self._went_forward = False
         if self.attempt_open:
             self.backward_in_attempt()
 
     def attempt_ended(self) -> None:
-        """However it did, there is nothing left to end."""
-        self._thrown, self.attempt_open = None, False
+        """Forget what belongs to the attempt that has just ended."""
+        self._discarded, self.attempt_open = None, False
         self.thrown_losses.clear()
 
     def _is_used_up(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the known optimizer has stepped with its gradients already: most often."""
+        """Return whether the known optimizer has already stepped with the gradients: the usual case, kept cheap."""
         used = not self._context.micro_step and not self._context.threads.others
         if used and self._optimizer is not None and self._optimizer() is optimizer:
             self._zeroed = True
             return True
         return False
 
-    def _optimizer_throws(self, optimizer: torch.optim.Optimizer) -> None:
+    def _optimizer_discards(self, optimizer: torch.optim.Optimizer) -> None:
+        """Handle ``zero_grad`` of an optimizer: end its attempt, remember it for later, or rule it out."""
         self.meet(optimizer)
         self._zeroed = True
         if self._context.micro_step:
             self.thrown_losses[id(optimizer)] = len(self._context.current.losses)
         if not self._context.micro_step or self._in_step():
-            return  # stepped with already, or for a closure to know
-        if self._is_unscaled(optimizer):  # nobody unscales what is not for a step
-            if not (self._went_forward and self._is_updated(optimizer)):  # else it would take the next step's rows
+            return  # the gradients were used already, or a closure uses them
+        if self._is_unscaled(optimizer):  # a script unscales only for a step
+            if not (self._went_forward and self._is_updated(optimizer)):  # else it would get the next step's rows
                 self._leave_out(optimizer, None)
         elif (found := self._look(parameters_of(optimizer))) is not None:
             if _is_finite(found):
-                self._unclear = True
+                self._is_ambiguous = True
             elif not self._went_forward and _is_lost(found, optimizer):
-                self._thrown = (weakref.ref(optimizer), found)
+                self._discarded = (weakref.ref(optimizer), found)
 
-    def _module_throws(self, module: nn.Module) -> None:
-        optimizer = self._known()
-        if optimizer is None:  # it has yet to make itself known
+    def _module_discards(self, module: nn.Module) -> None:
+        """Handle ``zero_grad`` of a module like that of the optimizer that trains it."""
+        optimizer = self._first_optimizer()
+        if optimizer is None:  # no optimizer has shown itself yet
             if self._context.micro_step and (found := self._look(list(static.parameters(module)))) is not None:
-                self._unclear = self._unclear or _is_finite(found)
-        elif not self._unclear and self._covers(module, optimizer):
-            self._optimizer_throws(optimizer)
+                self._is_ambiguous = self._is_ambiguous or _is_finite(found)
+        elif not self._is_ambiguous and self._covers(module, optimizer):
+            self._optimizer_discards(optimizer)
 
     def _covers(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether all that the optimizer trains is in the module; asked again only of another module."""
+        """Return whether the module has all parameters of the optimizer; cached for one module."""
         if self._module is None or self._module() is not module:
             own = {id(p) for p in static.parameters(module)}
             if not all(id(p) in own for p in parameters_of(optimizer)):
@@ -224,22 +235,24 @@ class AbandonedAttempts:
         return True
 
     def is_trained(self, parameter: Tensor) -> bool:
-        """Whether an optimizer that has shown itself, by its ``zero_grad`` at least, has this parameter."""
-        optimizer = self._known()
+        """Return whether an optimizer that has stepped or called ``zero_grad`` has this parameter."""
+        optimizer = self._first_optimizer()
         return optimizer is not None and any(p is parameter for p in parameters_of(optimizer))
 
-    # --- what it means -----------------------------------------------------------------------------------------------
+    # --- readings of gradients ---------------------------------------------------------------------------------------
 
-    def _known(self) -> torch.optim.Optimizer | None:
+    def _first_optimizer(self) -> torch.optim.Optimizer | None:
+        """Return the first optimizer met, if it is still alive."""
         return self._optimizer() if self._optimizer is not None else None
 
     def _look(self, parameters: list[Tensor]) -> Found | None:
-        """Norm and amax of their gradients; null without any, and where nobody may look.
+        """Return norm and amax of the gradients; None if there are none, or they must not be read.
 
-        Reading them waits for the device, as the guard does: not with ``--on-nonfinite observe``, nor in a graph being
-        captured. Ranks might come to different answers about gradients that are not reduced yet, and count differently.
+        Reading them waits for the device, as the guard does. So they are not read with ``--on-nonfinite observe``, nor
+        while a graph is captured, nor with several ranks: gradients that are not reduced yet may differ, and step
+        counts with them.
         """
-        if self._unclear or attach.has_other_ranks():
+        if self._is_ambiguous or attach.has_other_ranks():
             return None
         if not all(p.is_cpu for p in parameters) and (
             self._context.options.on_nonfinite == "observe" or is_capturing()
@@ -249,12 +262,13 @@ class AbandonedAttempts:
 
 
 def _is_finite(found: Found) -> bool:
+    """Return whether all gradients are finite; waits for the device."""
     largest = read(found[1])
     return largest is None or math.isfinite(largest)
 
 
 def _is_lost(found: Found, optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradients are not finite and the weights are: SAM's first step would have spoiled them."""
+    """Return whether gradients are not finite and the weights are; after SAM's first step both would be bad."""
     if _is_finite(found):
         return False
     largest = read(amax(parameters_of(optimizer)))

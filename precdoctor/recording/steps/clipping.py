@@ -1,4 +1,4 @@
-"""The patches around torch's functions that clip gradients."""
+"""Patches torch's functions that clip gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 
 _FUNCTIONS = ("clip_grad_norm_", "clip_grad_value_")
-#: What is used up by looking at it, so that a list is clipped in its place, as ``clip_grad_norm_`` would make one.
+#: Iterators, which can be read once only: the clipping function gets a list instead.
 _ITERATORS = (types.GeneratorType, map, filter, itertools.chain)
 
 
@@ -26,7 +26,7 @@ def install(
     covered: Callable[[list[Tensor]], bool],
     stays: Callable[[list[Tensor]], None],
 ) -> None:
-    """Call ``note`` with limit and parameters before each clipping; ``stays`` after it, if they were ``covered``."""
+    """Call ``note`` with limit and parameters before each clip, and ``stays`` after it if they were ``covered``."""
     calls = (guarded(context)(note), guarded(context)(covered), guarded(context)(stays))
     for name in _FUNCTIONS:
         wrapped = _noting(getattr(torch.nn.utils, name), *calls)
@@ -40,6 +40,8 @@ def _noting(
     covered: Callable[..., bool | None],
     stays: Callable[..., Any],
 ) -> Callable[..., Any]:
+    """Wrap a clipping function."""
+
     @functools.wraps(original)
     def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -58,7 +60,7 @@ def _noting(
 
 
 def number(limit: Any) -> float | None:
-    """A limit as a number; null where reading it would wait for a device, or run code of the user's."""
+    """Return a limit as a number; None if reading it would wait for a device or run user code."""
     if issubclass(type(limit), Tensor):
         return float(limit) if limit.is_cpu and limit.numel() == 1 else None
     return static.number(limit)

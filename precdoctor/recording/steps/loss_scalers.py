@@ -1,6 +1,6 @@
-"""Loss scalers: the scale in force, its growth tracker, what ``step`` found, and whether gradients are unscaled yet.
+"""Follows loss scalers: the current scale, growth tracker, found Infs, and whether gradients are unscaled yet.
 
-Everything a scaler knows lies in device tensors; ``get_scale()`` would wait for them and is never called.
+A scaler keeps all of this in device tensors. ``get_scale()`` would wait for them and is never called.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.deferred import defer, read
 from precdoctor.recording.steps.missing_zero_grad import KeptGradients
 
-#: A scaler is updated although this optimizer, whose gradients it has unscaled, was not stepped.
+#: Called with scaler and optimizer if the script skips: the scaler is updated, but the optimizer made no step.
 LeftOutHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 BeginHook = Callable[[torch.amp.GradScaler, torch.optim.Optimizer], None]
 StepHook = Callable[[torch.optim.Optimizer], None]
-#: The optimizer with an id, as a scaler keeps its state; None for one that has not been met.
+#: Returns the optimizer with this id, the key of a scaler's per-optimizer state; None if it was never met.
 Known = Callable[[int], "torch.optim.Optimizer | None"]
 
 
 class Scalers:
-    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``, which overrides
-    ``scale``, ``unscale_`` and ``update``.
+    """Patches ``torch.amp.GradScaler`` and, if loaded, FSDP's ``ShardedGradScaler``.
+
+    The latter overrides ``scale``, ``unscale_`` and ``update``.
     """
 
     def __init__(
@@ -49,28 +50,28 @@ class Scalers:
         self._end = end
         self._left_out = left_out
         self._optimizer_of = optimizer_of
-        #: Optimizers that ``unscale_`` was called for and that have made no attempt since, each with its scaler.
+        #: By id: optimizers that were given to ``unscale_`` and have made no attempt since, with their scalers.
         self.unscaled: dict[int, tuple[weakref.ref[torch.amp.GradScaler], weakref.ref[torch.optim.Optimizer]]] = {}
         recorder.when_forked.append(self.unscaled.clear)
-        #: Those of them whose scaler has been updated since: their gradients were finite.
+        #: Ids of the optimizers in ``unscaled`` whose scaler has been updated since, after finite gradients.
         self._updated: set[int] = set()
         recorder.when_forked.append(self._updated.clear)
-        self._known: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
+        self._logged: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         #: Scalers whose ``scale`` was used since their last ``update``: gradients carry their scale.
         self.in_use: static.ByIdentity[torch.amp.GradScaler, bool] = static.ByIdentity()
         self._sharded_patched = False
 
     def install(self) -> None:
-        """Patch the class; every CPU and CUDA scaler of torch derives from it."""
+        """Patch ``GradScaler``; every CPU and CUDA scaler of torch derives from it."""
         kind = torch.amp.GradScaler
         wraps = {"scale": self._scaling, "unscale_": self._unscaling, "step": self._stepping, "update": self._updating}
         for name, wrap in wraps.items():
             setattr(kind, name, wrap(getattr(kind, name)))
 
     def still_scaled(self, parameters: Iterable[Tensor]) -> bool | None:
-        """Whether one of these gradients carries a loss scale that ``unscale_`` has not taken out; null: no scaler.
+        """Return whether one of these parameters' gradients still carries a loss scale; None without a scaler.
 
-        With several optimizers every one whose parameters these are has to be unscaled.
+        With several optimizers, each optimizer that has one of the parameters must have been unscaled.
         """
         if not (in_use := self.in_use.keys()):
             return None
@@ -83,18 +84,21 @@ class Scalers:
         if 1 not in stages.values():
             return True
         optimizers = [self._optimizer_of(key) for key in stages]
-        if any(o is None for o in optimizers):  # before its first step nobody has met it
+        if any(o is None for o in optimizers):  # an optimizer is unknown before its first step
             return False
         unscaled = {id(p) for o in optimizers if o is not None for p in parameters_of(o)}
         return any(p.requires_grad and p.grad is not None and id(p) not in unscaled for p in parameters)
 
     def _meet(self, scaler: torch.amp.GradScaler) -> None:
-        if not self._known.get(scaler):
-            self._known.put(scaler, True)
+        """Log a scaler's facts the first time it is used."""
+        if not self._logged.get(scaler):
+            self._logged.put(scaler, True)
             if self._recorder.facts is not None:
                 self._recorder.facts.scaler(scaler)
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``scale``: remember the losses that it is given."""
+
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler, losses: Any) -> None:
             if self._recorder.state == "armed" and _is_enabled(scaler):
@@ -110,6 +114,7 @@ class Scalers:
         return scale
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``step``: it is an attempt."""
         begin, end = guarded(self._recorder)(self._step_begins), guarded(self._recorder)(self._step_ended)
 
         @functools.wraps(original)
@@ -125,6 +130,8 @@ class Scalers:
         return step
 
     def _unscaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``unscale_``: remember the optimizer."""
+
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
             if self._recorder.state == "armed" and _is_enabled(scaler):
@@ -134,13 +141,15 @@ class Scalers:
 
         @functools.wraps(original)
         def unscale_(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, optimizer, *args, **kwargs)  # raises when it is the second one
+            result = original(scaler, optimizer, *args, **kwargs)  # raises if called twice
             note(scaler, optimizer)
             return result
 
         return unscale_
 
     def _updating(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``update``: end the attempts that the script left out."""
+
         @guarded(self._recorder)
         def note(scaler: torch.amp.GradScaler) -> None:
             if self.unscaled and self._recorder.state == "armed" and not self._recorder.capture.runs:
@@ -149,12 +158,13 @@ class Scalers:
 
         @functools.wraps(original)
         def update(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
-            note(scaler)  # before it: the update adds up what was found in place, and forgets it
+            note(scaler)  # before it: update merges the found Infs in place and clears them
             return original(scaler, *args, **kwargs)
 
         return update
 
     def _step_begins(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        """Begin an attempt, unless the process is not recorded."""
         recorder = self._recorder
         if (recorder.state == "idle" and not recorder.arm()) or recorder.capture.runs:
             return
@@ -167,11 +177,13 @@ class Scalers:
         self._begin(scaler, optimizer)
 
     def _note_scale(self, scaler: torch.amp.GradScaler) -> None:
+        """Put the current scale and growth tracker into the step's facts, without waiting for the device."""
         facts = self._recorder.current
         facts.loss_scale = defer(static.attribute(scaler, "_scale"), by_drain=True)
         facts.growth_tracker = defer(static.attribute(scaler, "_growth_tracker"), by_drain=True)
 
     def _step_ended(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        """End the attempt."""
         if self._recorder.state != "armed" or self._recorder.capture.runs:
             return
         self._note_found(scaler, optimizer)
@@ -179,7 +191,7 @@ class Scalers:
         self._end(optimizer)
 
     def _note_found(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the scaler has checked gradients at all; what it found is read later."""
+        """Put the number of found Infs into the step's facts, unread. Return False if no gradient was checked."""
         state = dict.get(static.attribute(scaler, "_per_optimizer_states", {}), id(optimizer), {})
         found = list(state.get("found_inf_per_device", {}).values())
         if found:
@@ -190,9 +202,9 @@ class Scalers:
     # --- attempts that the script leaves out --------------------------------------------------------------------------
 
     def attempted(self, optimizer: torch.optim.Optimizer) -> None:
-        """An attempt of this optimizer has ended: what was unscaled for it is used up.
+        """Forget that the gradients of this attempt's optimizer were unscaled.
 
-        One that wraps another, or is wrapped, has the same parameters.
+        An optimizer that wraps this one, or is wrapped by it, has the same parameters and is forgotten as well.
         """
         first = _first_parameter(optimizer)
         for key, (_, known) in list(self.unscaled.items()):
@@ -202,24 +214,24 @@ class Scalers:
                 self._updated.discard(key)
 
     def has_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether ``unscale_`` was called for it, and no attempt of it has followed."""
+        """Return whether the optimizer was given to ``unscale_`` and has made no attempt since."""
         known = self.unscaled.get(id(optimizer))
         return known is not None and known[1]() is optimizer
 
     def has_updated(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether the scaler was updated since, as its gradients were finite: they stay, or are to be thrown away."""
+        """Return whether its scaler was updated since, after finite gradients: they are kept or will be discarded."""
         return self.has_unscaled(optimizer) and id(optimizer) in self._updated
 
     def leaves_out(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Gradients are thrown away: end the attempt if a scaler has unscaled them for a step. False if none has."""
+        """End the attempt whose gradients are being discarded. Return False if no scaler has unscaled them."""
         scaler = self.unscaled[id(optimizer)][0]() if self.has_unscaled(optimizer) else None
         return scaler is not None and self._leave_out(scaler, optimizer)
 
     def _end_left_out(self, scaler: torch.amp.GradScaler) -> None:
-        """``update`` is called: what it has unscaled and nobody has stepped with was an attempt if it is not finite.
+        """As ``update`` is called, end the attempts with non-finite gradients that no optimizer stepped with.
 
-        Finite gradients that stay are added to, by loops that update the scaler after every micro-batch; those that are
-        thrown away end the attempt when they are.
+        Finite gradients may be kept: loops that update the scaler after every micro-batch add to them. If the script
+        discards them, that ends the attempt.
         """
         for used, known in list(self.unscaled.values()):
             optimizer = known()
@@ -232,9 +244,10 @@ class Scalers:
                 self._leave_out(scaler, optimizer)
 
     def _was_finite(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
-        """What a scaler that is about to be updated found in the gradients; it is no attempt yet, if so.
+        """Return whether the scaler found only finite gradients; True if unknown.
 
-        Reading it waits for the device. With ``--on-nonfinite observe`` nobody does: throwing them away will show it.
+        Waits for the device. With ``--on-nonfinite observe`` it does not, and returns True: the attempt then ends when
+        the gradients are discarded.
         """
         if not self._note_found(scaler, optimizer):
             return True
@@ -245,9 +258,10 @@ class Scalers:
         return not read(found)
 
     def _leave_out(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> bool:
+        """End an attempt that the script left out. Return False if its optimizer had no gradients."""
         if not self._note_found(scaler, optimizer):
             if self._recorder.current.found_inf is None:
-                return False  # it had no gradients
+                return False  # the optimizer had no gradients
         else:
             self._note_scale(scaler)
         self._patch_sharded()
@@ -256,17 +270,14 @@ class Scalers:
         return True
 
     def _patch_sharded(self) -> None:
-        """FSDP's scaler overrides them; its module is heavy, so it is only patched where the script loads it."""
+        """Patch FSDP's scaler once the script has loaded its module, which is too heavy to import here."""
         module = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
         if module is not None and not self._sharded_patched:
             self._sharded_patched = True
             kind = module.ShardedGradScaler
-            if "scale" in vars(kind):
-                kind.scale = self._scaling(kind.scale)
-            if "unscale_" in vars(kind):
-                kind.unscale_ = self._unscaling(kind.unscale_)
-            if "update" in vars(kind):
-                kind.update = self._updating(kind.update)
+            wraps = {"scale": self._scaling, "unscale_": self._unscaling, "update": self._updating}
+            for name in wraps.keys() & vars(kind).keys():
+                setattr(kind, name, wraps[name](getattr(kind, name)))
 
 
 def _first_parameter(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:

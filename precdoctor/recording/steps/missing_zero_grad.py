@@ -1,13 +1,12 @@
-"""Gradients that nobody zeroes: what one step leaves, the next backward pass adds to.
+"""Finds gradients that are never zeroed: each backward pass adds to the gradients of the step before.
 
-Nothing announces a ``zero_grad`` that is missing. So one gradient of each optimizer is watched, by its identity and
-version counter: as a backward pass begins, is it what the last pass, or step, left? That costs a comparison. Zeroing
-it, letting go of it or putting another one in its place is seen, whoever does it; a GAN's discriminator, whose
-gradients get the generator's pass on top and are zeroed then, does not keep them. Clipping alone may write to it before
-a step.
+Nothing announces a missing ``zero_grad``. So one gradient of each optimizer is watched by identity and version counter:
+as a backward pass begins, is it still as the last pass or step left it? The check costs a comparison, and notices
+whoever zeroes, drops or replaces the gradient. A GAN's discriminator gets the generator's gradients on top but zeroes
+them, so it is not reported. Before a step only clipping may write to the gradient.
 
-Writes through ``.data`` move no version counter. Before anything is told, a few small gradients are therefore copied
-behind a step and compared as the next backward pass begins, and all gradients are looked at by identity and version.
+Writes through ``.data`` change no version counter. So before anything is reported, a few small gradients are copied
+after a step and compared as the next backward pass begins, and all gradients are checked by identity and version.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import Deferred, defer, is_capturing, read
 
-#: Losses remembered between two steps of a scaler.
+#: Most losses remembered between two steps of a scaler.
 _MAX_GIVEN = 64
-#: Steps in a row that apply what the step before had applied already, before anything is said.
+#: Steps in a row with kept gradients before they are reported.
 ENOUGH: Final = 8
-#: Gradients that are copied once to be sure, the smallest ones, and how many elements they may have together.
+#: Number of gradients that are copied for the comparison, smallest first, and their most elements in all.
 _COPIED: Final = 8
 _MOST_ELEMENTS: Final = 1 << 20
 
 
 class ScaledLosses:
-    """Counts the steps of a scaler all of whose backward passes began at losses that it was given, unscaled."""
+    """Counts a scaler's steps whose backward passes all started from a loss given to ``scale``, not from its result."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
@@ -45,19 +44,19 @@ class ScaledLosses:
 
     def _forget(self) -> None:
         self._given: list[weakref.ref[Tensor]] = []
-        #: Backward passes since the last step, and those of a loss that was given to ``scale``.
+        #: Backward passes since the last step, and how many of them started from an unscaled loss.
         self._passes = self._unscaled = 0
         self._attempts = self._steps = 0
-        #: Where the first such step called ``backward``.
+        #: File and line of the ``backward`` call in the first such step.
         self._line: tuple[str | None, int | None] = None, None
 
     def given(self, losses: Any) -> None:
-        """``scale`` was called for these."""
+        """Remember the losses that ``scale`` is given."""
         if len(self._given) < _MAX_GIVEN:
             self._given += [weakref.ref(x) for _, x in tensor_leaves.tensors(losses)]
 
     def backward_begins(self, roots: list[Any]) -> None:
-        """From these tensors."""
+        """Count a backward pass from ``roots``."""
         if not self._given:
             self._passes += 1
             return
@@ -66,9 +65,9 @@ class ScaledLosses:
         self._unscaled += bool(roots) and all(any(root is x for x in given) for root in roots)
 
     def stepped(self) -> None:
-        """A scaler's ``step`` has ended, whatever it found."""
+        """At the end of a scaler's ``step``, whether or not it skipped, count the step and report the first bad one."""
         if not self._passes:
-            return  # of another optimizer, with the gradients of the same passes
+            return  # a step of another optimizer after the same passes
         unscaled = self._unscaled == self._passes
         self._attempts += 1
         self._steps += unscaled
@@ -77,14 +76,14 @@ class ScaledLosses:
         if unscaled and self._steps == 1:
             facts = self._context.current
             self._line = facts.backward_file, facts.backward_line
-            self._tell()
+            self._report()
 
     def run_ends(self) -> None:
-        """How many there were in the end."""
+        """Report the final count."""
         if self._steps > 1:
-            self._tell()
+            self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         data = {
             "message": "a scaler unscales gradients of losses that went into backward without its scale",
             "what": "scale-unused",
@@ -95,8 +94,13 @@ class ScaledLosses:
 
 
 @dataclass(slots=True, eq=False)
-class _Left:
-    """A gradient as it was left."""
+class _GradientState:
+    """A gradient as the last backward pass or step left it.
+
+    Attributes:
+        version: its version counter at that time.
+        copy: its values at that time; None if they were not copied.
+    """
 
     parameter: weakref.ref[Tensor]
     grad: weakref.ref[Tensor]
@@ -104,65 +108,66 @@ class _Left:
     copy: Tensor | None = None
 
     @classmethod
-    def by(cls, parameter: Tensor) -> _Left | None:
+    def of(cls, parameter: Tensor) -> _GradientState | None:
+        """Return a parameter's gradient as it is now; None if there is none, or it has no version counter."""
         grad = parameter.grad
         if grad is None or tensor_leaves.plain(grad) is not grad or grad.is_inference():
             return None
         return cls(weakref.ref(parameter), weakref.ref(grad), grad._version)
 
-    def now(self) -> Tensor | None:
-        """The parameter's gradient; None when it is another one, or none."""
+    def gradient(self) -> Tensor | None:
+        """Return the parameter's gradient; None if it has been replaced or dropped."""
         parameter = self.parameter()
-        grad = parameter.grad if parameter is not None else None  # first: it keeps the weakly known one alive
+        grad = parameter.grad if parameter is not None else None  # first: it keeps the weakly referenced gradient alive
         return grad if grad is not None and self.grad() is grad else None
 
     @property
     def untouched(self) -> bool:
-        parameter = self.parameter()
-        grad = parameter.grad if parameter is not None else None
-        return grad is not None and self.grad() is grad and grad._version == self.version
+        """Whether the gradient is the same tensor and has not been written to."""
+        grad = self.gradient()
+        return grad is not None and grad._version == self.version
 
 
 class _Watch:
-    """Of one optimizer."""
+    """The watched gradient of one optimizer, and the evidence that its gradients are kept."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, step: int) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.name = name
-        self.left: _Left | None = None
-        #: Version as the step began.
-        self.at_step = -1
-        #: Whether every backward pass since the last attempt began with what was left.
+        self.state: _GradientState | None = None
+        #: Version counter of the watched gradient as the optimizer's step began; -1 if there was none.
+        self.step_version = -1
+        #: Whether every backward pass since the last attempt began with the gradient untouched.
         self.intact = False
-        #: Backward passes since the last attempt, and in all that the gradient is the sum of, from step ``since`` on.
+        #: Backward passes since the last attempt; passes summed in the gradient, the first of them in step ``since``.
         self.passes = 0
         self.summed = 0
         self.since = step
-        #: Steps in a row whose gradients were kept.
+        #: Steps in a row that used kept gradients.
         self.steps = 0
-        self.told = False
-        self.copies: list[_Left] = []
-        self.same: Deferred = None
-        self.kept = self.of = 0
-        #: ``unscale_`` calls that this gradient has seen since the last attempt; attempts that saw several.
+        self.reported = False
+        self.copies: list[_GradientState] = []
+        self.copies_match: Deferred = None
+        self.unchanged = self.compared = 0
+        #: ``unscale_`` calls on these gradients since the last attempt; the most in one; attempts with several.
         self.unscaled = 0
         self.most_unscaled = 0
         self.repeated = 0
         self.attempts = 0
 
     def look(self) -> None:
-        """Note the gradient as it is now; another parameter's if the one watched has none."""
-        left, optimizer = self.left, self.optimizer()
-        known = left.parameter() if left is not None else None
+        """Note the watched gradient's current state; watch another parameter's gradient if it is gone."""
+        state, optimizer = self.state, self.optimizer()
+        known = state.parameter() if state is not None else None
         grad = known.grad if known is not None else None
-        if left is not None and type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
-            if left.grad() is not grad:
-                left.grad = weakref.ref(grad)
-            left.version = grad._version
+        if state is not None and type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
+            if state.grad() is not grad:
+                state.grad = weakref.ref(grad)
+            state.version = grad._version
             return
-        self.left = _Left.by(known) if known is not None else None
-        if self.left is None and optimizer is not None:
-            self.left = next((left for p in parameters_of(optimizer) if (left := _Left.by(p)) is not None), None)
+        self.state = _GradientState.of(known) if known is not None else None
+        if self.state is None and optimizer is not None:
+            self.state = next((s for p in parameters_of(optimizer) if (s := _GradientState.of(p)) is not None), None)
 
 
 class KeptGradients:
@@ -173,15 +178,15 @@ class KeptGradients:
         self._watches: dict[int, _Watch] = {}
         context.when_forked.append(self._watches.clear)
         context.when_closing.append(guarded(context)(self._run_ends))
-        #: What a scaler was given and did not scale.
+        #: Losses given to a scaler whose scaled result was not used.
         self.losses = ScaledLosses(context)
 
     # --- backward passes ---------------------------------------------------------------------------------------------
 
     def backward_begins(self) -> None:
-        """Not one inside another."""
+        """As an outermost backward pass begins, note for each optimizer whether its gradient is untouched."""
         for watch in self._watches.values():
-            if watch.left is None or not watch.left.untouched:
+            if watch.state is None or not watch.state.untouched:
                 watch.intact = False
                 watch.unscaled = watch.summed = 0
                 watch.since = self._context.current.step
@@ -189,11 +194,11 @@ class KeptGradients:
                 self._compare(watch)
 
     def backward_ended(self) -> None:
-        """Gradients are there."""
+        """As an outermost backward pass ends, note the new gradients; finish the watches of deleted optimizers."""
         for key, watch in tuple(self._watches.items()):
             if watch.optimizer() is None:
-                self._end(self._watches.pop(key))
-            elif watch.left is None or not watch.left.untouched:
+                self._end_series(self._watches.pop(key))
+            elif watch.state is None or not watch.state.untouched:
                 watch.passes += 1
                 watch.summed += 1
                 watch.look()
@@ -201,23 +206,22 @@ class KeptGradients:
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """What is written from here on, the optimizer writes."""
-        watch = self._watches.get(id(optimizer))
-        if watch is not None and watch.optimizer() is optimizer:
-            grad = watch.left.now() if watch.left is not None else None
-            watch.at_step = grad._version if grad is not None else -1
+        """Note the gradient's version as the optimizer begins its step: later writes are the optimizer's own."""
+        if (watch := self._known(optimizer)) is not None:
+            grad = watch.state.gradient() if watch.state is not None else None
+            watch.step_version = grad._version if grad is not None else -1
 
     def attempt_ended(self, optimizer: torch.optim.Optimizer, name: str, *, plain: bool) -> None:
-        """An attempt has ended.
+        """Judge the gradients of an attempt that has ended, and note how it leaves them.
 
         Args:
-            optimizer: whose.
-            name: as the log calls it.
-            plain: the optimizer has stepped, with no closure, no loss scaler (which divides what was kept by its scale)
-                and not inside a backward pass.
+            optimizer: of the attempt.
+            name: its name in the log.
+            plain: the optimizer has stepped, without a closure, outside of backward passes, and without a loss scaler,
+                which would have divided the kept gradients by its scale.
         """
-        watch = self._watches.get(id(optimizer))
-        if watch is None or watch.optimizer() is not optimizer:
+        watch = self._known(optimizer)
+        if watch is None:
             watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
             watch.summed, grad = self._context.micro_step, None
         else:
@@ -227,89 +231,96 @@ class KeptGradients:
             if watch.unscaled:
                 self._count_unscaled(watch)
         watch.intact, watch.passes = True, 0
-        if grad is not None and watch.left is not None:
-            watch.left.version = grad._version
+        if grad is not None and watch.state is not None:
+            watch.state.version = grad._version
         else:
             watch.look()
-        if watch.steps >= ENOUGH and not watch.told and not watch.steps & (watch.steps - 1):
+        if watch.steps >= ENOUGH and not watch.reported and not watch.steps & (watch.steps - 1):
             self._copy(watch, optimizer)
 
     def _judge(self, watch: _Watch, *, plain: bool) -> Tensor | None:
-        """Whether its gradients are what is left of the step before; returns the one watched, if it is still there."""
-        left, step = watch.left, self._context.current.step
-        grad = left.now() if left is not None else None
-        written = left is None or watch.at_step != left.version
-        if not plain or grad is None or grad._version != watch.at_step or (written and not self._clipped):
-            self._end(watch)
+        """Count the step if its gradients include those of the step before, else end the series.
+
+        Returns:
+            The watched gradient; None if it is gone.
+        """
+        state, step = watch.state, self._context.current.step
+        grad = state.gradient() if state is not None else None
+        clipped = self._context.current.clip_norm is not None
+        written = state is None or watch.step_version != state.version
+        if not plain or grad is None or grad._version != watch.step_version or (written and not clipped):
+            self._end_series(watch)
             watch.summed, watch.since = 0, step + 1
         elif not watch.intact or not watch.passes:
-            if watch.steps or watch.told or watch.copies:
-                self._end(watch)
+            if watch.steps or watch.reported or watch.copies:
+                self._end_series(watch)
         else:
             watch.steps += 1
             self._tell_if_sure(watch)
         return grad
 
-    @property
-    def _clipped(self) -> bool:
-        return self._context.current.clip_norm is not None
-
     def _known(self, optimizer: torch.optim.Optimizer) -> _Watch | None:
+        """Return the watch of an optimizer, if it has one."""
         watch = self._watches.get(id(optimizer))
         return watch if watch is not None and watch.optimizer() is optimizer else None
 
-    # --- to be sure --------------------------------------------------------------------------------------------------
+    # --- confirmation and reports ------------------------------------------------------------------------------------
 
     def _copy(self, watch: _Watch, optimizer: torch.optim.Optimizer) -> None:
+        """Copy small gradients after a step, and note identity and version of all."""
         watch.copies, room = [], _MOST_ELEMENTS
         if is_capturing():
             return
-        found = [left for p in parameters_of(optimizer) if (left := _Left.by(p)) is not None]
+        found = [state for p in parameters_of(optimizer) if (state := _GradientState.of(p)) is not None]
         with kernels.apart_from_user_modes():
-            for i, left in enumerate(sorted(found, key=_size)):
-                grad = left.now()
-                room -= _size(left)
+            for i, state in enumerate(sorted(found, key=_size)):
+                grad = state.gradient()
+                room -= _size(state)
                 copied = grad is not None and i < _COPIED and room >= 0
                 copy = grad.detach().clone() if grad is not None and copied else None
-                watch.copies.append(_Left(left.parameter, left.grad, left.version, copy))
+                watch.copies.append(_GradientState(state.parameter, state.grad, state.version, copy))
 
     def _compare(self, watch: _Watch) -> None:
-        lefts, watch.copies = watch.copies, []
+        """Compare the gradients with the copies as the next backward pass begins; the result stays on the device."""
+        states, watch.copies = watch.copies, []
         if is_capturing():
             return
-        watch.kept, watch.of = sum(left.untouched for left in lefts), len(lefts)
+        watch.unchanged, watch.compared = sum(state.untouched for state in states), len(states)
         with kernels.apart_from_user_modes(), torch.no_grad():
-            pairs = [(left.copy, g) for left in lefts if left.copy is not None and (g := left.now()) is not None]
+            pairs = [(s.copy, g) for s in states if s.copy is not None and (g := s.gradient()) is not None]
             if not pairs:
                 return
             device = pairs[0][0].device
-            same = torch.stack([(a == b).all().to(device) for a, b in pairs]).all()
+            copies_match = torch.stack([(a == b).all().to(device) for a, b in pairs]).all()
             some = torch.stack([(a != 0).any().to(device) for a, _ in pairs]).any()
-            watch.same = defer((same & some).float())
+            watch.copies_match = defer((copies_match & some).float())
 
     def _tell_if_sure(self, watch: _Watch, *, ended: bool = False) -> None:
-        """Reading the comparison waits for the device, once: with ``--on-nonfinite observe`` when all is over."""
-        if watch.told or watch.same is None:
-            return
-        if callable(watch.same) and self._context.options.on_nonfinite == "observe" and not ended:
-            return
-        same, watch.same = read(watch.same), None
-        if same:
-            watch.told = True
-            self._tell(watch)
+        """Report kept gradients if the comparison confirms them.
 
-    def _end(self, watch: _Watch) -> None:
-        """Of gradients kept in a row: the last word on them."""
-        told = watch.told
+        Reading its result waits for the device, once; with ``--on-nonfinite observe`` only when the series has ended.
+        """
+        if watch.reported or watch.copies_match is None:
+            return
+        if callable(watch.copies_match) and self._context.options.on_nonfinite == "observe" and not ended:
+            return
+        copies_match, watch.copies_match = read(watch.copies_match), None
+        if copies_match:
+            watch.reported = True
+            self._report(watch)
+
+    def _end_series(self, watch: _Watch) -> None:
+        """End a series of steps with kept gradients, with a last report if it was reported before."""
+        reported = watch.reported
         if watch.steps:
             self._tell_if_sure(watch, ended=True)
-        if told:
-            self._tell(watch)
-        watch.steps, watch.told, watch.same = 0, False, None
-        if watch.copies:
-            watch.copies = []
+        if reported:
+            self._report(watch)
+        watch.steps, watch.reported, watch.copies_match = 0, False, None
+        watch.copies = []
 
-    def _tell(self, watch: _Watch) -> None:
+    def _report(self, watch: _Watch) -> None:
+        """Log the event of kept gradients."""
         data = {
             "message": f"the gradients of {watch.name} have not been zeroed since step {watch.since}",
             "what": "kept-gradients",
@@ -317,42 +328,45 @@ class KeptGradients:
             "since": watch.since,
             "steps": watch.steps,
             "summed": watch.summed,
-            "kept": watch.kept,
-            "of": watch.of,
+            "kept": watch.unchanged,
+            "of": watch.compared,
         }
         self._event(watch, data)
 
     def _event(self, watch: _Watch, data: dict[str, Any]) -> None:
-        parameter = watch.left.parameter() if watch.left is not None else None
+        """Log a warning event at the place of the watched parameter."""
+        parameter = watch.state.parameter() if watch.state is not None else None
         found = self._context.names.parameter(parameter) if parameter is not None else None
         where = {"root": found[0].root, "module": found[0].module} if found is not None else {}
         self._context.event("warning", data=data, **where)
 
     def _run_ends(self) -> None:
+        """Report what is left at the end of the run."""
         self.losses.run_ends()
         for watch in self._watches.values():
-            self._end(watch)
+            self._end_series(watch)
             if watch.repeated > 1:
-                self._tell_unscaled(watch)
+                self._report_unscaled(watch)
 
-    # --- unscaled once more ------------------------------------------------------------------------------------------
+    # --- repeated unscaling ------------------------------------------------------------------------------------------
 
     def unscaled(self, optimizer: torch.optim.Optimizer) -> None:
-        """A scaler has divided its gradients by the scale."""
+        """Count an ``unscale_`` call for this optimizer."""
         watch = self._known(optimizer)
         if watch is None:
-            name = type(optimizer).__name__  # until its first attempt
+            name = type(optimizer).__name__  # it gets a number at its first attempt
             watch = self._watches[id(optimizer)] = _Watch(optimizer, name, self._context.step)
             watch.look()
         watch.unscaled += 1
 
     def scaler_updated(self, optimizer: torch.optim.Optimizer) -> None:
-        """What was unscaled stays, as it is now: clipping may have written to it."""
+        """Note the unscaled gradient as it is now, after clipping: the script keeps it."""
         watch = self._known(optimizer)
-        if watch is not None and watch.left is not None and watch.left.now() is not None:
+        if watch is not None and watch.state is not None and watch.state.gradient() is not None:
             watch.look()
 
     def _count_unscaled(self, watch: _Watch) -> None:
+        """Count an attempt whose gradients were unscaled more than once; report the first."""
         times, watch.unscaled = watch.unscaled, 0
         facts = self._context.current
         if times < 2 or facts.left_out or facts.not_reached:
@@ -360,9 +374,10 @@ class KeptGradients:
         watch.repeated += 1
         watch.most_unscaled = max(watch.most_unscaled, times)
         if watch.repeated == 1:
-            self._tell_unscaled(watch)
+            self._report_unscaled(watch)
 
-    def _tell_unscaled(self, watch: _Watch) -> None:
+    def _report_unscaled(self, watch: _Watch) -> None:
+        """Log the event of repeated unscaling."""
         data = {
             "message": f"{watch.name} steps with gradients that were unscaled {watch.most_unscaled} times",
             "what": "unscaled-again",
@@ -374,6 +389,6 @@ class KeptGradients:
         self._event(watch, data)
 
 
-def _size(left: _Left) -> int:
-    grad = left.now()
+def _size(state: _GradientState) -> int:
+    grad = state.gradient()
     return grad.numel() if grad is not None else 0

@@ -1,7 +1,7 @@
-"""What an optimizer keeps beside the weights: moments and momentum buffers, and FP32 master copies of 16-bit weights.
+"""Records an optimizer's state besides the weights: moments, momentum buffers, FP32 master copies of 16-bit weights.
 
-State rows are taken after the step, and less often than the rest: the fastest common moment (beta 0.9) averages over
-ten steps. Master weights are taken with the weights, just before the step.
+State is recorded after the step, and on fewer steps than the rest: the fastest common moment (beta 0.9) averages over
+ten steps. Master weights are recorded with the weights, just before the step.
 """
 
 from __future__ import annotations
@@ -21,65 +21,64 @@ from precdoctor.recording.model.optimizer_contents import groups_of, parameters_
 from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.batched_launch import BatchedLaunch
 
-#: Gives of a tensor of a parameter's shape the part that is recorded under one name.
+#: Returns, of a tensor with a parameter's shape, the part that is recorded under one name.
 Part = Callable[[Tensor], Tensor]
 _HALF = (torch.float16, torch.bfloat16)
-#: Sampled steps take the state of an optimizer this many steps apart: a power of two, so that two runs have some in
-#: common.
+#: Least number of steps between two recordings of an optimizer's state; a power of two, so that two runs share steps.
 STATE_EVERY = 8
 
 
 class StateRows:
-    """``opt_state`` rows of every optimizer."""
+    """Makes the ``opt_state`` rows of every optimizer."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._taken: dict[str, int] = {}
+        self._recorded_steps: dict[str, int] = {}
         self._together = BatchedLaunch()
-        recorder.when_forked.append(self._taken.clear)
+        recorder.when_forked.append(self._recorded_steps.clear)
 
     def due(self, name: str) -> bool:
-        """Whether the step that is ending is one of those after which the state of this optimizer is taken."""
-        step, last = self._recorder.step, self._taken.get(name)
+        """Return whether the state of this optimizer is recorded after the current step."""
+        step, last = self._recorder.step, self._recorded_steps.get(name)
         return last is None or (step != last and step % STATE_EVERY == 0) or step - last >= STATE_EVERY
 
-    def take(
+    def record(
         self,
         name: str,
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Iterable[tuple[Tensor, Place, str, Part]],
     ) -> None:
-        """Measure the state as a step has left it.
+        """Record the state after a step.
 
         Args:
             name: of the optimizer.
-            optimizers: that optimizer, and those it drives: it may keep its state in them.
-            parameters: of the optimizer, with places and names, and what gives the part of a tensor that has this name.
+            optimizers: the optimizer and those it drives, which may hold its state.
+            parameters: of the optimizer, with place, name, and the function that returns the part with this name.
         """
         recorder = self._recorder
         if not recorder.options.takes("opt_state"):
             return
-        self._taken[name] = recorder.step
+        self._recorded_steps[name] = recorder.step
         common = Place(name, "", name.partition("#")[0])
         with self._together as together:
             for parameter, place, own, part in parameters:
-                for key, x in _kept_for(optimizers, parameter):
+                for key, x in _state_tensors(optimizers, parameter):
                     if type(x) is not Tensor and quantised_tensors.is_quantised(x):
-                        self._take_quantised(place, "opt_state", f"{own}.{key}", x)
+                        self._record_quantised(place, "opt_state", f"{own}.{key}", x)
                         continue
                     if _is_master(key, x, parameter):
                         continue
-                    # LBFGS keeps vectors over all parameters at the first one
+                    # LBFGS keeps vectors over all parameters in the state of the first one.
                     owner, called = (common, key) if x.numel() > parameter.numel() else (place, f"{own}.{key}")
                     plain = detached(x) if modes_open() else x.detach()
                     own_part = part(plain) if x.shape == parameter.shape else plain
                     recorder.measure(recorder.site(owner, "opt_state", called, x), own_part, together=together)
 
         for optimizer in optimizers:
-            self._take_scaling_parameters(optimizer)
+            self._record_scaling_parameters(optimizer)
 
-    def _take_scaling_parameters(self, optimizer: torch.optim.Optimizer) -> None:
-        """Weight, gradient and state of parameters that are no tensors: nothing else of the recorder sees them."""
+    def _record_scaling_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record weight, gradient and state of quantised parameters that are no tensors: no other room sees them."""
         names = self._recorder.names
         for group in groups_of(optimizer):
             for parameter in static.elements(dict.get(group, "params")):
@@ -89,14 +88,14 @@ class StateRows:
                 if found is None or not self._recorder.wants(found[0]):
                     continue
                 place, own = found
-                self._take_quantised(place, "weight", own, parameter)
-                self._take_quantised(place, "weight_grad_step", own, static.attribute(parameter, "_grad"))
-                for key, x in _kept_for((optimizer,), parameter):
+                self._record_quantised(place, "weight", own, parameter)
+                self._record_quantised(place, "weight_grad_step", own, static.attribute(parameter, "_grad"))
+                for key, x in _state_tensors((optimizer,), parameter):
                     if quantised_tensors.is_quantised(x):
-                        self._take_quantised(place, "opt_state", f"{own}.{key}", x)
+                        self._record_quantised(place, "opt_state", f"{own}.{key}", x)
 
-    def _take_quantised(self, place: Place, kind: str, name: str, x: Any) -> None:
-        """The dequantised elements, and what its blocks were multiplied by."""
+    def _record_quantised(self, place: Place, kind: str, name: str, x: Any) -> None:
+        """Record the dequantised elements and the block multipliers of a quantised tensor."""
         recorder = self._recorder
         if not recorder.options.takes(kind):
             return
@@ -114,41 +113,43 @@ class StateRows:
 
 
 class Masters:
-    """Which parameters of an optimizer are FP32 copies of 16-bit weights of a model, for which the model's are not
-    given to it: ``[p.float().clone() for p in model.parameters()]``, and what optimizer wrappers make of it.
+    """Finds parameters of an optimizer that are FP32 copies of a model's 16-bit weights.
+
+    The optimizer gets the copies instead of the weights: ``[p.float().clone() for p in model.parameters()]``, or the
+    like in optimizer wrappers.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._weights: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor]]] = {}
-        self._looked: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int, int]] = {}
+        self._searched: dict[int, tuple[weakref.ref[torch.optim.Optimizer], int, int]] = {}
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
         self._weights.clear()
-        self._looked.clear()
+        self._searched.clear()
 
     def weight_of(self, parameter: Tensor) -> Tensor | None:
-        """The model's weight of which a parameter is the master copy."""
+        """Return the model's weight that a parameter is the master copy of; None if it is none."""
         known = self._weights.get(id(parameter))
         return known[1]() if known is not None and known[0]() is parameter else None
 
     def look_at(self, optimizer: torch.optim.Optimizer, is_known: Callable[[Tensor], bool]) -> None:
-        """Find the masters among its parameters; done again only when it has got other ones, or the model is known.
+        """Find the master copies among an optimizer's parameters; again only if their number or the models change.
 
-        Shapes must agree, and the master rounded must be the weight, as it is between two steps. Comparing them waits
-        for the device once, and is not done with ``--on-nonfinite observe``, which never waits.
+        Shapes must agree, and the copy rounded must equal the weight, which holds between two steps. The comparison
+        waits for the device once, so ``--on-nonfinite observe`` skips it for copies on a device.
 
         Args:
             optimizer: about to step.
-            is_known: whether it is known otherwise of which weight a parameter is the copy.
+            is_known: returns whether it is known already which weight a parameter is a copy of.
         """
         parameters = parameters_of(optimizer)
-        known = self._looked.get(id(optimizer))
+        known = self._searched.get(id(optimizer))
         now = len(parameters), len(self._recorder.names.roots)
         if known is not None and known[0]() is optimizer and known[1:] == now:
             return
-        self._looked[id(optimizer)] = (weakref.ref(optimizer), *now)
+        self._searched[id(optimizer)] = (weakref.ref(optimizer), *now)
         wide = (p for p in parameters if p.dtype is torch.float32 and self._recorder.names.parameter(p) is None)
         copies = [p for p in wide if not is_known(p)]
         if self._recorder.options.on_nonfinite == "observe":
@@ -164,6 +165,7 @@ class Masters:
                 self._weights[id(copy)] = (weakref.ref(copy), weakref.ref(found))
 
     def _half_weights(self) -> Iterator[Tensor]:
+        """Iterate over the named 16-bit weights of all models."""
         names = self._recorder.names
         for root in names.roots.values():
             module = root.module()
@@ -172,26 +174,27 @@ class Masters:
 
 
 def masters_in_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[Tensor]:
-    """FP32 copies of a 16-bit parameter that an optimizer keeps in its state."""
+    """Iterate over the FP32 copies of a 16-bit parameter in the optimizer's state."""
     if parameter.dtype not in _HALF:
         return iter(())
-    kept = _kept_for((optimizer,), parameter)
+    kept = _state_tensors((optimizer,), parameter)
     return (x for key, x in kept if issubclass(type(x), Tensor) and _is_master(key, x, parameter))
 
 
-def _kept_for(optimizers: Iterable[torch.optim.Optimizer], parameter: Any) -> Iterator[tuple[str, Any]]:
-    """Name and tensor of what they keep for a parameter, beside step counters and quantised state."""
+def _state_tensors(optimizers: Iterable[torch.optim.Optimizer], parameter: Any) -> Iterator[tuple[str, Any]]:
+    """Iterate over name and tensor of a parameter's state, without step counters and undecodable 8-bit state."""
     for optimizer in optimizers:
         kept = state_of(optimizer, parameter)
         tensors = {
             key: x for key, x in kept.items() if key != "step" and (x.ndim if type(x) is Tensor else _has_elements(x))
         }
         if any(issubclass(type(x), Tensor) and not tensor_leaves.counts(x) for x in tensors.values()):
-            continue  # 8-bit state: what else there is are its scales and code books
+            continue  # the rest of an 8-bit state is scales and code books
         yield from tensors.items()
 
 
 def _has_elements(x: Any) -> bool:
+    """Return whether a state entry is quantised or has at least one dimension."""
     if not issubclass(type(x), Tensor):
         return quantised_tensors.is_quantised(x)
     with torch._C.DisableTorchFunctionSubclass():
@@ -199,11 +202,13 @@ def _has_elements(x: Any) -> bool:
 
 
 def _is_master(key: str, x: Tensor, parameter: Tensor) -> bool:
+    """Return whether a state entry is an FP32 master copy of the parameter, by name, dtype and shape."""
     named = "master" in key or key.startswith("fp32")
     return named and x.dtype is torch.float32 and parameter.dtype in _HALF and x.shape == parameter.shape
 
 
 def _is_rounded(copy: Tensor, weight: Tensor) -> bool:
+    """Return whether the weight is the rounded copy; waits for the device."""
     if copy.shape != weight.shape or copy.device != weight.device:
         return False
     wide, narrow = tensor_leaves.plain(copy), tensor_leaves.plain(weight)

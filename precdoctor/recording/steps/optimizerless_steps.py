@@ -1,9 +1,8 @@
-"""Scripts that train without an optimizer: ``p.data.add_(p.grad, alpha=-lr)`` after each backward pass.
+"""Steps of scripts without an optimizer: ``p.data.add_(p.grad, alpha=-lr)`` after each backward pass.
 
-Nothing announces their steps. A step has ended when, at the next forward pass, the weights are no longer what they were
-as their gradients arrived (CPU; LOMO and its like update them in the backward pass), or their gradients are gone
-(elsewhere, where comparing values would wait for the device). All this stands aside for good as soon as an optimizer
-makes a step.
+Nothing announces these steps. So as a forward pass begins, one watched parameter is checked: the step has ended if the
+parameter has changed since its gradient arrived (on the CPU; LOMO and the like update it in the backward pass) or its
+gradient is gone (on a device, where comparing values would wait). All of this stops once an optimizer makes a step.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from precdoctor.recording.recorder import Recorder
 from precdoctor.recording.slots.batched_launch import HELD, BatchedLaunch, Update
 from precdoctor.recording.steps.abandoned_attempts import AbandonedAttempts
 
-#: Larger parameters are not copied to be compared.
+#: Most elements of a parameter that is copied for the comparison.
 _MAX_COPY = 1 << 20
 
 
 class _Before(NamedTuple):
-    """A weight and its gradient as the backward pass has left them."""
+    """A weight and its gradient as the backward pass left them."""
 
     parameter: weakref.ref[Tensor]
     weight: Tensor
@@ -36,91 +35,96 @@ class _Before(NamedTuple):
 
 
 class OptimizerlessSteps:
-    """Watches one parameter between a backward pass and the next forward pass."""
+    """Watches one parameter between a backward pass and the next forward pass.
 
-    def __init__(self, recorder: Recorder, thrown: AbandonedAttempts) -> None:
+    Attributes:
+        reached: parameters whose gradients have arrived in this backward pass.
+        gradients_are_gone: whether a gradient had been dropped again when the last backward pass ended.
+        has_optimizer: whether an optimizer steps in this process: then its attempts are the steps.
+    """
+
+    def __init__(self, recorder: Recorder, abandoned: AbandonedAttempts) -> None:
         self._recorder = recorder
-        self._thrown = thrown
+        self._abandoned = abandoned
         self._weights, self._updates = BatchedLaunch(), BatchedLaunch(HELD)
         self._forget()
         recorder.when_forked.append(self._forget)
 
     def _forget(self) -> None:
         self._watched: weakref.ref[Tensor] | None = None
-        self._copy: Tensor | None = None
-        #: What small parameters were as this backward pass brought their gradients, by ``id``.
-        self._arrived: dict[int, Tensor] = {}
-        #: Its gradient then, where an optimizer is known that may be about to make its first step.
-        self._slope: Tensor | None = None
-        #: A step has been made by hand: only then are weights copied, for the first step of all may be an optimizer's.
+        self._watched_copy: Tensor | None = None
+        #: Values of small parameters as their gradients arrived in this backward pass, by ``id``.
+        self._values_at_arrival: dict[int, Tensor] = {}
+        #: Gradient of the watched parameter then, if an optimizer may be about to make its first step; else None.
+        self._watched_gradient: Tensor | None = None
+        #: Whether a step was made by hand; before that no weights are copied: the first step may be an optimizer's.
         self._by_hand = False
-        #: Of a sampled step, within ``--scene-memory``.
-        self._before: list[_Before] = []
-        #: The smallest parameter that this backward pass has brought a gradient to, and whether the watched one is.
+        #: Weights and gradients of a sampled step, within ``--scene-memory``.
+        self._copies: list[_Before] = []
+        #: The smallest parameter whose gradient has arrived in this backward pass, and whether the watched one's has.
         self._smallest: weakref.ref[Tensor] | None = None
-        self._watched_again = False
-        #: The weights are plain tensors: what is gone of them has been replaced.
-        self._bare = False
-        #: Those that this backward pass has brought gradients to, and whether one of these was gone as it ended.
+        self._watched_has_gradient = False
+        #: Whether weights are plain tensors: if the watched one is gone, it has been replaced.
+        self._has_plain_weights = False
         self.reached: list[Tensor] = []
         self.gradients_are_gone = False
-        #: An optimizer steps in this process: attempts are the steps, and there is nothing to guess.
         self.has_optimizer = False
 
     def gradient_arrived(self, parameter: Tensor) -> None:
-        """A parameter has got its gradient: the smallest one of the step is watched."""
+        """Note that a parameter's gradient has arrived, with its values if it may be the watched parameter."""
         self.reached.append(parameter)
         smallest = self._smallest() if self._smallest is not None else None
         again = self._watched is not None and self._watched() is parameter
         is_smallest = smallest is None or parameter.numel() < smallest.numel()
         if is_smallest:
             self._smallest = weakref.ref(parameter)
-        self._watched_again |= again
+        self._watched_has_gradient |= again
         if (again or is_smallest) and parameter.numel() <= _MAX_COPY:
             with kernels.apart_from_user_modes():
                 values = tensor_leaves.plain(parameter)
                 if values is not None and values.is_cpu:
-                    self._arrived[id(parameter)] = values.detach().clone()
+                    self._values_at_arrival[id(parameter)] = values.detach().clone()
 
     def _watch(self) -> None:
-        """Watch the smallest parameter; one that got no gradient any more may never be updated."""
-        watched = self._watched() if self._watched is not None and self._watched_again else None
+        """Watch the smallest parameter that got a gradient; the others may never be updated."""
+        watched = self._watched() if self._watched is not None and self._watched_has_gradient else None
         smallest = self._smallest() if self._smallest is not None else None
         if smallest is not None and (watched is None or smallest.numel() < watched.numel()):
             self._watched = self._smallest
-        self._smallest, self._watched_again = None, False
+        self._smallest, self._watched_has_gradient = None, False
 
     def leaves_derived(self, weights: list[Tensor]) -> None:
-        """Plain tensors have got gradients, in a script whose weights no module has."""
+        """Note the plain tensors that got gradients, in a script whose weights are in no module."""
         if not self.has_optimizer:
-            self._bare = True
+            self._has_plain_weights = True
             for x in weights:
                 self.gradient_arrived(x)
 
     def backward_ended(self) -> None:
-        """Note the watched parameter as it is before anyone updates it; the weights this step's forward used."""
+        """Copy the watched parameter before it is updated; on sampled steps record the weights of the forward pass."""
         self._watch()
         parameter = self._watched() if self._watched is not None else None
-        arrived, self._arrived, self._before = self._arrived, {}, []
+        arrived, self._values_at_arrival, self._copies = self._values_at_arrival, {}, []
         reached, self.reached = self.reached, []
         self.gradients_are_gone = any(p.is_leaf and p.grad is None for p in reached)
         if self.has_optimizer or parameter is None:
             return
         with kernels.apart_from_user_modes():
             values = tensor_leaves.plain(parameter)
-            if values is None:  # a gathered parameter of FSDP, its memory given back: no script updates that
-                self._watched = self._copy = None
+            if values is None:  # FSDP has freed its gathered parameter: no script updates it
+                self._watched = self._watched_copy = None
                 return
             small = values.is_cpu and values.numel() <= _MAX_COPY
             known = arrived.get(id(parameter))
-            self._copy = None if not small else values.detach().clone() if known is None else known
+            self._watched_copy = None if not small else values.detach().clone() if known is None else known
             gradient = parameter.grad if parameter.is_leaf and small and not self._by_hand else None
             dense = None if gradient is None else tensor_leaves.plain(gradient.detach())
-            self._slope = dense.clone() if dense is not None and dense.shape == values.shape else None
+            self._watched_gradient = dense.clone() if dense is not None and dense.shape == values.shape else None
         if self._recorder.live:
             self._record_weights()
 
     def _record_weights(self) -> None:
+        """Record the weights, and copy weights and gradients for update rows as far as memory allows."""
         options = self._recorder.options
         room = memory_limits.for_copies(options) if self._by_hand and options.takes("update") else 0
         with self._weights as together:
@@ -128,11 +132,12 @@ class OptimizerlessSteps:
                 site = self._recorder.site(place, "weight", name, parameter)
                 self._recorder.measure(site, parameter, restart=True, together=together)
                 room -= 2 * parameter.numel() * parameter.element_size()
-                gradient = parameter.grad if parameter.is_leaf else None  # torch warns about others
+                gradient = parameter.grad if parameter.is_leaf else None  # torch warns if it is read on others
                 if room >= 0 and gradient is not None:
                     self._copy_both(parameter, gradient)
 
     def _known(self) -> Iterator[tuple[Tensor, Place, str]]:
+        """Iterate over the trained, named parameters with place and name."""
         names = self._recorder.names
         for root in names.roots.values():
             module = root.module()
@@ -142,14 +147,15 @@ class OptimizerlessSteps:
                     yield parameter, *found
 
     def _copy_both(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Copy a weight and its gradient."""
         with kernels.apart_from_user_modes():
             weight, dense = tensor_leaves.plain(parameter), tensor_leaves.plain(gradient.detach())
             if weight is not None and dense is not None and weight.shape == dense.shape:
-                self._before.append(_Before(weakref.ref(parameter), weight.detach().clone(), dense.clone()))
+                self._copies.append(_Before(weakref.ref(parameter), weight.detach().clone(), dense.clone()))
 
     def _record_updates(self) -> None:
-        """How the weights have changed; what was meant is not known, but it is zero where the gradient is."""
-        before, self._before = self._before, []
+        """Record how the weights changed. The intended update is unknown, but zero wherever the gradient is."""
+        before, self._copies = self._copies, []
         with self._updates as together:
             for old in before:
                 parameter = old.parameter()
@@ -165,40 +171,40 @@ class OptimizerlessSteps:
                 self._recorder.measure(site, parameter, now.detach(), launch=launch, together=together)
 
     def forward_begins(self) -> None:
-        """A root module is called: a step may have ended before it."""
-        self._thrown.forward_begins()
+        """As a root module is called, end the step if the weights were updated."""
+        self._abandoned.forward_begins()
         if not self.has_optimizer:
             self.end_step_if_updated()
 
     def end_open_step(self) -> None:
-        """The run ends: so may a step have done."""
-        self._thrown.run_ends()
+        """At the end of the run, end the step if the weights were updated."""
+        self._abandoned.run_ends()
         self.end_step_if_updated()
 
     def end_step_if_updated(self) -> None:
-        """At a forward pass and at the end of the run: end the step if the weights were updated since."""
+        """End the step if the watched parameter has changed since its gradient arrived."""
         if self.has_optimizer or self._watched is None or not self._recorder.micro_step:
             return
         parameter = self._watched()
         if parameter is None:
-            updated = self._bare  # ``w = (w - lr * w.grad).detach()``
-        elif self._copy is None:
+            updated = self._has_plain_weights  # replaced: ``w = (w - lr * w.grad).detach()``
+        elif self._watched_copy is None:
             updated = parameter.grad is None
         else:
             with kernels.apart_from_user_modes():
                 values = tensor_leaves.plain(parameter)
-                updated = values is not None and not torch.equal(self._copy, values.detach())
-                if updated and values is not None and self._is_ascent(parameter, values.detach() - self._copy):
-                    return  # to where an optimizer wants to know the gradient (SAM): its step is yet to come
+                updated = values is not None and not torch.equal(self._watched_copy, values.detach())
+                if updated and values is not None and self._is_ascent(parameter, values.detach() - self._watched_copy):
+                    return  # SAM moves there to get the gradient; its optimizer's step comes later
         if updated:
-            self._watched = self._copy = None
+            self._watched = self._watched_copy = None
             self._by_hand = True
-            if self._before:
+            if self._copies:
                 self._record_updates()
             self._recorder.end_step()
 
     def _is_ascent(self, parameter: Tensor, change: Tensor) -> bool:
-        """Whether a weight that an optimizer is known to train was moved to where the loss is larger."""
-        if self._slope is None or not self._thrown.is_trained(parameter):
+        """Return whether a weight that a known optimizer trains has moved to where the loss is larger."""
+        if self._watched_gradient is None or not self._abandoned.is_trained(parameter):
             return False
-        return bool((change * self._slope).sum() > 0)
+        return bool((change * self._watched_gradient).sum() > 0)

@@ -1,7 +1,7 @@
 """Optimizers of DeepSpeed and Megatron, which drive one of torch's: their step is the attempt, and they scale the loss.
 
-Read from their source: DeepSpeed 0.19 and Megatron-core 0.16. They step the optimizer inside once per parameter group,
-or not at all when they find gradients that are not finite. Their methods ``step`` are replaced by ones that call them.
+Written against the source of DeepSpeed 0.19 and Megatron-core 0.16. They step the inner optimizer once per parameter
+group, or not at all after non-finite gradients. Their ``step`` methods are replaced by ones that call the original.
 """
 
 from __future__ import annotations
@@ -27,50 +27,54 @@ _CLASSES: Final = {
     "deepspeed.runtime.bf16_optimizer": ("BF16_Optimizer",),
     "megatron.core.optimizer.optimizer": ("MixedPrecisionOptimizer", "FP32Optimizer", "ChainedOptimizer"),
 }
-#: Optimizers inside one another that are looked through.
+#: Most levels of nested optimizers that are searched.
 _MAX_DEPTH: Final = 4
-#: Frames from a hook of an optimizer up to who called its step.
+#: Most frames between a hook of an optimizer and the caller of its step.
 _MAX_FRAMES: Final = 8
 
-#: A step begins; the loss scale in force.
+#: Called as a step begins, with the current loss scale.
 Begin = Callable[[Deferred], None]
-#: A step has ended: an optimizer inside, whether it was skipped as gradients were not finite (null: nobody looked), and
-#: the norm of the gradients over all ranks before clipping.
+#: Called as a step has ended, with an inner optimizer, whether the step was skipped because of non-finite gradients
+#: (None: not checked), and the gradient norm over all ranks before clipping.
 End = Callable[[torch.optim.Optimizer | None, bool | None, Deferred], None]
 
 
 class OuterOptimizers:
-    """Replaces ``step`` of the classes that have been imported when training begins, or before a sampled step."""
+    """Replaces ``step`` of these classes, if imported when training begins or before a later sampled step.
+
+    Attributes:
+        runs: whether a step of one of these classes is running.
+    """
 
     def __init__(self, recorder: Recorder, begin: Begin, end: End) -> None:
         self._recorder = recorder
         self._begin, self._end = guarded(recorder)(self._begins), guarded(recorder)(self._ends)
-        self._tell = begin, end
-        self._waiting = set(_CLASSES)
-        #: An outer step runs.
+        self._callbacks = begin, end
+        self._unpatched_modules = set(_CLASSES)
         self.runs = False
         recorder.when_forked.append(self._forget)
 
     def install(self) -> None:
-        """Look for the libraries when training begins."""
+        """Look for the classes when recording begins."""
         self._recorder.when_armed.append(guarded(self._recorder)(self.look))
 
     def _forget(self) -> None:
         self.runs = False
 
     def look(self) -> None:
-        """Look for those that were not imported before."""
-        for name in [n for n in self._waiting if n in sys.modules]:
+        """Replace ``step`` of the classes that were imported since the last call."""
+        for name in [n for n in self._unpatched_modules if n in sys.modules]:
             module = vars(sys.modules[name])
             kinds = [module.get(kind) for kind in _CLASSES[name]]
             if None in kinds:
-                continue  # it is being imported
-            self._waiting.discard(name)
+                continue  # the module is being imported
+            self._unpatched_modules.discard(name)
             for kind in kinds:
                 if isinstance(kind, type) and callable(original := static.members(kind).get("step")):
                     kind.step = self._stepping(original)  # type: ignore[attr-defined]
 
     def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``step``."""
         recorder = self._recorder
 
         @functools.wraps(original)
@@ -91,20 +95,22 @@ class OuterOptimizers:
         return step
 
     def _begins(self, outer: Any) -> None:
+        """Make the process a rank and report the loss scale as a step begins."""
         self._recorder.claim.make()
-        self._tell[0](_loss_scale(outer))
+        self._callbacks[0](_loss_scale(outer))
 
     def _ends(self, outer: Any, result: Any, *, returned: bool) -> None:
-        overflow = static.attribute(outer, "overflow") if returned else None  # else it may be of the step before
+        """Report the result of a step that has returned or raised."""
+        overflow = static.attribute(outer, "overflow") if returned else None  # may be the last step's
         norm = static.attribute(outer, "_global_grad_norm")
-        if type(result) is tuple and len(result) == 3:  # Megatron: whether it stepped, the norm, the number of zeros
+        if type(result) is tuple and len(result) == 3:  # Megatron: whether it stepped, the norm, number of zeros
             overflow, norm = result[0] is False, result[1]
         inner = next(_inner(outer), None)
-        self._tell[1](inner, overflow if type(overflow) is bool else None, defer(norm, by_drain=True))
+        self._callbacks[1](inner, overflow if type(overflow) is bool else None, defer(norm, by_drain=True))
 
 
 def makes_states() -> bool:
-    """Whether DeepSpeed steps an optimizer with gradients of zero, so that it makes its states: that is no attempt."""
+    """Return whether DeepSpeed steps an optimizer with zero gradients, to create its state: that is no attempt."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MAX_FRAMES):
         if frame is None:
@@ -116,13 +122,13 @@ def makes_states() -> bool:
 
 
 def _chain(outer: Any) -> Iterator[Any]:
-    """The optimizer, and the first of those that it chains."""
+    """Iterate over the optimizer and the first optimizer that it chains."""
     yield outer
     yield from static.elements(static.attribute(outer, "chained_optimizers"))[:1]
 
 
 def _inner(outer: Any) -> Iterator[torch.optim.Optimizer]:
-    """Optimizers of torch's inside."""
+    """Iterate over the optimizers of torch's inside."""
     waiting = [outer]
     for _ in range(_MAX_DEPTH):
         chained = [static.elements(static.attribute(each, "chained_optimizers")) for each in waiting]
@@ -133,7 +139,7 @@ def _inner(outer: Any) -> Iterator[torch.optim.Optimizer]:
 
 
 def _loss_scale(outer: Any) -> Deferred:
-    """The loss scale in force; null where it trains without one."""
+    """Return the current loss scale; None if there is none."""
     if static.attribute(outer, "custom_loss_scaler") is True:
         return static.number(static.attribute(outer, "external_loss_scale"))
     for each in _chain(outer):
@@ -144,5 +150,5 @@ def _loss_scale(outer: Any) -> Deferred:
                 if issubclass(type(value), torch.Tensor) and value.numel() == 1:
                     return defer(value, by_drain=True)
                 if (known := static.number(value)) is not None:
-                    return known if known != 1 else None  # DeepSpeed's of BF16
+                    return known if known != 1 else None  # DeepSpeed has 1 for BF16
     return None

@@ -1,8 +1,8 @@
-"""What outlives a step without being a weight: buffers (batch norm's running statistics, queues, codebooks) and
-optimizer state. A NaN that enters one of them may not show in the loss until many steps later, or never.
+"""Checks tensors that live longer than a step and are not weights: buffers (running statistics, queues, codebooks) and
+optimizer state. A NaN in one of them may show in the loss many steps later, or never.
 
-Buffers are looked at in every step in which somebody wrote to them (small ones joined into one read); large ones and
-optimizer state on sampled steps, the latter also when a gradient is so large that its square leaves the state's range.
+Small buffers are checked in every step in which they were written to, in one read; large ones on sampled steps.
+Optimizer state is checked on sampled steps, and after a gradient whose square leaves the range of the state.
 """
 
 from __future__ import annotations
@@ -24,70 +24,77 @@ from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.deferred import Deferred, read
 from precdoctor.recording.steps.sentinel import amax
 
-#: In elements: larger buffers are read on sampled steps only.
+#: Elements; larger buffers are read on sampled steps only.
 _SMALL = 1 << 16
-#: Sampled steps read the optimizer state at least this many steps apart.
+#: Least number of steps between two sampled steps that read the optimizer state.
 _STATE_EVERY = 32
-#: Gradients within two binades of the root of the state's largest number are reason enough to read it.
+#: A gradient within two binades of the root of the state's largest number is a reason to read the state.
 _MARGIN = 0.25
 _FLOAT16_ROOT = math.sqrt(torch.finfo(torch.float16).max)
 
 
 @dataclass(frozen=True)
 class Poisoned:
-    """A tensor that was finite when last read and is not now."""
+    """A tensor that was finite when last read and is not any more."""
 
     root: str
     module: str
     name: str
     tensor: Tensor
-    #: The last step at which it was seen to be finite; null when it was never read before.
+    #: The last step at which the tensor was finite; None if it was never read before.
     last_finite: int | None
-    #: Optimizer state: the parameter it belongs to.
+    #: The parameter that the tensor is state of; None for a buffer.
     parameter: Tensor | None = None
 
     @property
     def full_name(self) -> str:
-        """The module's FQN and the tensor's name in it."""
+        """FQN of the module, and the tensor's name in it."""
         return ".".join(filter(None, (self.module, self.name)))
 
 
 @dataclass
-class _Seen:
+class _BufferRead:
+    """The result of the last read of a buffer."""
+
     stamp: object
     finite: bool
     step: int
 
 
 class BufferWatch:
-    """Floating-point buffers of every root; see the module's text.
+    """Checks the floating-point buffers of every root; see the module docstring.
 
     Args:
-        context: of the recorder.
-        earlier: the values of a buffer before the forward pass; null where no copy was kept.
+        context: the recorder.
+        earlier: returns the values of a buffer before the forward pass; None if they were not copied.
     """
 
     def __init__(self, context: StepContext, earlier: Callable[[Tensor], Tensor | None] = lambda _: None) -> None:
         self._context, self._earlier = context, earlier
-        self._seen: dict[tuple[int, str], _Seen] = {}
+        self._last_reads: dict[tuple[int, str], _BufferRead] = {}
         self._owners: dict[str, tuple[int, list[weakref.ref[nn.Module]]]] = {}
-        #: The names' version with which no module had a buffer.
-        self._without: int | None = None
+        #: Version of the names at which no module had a buffer; None if some have.
+        self._version_without_buffers: int | None = None
 
     def launch(self) -> tuple[Deferred, list[tuple[nn.Module, str, Tensor]]]:
-        """Begin to read the buffers written to since the last call; waits for nothing."""
-        if self._without == self._context.names.version:
+        """Start to read the buffers written to since the last call, without waiting.
+
+        Returns:
+            Their amax, and the buffers with owner and name.
+        """
+        if self._version_without_buffers == self._context.names.version:
             return None, []
-        changed = list(self._changed())
+        changed = list(self._buffers_to_read())
         if not changed:
             there_are = any(owners for _, owners in self._owners.values())
-            self._without = None if there_are else self._context.names.version
+            self._version_without_buffers = None if there_are else self._context.names.version
             return None, []
         return amax(buffer for _, _, buffer in changed), changed
 
     def judge(self, value: Deferred, changed: list[tuple[nn.Module, str, Tensor]]) -> list[Poisoned]:
-        """The result of :meth:`launch`: those that have become non-finite, in the first forward pass as well. One that
-        always was (a mask, a limit nobody has reached yet) is left alone.
+        """Return the buffers that have become non-finite, from the result of :meth:`launch`; waits for the device.
+
+        A buffer that was non-finite before its first forward pass (a mask, a limit not reached yet) is not reported.
         """
         if not changed:
             return []
@@ -96,9 +103,9 @@ class BufferWatch:
         all_finite = largest is None or math.isfinite(largest)
         found = []
         for owner, name, buffer in changed:
-            key, before = (id(owner), name), self._seen.get((id(owner), name))
+            key, before = (id(owner), name), self._last_reads.get((id(owner), name))
             finite = all_finite or not badness(buffer.detach())
-            self._seen[key] = _Seen(tensor_leaves.buffer_stamp(owner, name, buffer), finite, step)
+            self._last_reads[key] = _BufferRead(tensor_leaves.buffer_stamp(owner, name, buffer), finite, step)
             place = names.find(owner)
             if not finite and place is not None and (self._was_finite(buffer) if before is None else before.finite):
                 last = None if before is None else before.step
@@ -106,28 +113,30 @@ class BufferWatch:
         return found
 
     def _was_finite(self, buffer: Tensor) -> bool:
+        """Return whether the buffer is known to have been finite before the forward pass."""
         earlier = self._earlier(buffer)
         return earlier is not None and not badness(earlier)
 
     @property
     def bad(self) -> bool:
-        """Whether a buffer was non-finite when last read, including those that always were."""
-        return any(not seen.finite for seen in self._seen.values())
+        """Whether a buffer was non-finite when last read, even if it always was."""
+        return any(not seen.finite for seen in self._last_reads.values())
 
-    def _changed(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    def _buffers_to_read(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
+        """Iterate over owner, name and buffer of the buffers to read now."""
         for root in list(self._context.names.roots.values()):
             for owner in self._owners_of(root):
                 for name, buffer in static.held(owner, "_buffers").items():
                     if buffer is None or not tensor_leaves.counts(buffer) or buffer.is_inference():
                         continue
-                    seen = self._seen.get((id(owner), name))
+                    seen = self._last_reads.get((id(owner), name))
                     if seen is not None and seen.stamp == tensor_leaves.buffer_stamp(owner, name, buffer):
                         continue
                     if buffer.numel() <= _SMALL or self._context.live or seen is None:
                         yield owner, name, buffer
 
     def _owners_of(self, root: Root) -> Iterator[nn.Module]:
-        """Its modules that have buffers; the tree is read again when it has changed."""
+        """Iterate over the modules of a root that have buffers; cached until the names change."""
         version = self._context.names.version
         known = self._owners.get(root.name)
         if known is None or known[0] != version:
@@ -141,51 +150,51 @@ class BufferWatch:
 
 
 class OptimizerStateWatch:
-    """State tensors of every optimizer; see the module's text."""
+    """Checks the state tensors of every optimizer; see the module docstring."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
-        self._looked: dict[int, int] = {}
-        #: The last step after which the state was finite: seen to be, or because the gradients could not spoil it.
-        self._finite: dict[int, int] = {}
+        self._read_steps: dict[int, int] = {}
+        #: By optimizer: the last step after which the state was finite, as read or as its gradients imply.
+        self._finite_steps: dict[int, int] = {}
         self._reported: set[int] = set()
-        #: The magnitude whose square leaves the range of the state, and the step in which it was asked for.
-        self._roots: dict[int, tuple[int, float]] = {}
+        #: By optimizer: the step in which its range was determined, and the magnitude whose square leaves that range.
+        self._range_roots: dict[int, tuple[int, float]] = {}
 
     def due(self, optimizer: torch.optim.Optimizer, gradient: float | None) -> bool:
-        """Whether to look after this step.
+        """Return whether to read the state after this step.
 
         Args:
-            optimizer: that has stepped.
-            gradient: the largest magnitude it was given; null when unknown.
+            optimizer: has just stepped.
+            gradient: amax of its gradients; None if unknown.
         """
         key, step = id(optimizer), self._context.current.step
         if key in self._reported:
             return False
-        if self._context.live and step - self._looked.get(key, step - _STATE_EVERY) >= _STATE_EVERY:
+        if self._context.live and step - self._read_steps.get(key, step - _STATE_EVERY) >= _STATE_EVERY:
             return True
         if gradient is None:
             return False
-        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * self._root(optimizer, step):
+        if gradient >= _MARGIN * _FLOAT16_ROOT and gradient >= _MARGIN * self._range_root(optimizer, step):
             return True
-        if key in self._finite and type(optimizer).__module__.startswith("torch.optim"):
-            self._finite[key] = step
+        if key in self._finite_steps and type(optimizer).__module__.startswith("torch.optim"):
+            self._finite_steps[key] = step
         return False
 
-    def _root(self, optimizer: torch.optim.Optimizer, step: int) -> float:
-        """Asked for now and then: the kinds of a state stay what they are, and to walk over it takes time."""
-        known = self._roots.get(id(optimizer))
+    def _range_root(self, optimizer: torch.optim.Optimizer, step: int) -> float:
+        """Return the magnitude whose square leaves the range of the state; cached, as walking the state is slow."""
+        known = self._range_roots.get(id(optimizer))
         if known is None or not 0 <= step - known[0] < _STATE_EVERY:
-            known = self._roots[id(optimizer)] = step, _root_of_range(state_tensors(optimizer))
+            known = self._range_roots[id(optimizer)] = step, _root_of_range(state_tensors(optimizer))
         return known[1]
 
     def look(self, optimizer: torch.optim.Optimizer) -> list[Poisoned]:
-        """State tensors that are non-finite, reported once per optimizer. Waits for the device."""
-        last = self._finite.get(id(optimizer))
-        self._looked[id(optimizer)] = self._context.step
+        """Return the non-finite state tensors, reported once per optimizer. Waits for the device."""
+        last = self._finite_steps.get(id(optimizer))
+        self._read_steps[id(optimizer)] = self._context.step
         largest = read(amax(x for _, _, x in state_tensors(optimizer)))
         if largest is None or math.isfinite(largest):
-            self._finite[id(optimizer)] = self._context.step
+            self._finite_steps[id(optimizer)] = self._context.step
             return []
         self._reported.add(id(optimizer))
         found = []
@@ -198,8 +207,9 @@ class OptimizerStateWatch:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str, Tensor]]:
-    """Parameter, name and tensor of all state an optimizer keeps beside step counters; of quantised state the scales,
-    which are not finite where an element of their block was not.
+    """Iterate over parameter, name and tensor of an optimizer's state, without step counters.
+
+    Quantised state yields its scales: they are not finite if an element of their block was not.
     """
     for parameter in parameters_of(optimizer):
         for name, x in state_of(optimizer, parameter).items():
@@ -209,6 +219,6 @@ def state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, st
 
 
 def _root_of_range(tensors: Iterable[tuple[Tensor, str, Tensor]]) -> float:
-    """The magnitude from which on a square leaves the range of the narrowest of these formats."""
+    """Return the smallest magnitude whose square leaves the range of the narrowest dtype of these tensors."""
     kinds = {x.dtype for _, _, x in tensors}
     return min((math.sqrt(torch.finfo(kind).max) for kind in kinds), default=math.inf)

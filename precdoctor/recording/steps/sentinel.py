@@ -1,4 +1,4 @@
-"""What is read on every step, sampled or not: the gradients the optimizer is about to use, as two numbers."""
+"""Reads the gradients that the optimizer is about to use, on every step, as two numbers: L2 norm and amax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precdoctor.recording.kernels.list_layout import Layout
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.slots.deferred import Deferred, defer, deferred, read
 
-#: In elements: two microseconds of reading.
+#: Elements; reading them takes two microseconds.
 _SMALL = 16 * 1024
 _BASE: Any = torch._C.TensorBase
 _GRADIENT, _CDATA, _VERSION = _BASE.grad.__get__, _BASE._cdata.__get__, _BASE._version.__get__
@@ -26,62 +26,62 @@ _EXACT = frozenset(tensor_leaves.EXACT)
 
 @dataclass(frozen=True)
 class Look:
-    """One reading of gradients: its result, and which tensors it covers, as they were."""
+    """One reading of gradients: its result, and which gradients it covers in which version."""
 
     amax: Deferred
-    #: Null: of all an optimizer is about to be asked of, which nobody can have changed since.
+    #: Address and version counter of each gradient; None: all of the optimizer about to step, not changed since.
     of: tuple[tuple[int, int], ...] | None = None
-    #: The largest magnitude of the gradients that came last, where those are not to be waited for.
+    #: Amax of the gradients that arrived last, if the guard must not wait for them; else None.
     late: Deferred = None
 
     def covers(self, parameters: Iterable[Tensor]) -> bool:
-        """Whether it covers the gradients of all of these parameters, unchanged since."""
+        """Return whether the reading covers the gradients of all these parameters, unchanged."""
         return self.of is None or (now := versions(parameters)) == self.of or {*now} <= {*self.of}
 
     @classmethod
     def at(cls, amax: Deferred, parameters: Iterable[Tensor], late: Deferred = None) -> Look:
-        """A reading of the gradients of ``parameters`` as they are now."""
+        """Return a reading that covers the current gradients of ``parameters``."""
         return cls(amax, versions(parameters), late)
 
 
 def versions(parameters: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
-    """Which gradients there are, and how often each was written to; by functions of C, up to four times a step."""
+    """Return address and version counter of each gradient. Calls C functions only: runs up to four times per step."""
     gradients = list(map(_GRADIENT, parameters))
     if _EXACT.issuperset(map(type, gradients)):
-        with contextlib.suppress(RuntimeError):  # of inference mode: they have no version
+        with contextlib.suppress(RuntimeError):  # tensors of inference mode have no version
             return tuple(zip(map(_CDATA, gradients), map(_VERSION, gradients), strict=True))
-    there = (g for g in gradients if g is not None)
-    return tuple((g._cdata, -1 if g.is_inference() else g._version) for g in there)
+    present = (g for g in gradients if g is not None)
+    return tuple((g._cdata, -1 if g.is_inference() else g._version) for g in present)
 
 
 def largest(amax: Deferred) -> float:
-    """An amax, waited for if need be; 0 of no tensors."""
+    """Return an amax, after waiting for it if need be; 0 if there were no tensors."""
     return 0.0 if (value := read(amax)) is None else value
 
 
 def gradient_amax(parameters: Iterable[Tensor]) -> Deferred:
-    """Largest magnitude over the gradients of some parameters; not finite exactly if one of them is not."""
+    """Return the amax of the parameters' gradients; it is finite if and only if all gradients are."""
     return amax(gradients_of(parameters))
 
 
 def amax(tensors: Iterable[Tensor], known: Layout | None = None) -> Deferred:
-    """Largest magnitude over some tensors; not finite exactly if one of them is not. Null without any.
+    """Return the amax of some tensors; it is finite if and only if all elements are. None without tensors.
 
     Args:
         tensors: any.
-        known: what they were the last time, to be kept up; on a GPU they are then read by one kernel.
+        known: layout of the tensors at the last call; updated. On a GPU it lets one kernel read them all.
     """
-    there = list(tensors)
-    if there and (found := _looked_at(there)) is not None:
+    present = list(tensors)
+    if present and (found := _native_look(present)) is not None:
         return found[0]
-    if known is not None and there and _are_on_a_gpu(there):
-        seen = known.look(there)
+    if known is not None and present and _are_on_a_gpu(present):
+        seen = known.look(present)
         if seen is None:
-            known.learn(there)
-            seen = known.look(there)
+            known.learn(present)
+            seen = known.look(present)
         if isinstance(seen, Tensor):
             return _arriving(seen)[1]
-    dense = list(tensor_leaves.all_plain(there))
+    dense = list(tensor_leaves.all_plain(present))
     if not dense:
         return None
     if dense[0].is_cpu and (found := native_cpu.look(dense)) is not None:
@@ -91,15 +91,14 @@ def amax(tensors: Iterable[Tensor], known: Layout | None = None) -> Deferred:
 
 
 def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None) -> tuple[Deferred, Deferred] | None:
-    """L2 norm and amax over the gradients of some parameters, without waiting for a device.
+    """Return L2 norm and amax of the parameters' gradients, without waiting for a device.
 
     Args:
-        parameters: those of one optimizer, with their gradients still as the backward pass left them.
-        known: what their gradients were the last time, to be kept up.
+        parameters: of one optimizer, with the gradients as the backward pass left them.
+        known: layout of the gradients at the last call; updated.
 
     Returns:
-        Both as numbers that may still be on their way; amax is finite exactly if every gradient is. Null where there is
-        no gradient.
+        Two numbers that may still be on their way; amax is finite if and only if all gradients are. None without any.
     """
     gradients = list(map(_GRADIENT, parameters))
     if torch._C._functorch.maybe_current_level() is not None:
@@ -110,7 +109,7 @@ def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None)
         if known is not None and len(gradients) < some:
             found = known.look(gradients)
     if found is None and gradients:
-        found = _looked_at(gradients)
+        found = _native_look(gradients)
         if known is not None and (found is not None or _are_on_a_gpu(gradients)):
             known.learn(gradients)
             found = known.look(gradients) if found is None else found
@@ -120,12 +119,12 @@ def gradient_sentinel(parameters: Iterable[Tensor], known: Layout | None = None)
 
 
 def _are_on_a_gpu(tensors: list[Tensor]) -> bool:
-    """Whether the kernel of one launch may be able to read them: torch's own tensors, of whatever layout."""
+    """Return whether one kernel launch may be able to read all tensors: torch's own types on a GPU, any layout."""
     return tensors[0].is_cuda and _EXACT.issuperset(map(type, tensors))
 
 
 def _arriving(found: Tensor) -> tuple[Deferred, Deferred]:
-    """L2 norm and amax from amax and the sum of squares of each dtype, shape (dtypes, 2), on their way to the host."""
+    """Return L2 norm and amax from a tensor of shape (dtypes, 2), amax and sum of squares, on its way to the host."""
     with kernels.apart_from_user_modes():
         numbers = deferred(found.flatten(), by_drain=False)
 
@@ -136,11 +135,12 @@ def _arriving(found: Tensor) -> tuple[Deferred, Deferred]:
 
 
 def _worst(values: Sequence[float]) -> float:
-    """The largest; NaN if there is one."""
+    """Return the largest value; NaN if there is one."""
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | None:
+    """Return L2 norm and amax of gradients that the fast paths do not take."""
     dense = list(tensor_leaves.all_plain(gradients))
     if not dense:
         return None
@@ -153,7 +153,7 @@ def _gradient_sentinel(gradients: list[Tensor]) -> tuple[Deferred, Deferred] | N
 
 
 def merged(one: tuple[Deferred, Deferred], other: tuple[Deferred, Deferred]) -> tuple[Deferred, Deferred]:
-    """L2 norm and amax of all gradients from those of two parts."""
+    """Return L2 norm and amax of all gradients, from those of two parts."""
     both = one, other
     return (
         lambda: math.hypot(*(read(norm) or 0.0 for norm, _ in both)),
@@ -162,19 +162,19 @@ def merged(one: tuple[Deferred, Deferred], other: tuple[Deferred, Deferred]) -> 
 
 
 def are_sharded(parameters: Iterable[Tensor]) -> bool:
-    """Whether this rank has only a part of some of these parameters, or of their gradients."""
+    """Return whether this rank holds only a part of some of these parameters or gradients."""
     tensors = list(parameters)
     kinds = {*map(type, tensors), *map(type, map(_GRADIENT, tensors))}
     return any(kind.__name__ in ("DTensor", "FlatParameter") for kind in kinds)
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Those there are, by functions of C: this runs on every step."""
+    """Return the gradients that exist. Calls C functions only: runs on every step."""
     return [g for g in map(_GRADIENT, parameters) if g is not None]
 
 
-def _looked_at(tensors: list[Tensor]) -> tuple[float, float] | None:
-    """What the library finds, where there is nothing special about any of them; null elsewhere."""
+def _native_look(tensors: list[Tensor]) -> tuple[float, float] | None:
+    """Return amax and sum of squares from the C library; None if a tensor is not a plain one on the CPU."""
     if not tensors[0].is_cpu or torch._C._functorch.maybe_current_level() is not None:
         return None
     if not _EXACT.issuperset(map(type, tensors)):
@@ -183,12 +183,12 @@ def _looked_at(tensors: list[Tensor]) -> tuple[float, float] | None:
 
 
 def _norms(tensors: list[Tensor], order: float) -> Tensor:
-    """The norm of each, in no particular order: a few launches per dtype and device, and no copy of a 16-bit tensor."""
+    """Return the norm of each tensor, in any order: a few launches per dtype and device, no copy of 16-bit ones."""
     home = tensors[0].device
     exact = torch.float64 if home.type in {"cpu", "cuda"} else torch.float32
     alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for x in tensors:
-        known = x if x.element_size() > 1 else x.float()  # float8 has none
+        known = x if x.element_size() > 1 else x.float()  # float8 has no norm
         alike.setdefault((x.device, known.dtype), []).append(known)
     parts = []
     with torch.no_grad():
@@ -199,7 +199,7 @@ def _norms(tensors: list[Tensor], order: float) -> Tensor:
 
 
 def _joined(tensors: list[Tensor]) -> list[Tensor]:
-    """On a CPU the small FP32 ones are put together into one: there a call costs more than their elements do."""
+    """Join small FP32 tensors on the CPU into one, because a call costs more there than their elements."""
     small = [t for t in tensors if t.is_cpu and t.dtype == torch.float32 and t.numel() <= _SMALL]
     if len(small) < 2:
         return tensors
@@ -208,9 +208,9 @@ def _joined(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _largest(gradients: list[Tensor]) -> Tensor:
-    """Largest magnitude; NaN if there is one."""
+    """Return the amax as a tensor; NaN if there is a NaN."""
     if not gradients[0].is_cpu:
         return _norms(gradients, math.inf).max()
-    gradients = [g.detach() if g.element_size() > 1 else g.detach().float() for g in gradients]  # float8 has neither
-    ends = [end for g in gradients for end in torch.aminmax(g)]  # the infinity norm takes fifteen times as long
+    gradients = [g.detach() if g.element_size() > 1 else g.detach().float() for g in gradients]  # ops lack float8
+    ends = [end for g in gradients for end in torch.aminmax(g)]  # the infinity norm takes 15 times as long
     return torch.stack([end.to("cpu", torch.float64) for end in ends]).abs().max()

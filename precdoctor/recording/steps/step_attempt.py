@@ -1,4 +1,4 @@
-"""An optimizer-step attempt in progress, and streaks of attempts that changed no weight."""
+"""An optimizer-step attempt in progress, and streaks of attempts that the loss scaler skipped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from precdoctor.recording.model import static
 
 
 class GradientsAside:
-    """Takes the gradients from the parameters of an optimizer, so that its step finds nothing to do."""
+    """Takes the gradients from an optimizer's parameters, so that its step has nothing to do."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._held = [(p, p.grad) for p in parameters if p.grad is not None]
@@ -20,55 +20,55 @@ class GradientsAside:
             p.grad = None
 
     def restore(self) -> None:
-        """Gives them back."""
+        """Give the gradients back to the parameters."""
         for p, grad in self._held:
             p.grad = grad
         self._held = []
 
 
 class Attempt:
-    """One of them."""
+    """One optimizer-step attempt, while it is open."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, *, by_scaler: bool) -> None:
         self.optimizer = optimizer
         self.name = name
         self.by_scaler = by_scaler
-        #: It began in a backward pass, whose end is its end: what steps until then is part of it.
+        #: Whether it began in a backward pass: then it ends with the pass, and includes every step in it.
         self.in_backward = False
-        #: Several optimizers make it one after the other, or one does once per group: in a backward pass, or for a
-        #: library that tells of its end.
+        #: Whether several optimizers make it in turn, or one optimizer once per group: in a backward pass, or inside a
+        #: step of DeepSpeed or Megatron.
         self.is_shared = False
-        #: The states of its parameters are recorded in this step.
+        #: Whether the optimizer's state is recorded in this step; None until it is decided.
         self.takes_state: bool | None = None
-        #: The optimizer's own step ran.
+        #: Whether the optimizer's own step ran.
         self.reached = False
-        #: It was given a closure: the gradients of this step come into being inside the step.
+        #: Whether the step was given a closure, which makes the gradients inside the step.
         self.closure = False
-        #: How often that was called, whether weights were written to before one of the calls, and by version counters
-        #: what they were; how many backward passes of the step have been judged.
-        self.evaluations, self.moved, self.weights, self.judged = 0, False, 0, 0
-        #: The guard wants this step skipped: its gradients, while they are taken from the parameters.
+        #: How often the closure was called; whether weights changed before one of its calls; their version counters at
+        #: the last; how many backward passes have been judged.
+        self.evaluations, self.has_moved, self.weight_versions, self.judged_passes = 0, False, 0, 0
+        #: Whether the guard skips this step, and the gradients that it has taken from the parameters.
         self.skipped = False
         self.aside: GradientsAside | None = None
         #: Copies of weights from before the step, by id of the parameter.
         self.before: dict[int, Tensor] = {}
-        #: Their gradients, by reference: an optimizer may clear them within its step.
+        #: Gradients by reference, by id of the parameter: an optimizer may clear them within its step.
         self.gradients: dict[int, Tensor | None] = {}
-        #: The gradients that a step with a closure began with, and their version counters.
+        #: Gradients at the beginning of a step with a closure, and their version counters.
         self.given: list[tuple[Tensor, Tensor, int]] = []
-        #: Optimizers that this one drives, and that stepped.
+        #: Other optimizers that stepped inside this optimizer's step.
         self.driven: list[torch.optim.Optimizer] = []
-        #: Steps of its base class, in progress inside its own.
-        self.inner = 0
-        #: It is the first to call the model, from its closure: until then its weights have no names.
+        #: Number of steps of its base class that are running inside its own.
+        self.inner_steps = 0
+        #: Whether its closure is the first to call the model: until then weights have no names.
         self.is_unnamed = False
 
 
-#: In a row: half the scale did not help, so that it is worth a look whether the scale is to blame at all.
+#: Skips in a row, at which the guard checks whether the scale is to blame: halving it did not help.
 SUSPICIOUS_SKIPS = 2
-#: Steps a loss scaler may skip in a row, after it has let one through, before that is an incident.
+#: Skips in a row by a loss scaler, after an attempt was let through, that make an incident.
 MAX_SKIPS = 6
-#: A scale that has come down to this and still overflows does not suffer from the scale.
+#: A scale this small is not the reason if gradients still overflow.
 SCALE_FLOOR = 1.0
 
 
@@ -76,25 +76,25 @@ SCALE_FLOOR = 1.0
 class Streak:
     """Skips in a row, and whether an attempt was ever let through.
 
-    Each optimizer has its own: where several share a scaler, a backoff of it is one skip of each, and what the scaler
-    lets through of one says nothing of another's gradients.
+    Kept per optimizer: if optimizers share a scaler, a backoff is one skip of each, but an attempt that it lets through
+    says nothing about another optimizer's gradients.
     """
 
     skips: int = 0
     let_through: bool = False
 
     def add(self, *, bad: bool) -> None:
-        """One more attempt, with gradients or a loss that are not finite or without."""
+        """Count an attempt; ``bad``: its gradients or loss are not finite."""
         self.skips = self.skips + 1 if bad else 0
         self.let_through = self.let_through or not bad
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether it has just become worth a look."""
+        """Whether the streak has just become long enough to examine."""
         return self.let_through and self.skips == SUSPICIOUS_SKIPS
 
     def is_stuck(self, scaler: torch.amp.GradScaler) -> bool:
-        """Whether the scaler goes on skipping to no avail. Reads the scale, which waits for the device."""
+        """Return whether the scaler keeps skipping without effect. Waits for the device to read the scale."""
         if self.let_through and self.skips >= MAX_SKIPS:
             return True
         scale = static.attribute(scaler, "_scale")

@@ -1,8 +1,8 @@
-"""What the optimizer meant to add to a weight, and whether any of it stuck.
+"""Recomputes the update that an optimizer intended for a weight, to see how much of it was lost.
 
-A lost update is ``round(w + dw) == w`` for the *intended* dw. The stored difference cannot tell on pure 16-bit weights:
-it is already rounded to zero or about an ulp. So where an optimizer's arithmetic is known here, dw is computed again
-from the state they left behind.
+A lost update is ``round(w + dw) == w`` for the *intended* dw. On pure 16-bit weights the stored difference does not
+show it: it is already rounded to zero or about an ulp. So for the optimizers below, dw is recomputed from their state
+after the step.
 
 Sources: update formulas of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` (Kingma and Ba, arXiv:1412.6980, algorithm 1;
 Loshchilov and Hutter, arXiv:1711.05101, algorithm 2; Reddi et al., ICLR 2018, for amsgrad).
@@ -23,18 +23,18 @@ from precdoctor.recording.model.optimizer_contents import groups_of, parameters_
 
 Group = Mapping[str, Any]
 State = Mapping[str, Any]
-#: Under which a state also has its bias corrections, where they were computed for all parameters at once.
+#: Key that a parameter's bias corrections are added to its state under, if they were computed for all at once.
 _CORRECTED = "precdoctor_corrections"
 
 
 def _adam(_before: Tensor, _grad: Tensor, state: State, group: Group) -> Adam | None:
-    """Adam and AdamW from the moments as they were after the step (the step divides by exactly these)."""
+    """Return the update of Adam or AdamW, from the moments after the step: the step divides by exactly these."""
     if "exp_avg" not in state or "exp_avg_sq" not in state:
         return None
     second = state.get("max_exp_avg_sq", state["exp_avg_sq"]) if group.get("amsgrad") else state["exp_avg_sq"]
     t, decay = _number(state["step"]), group["weight_decay"]
     if not isinstance(t, Tensor) and t == 0:
-        return None  # fused, and a scaler kept it from taking its first step
+        return None  # fused, and the scaler has skipped its first step
     decays = group.get("decoupled_weight_decay", False) and decay != 0
     factor, root = state[_CORRECTED] if _CORRECTED in state else _corrections(t, group)
     rate = _number(group["lr"])
@@ -42,40 +42,41 @@ def _adam(_before: Tensor, _grad: Tensor, state: State, group: Group) -> Adam | 
 
 
 def _corrections(t: Any, group: Group) -> tuple[Any, Any]:
-    """Of Adam's update after ``t`` steps, a number or a tensor of any shape: its factor and its root."""
+    """Return factor and root of Adam's update after ``t`` steps; ``t`` is a number or a tensor of any shape."""
     beta1, beta2 = map(_number, group["betas"])
     return -_number(group["lr"]) / (1 - beta1**t), (1 - beta2**t) ** 0.5
 
 
 def corrections_on_device(optimizer: torch.optim.Optimizer) -> dict[int, tuple[Tensor, Tensor]]:
-    """Adam's bias corrections where the counts of steps lie on a device: of all parameters at once, a few launches.
+    """Compute Adam's bias corrections for all parameters in a few launches, if step counts are on a device.
 
     Returns:
-        By ``id`` of a count, what :func:`_corrections` gives; empty for other optimizers.
+        By ``id`` of a step count, the result of :func:`_corrections`; empty for other optimizers.
     """
     found: dict[int, tuple[Tensor, Tensor]] = {}
     if _KNOWN.get(type(optimizer)) not in (_adam, _adamw):
         return found
     for group in groups_of(optimizer):
         counts = [state_of(optimizer, p).get("step") for p in parameters_in(group)]
-        there = [t for t in counts if type(t) is Tensor and not t.is_cpu and t.dim() == 0]
-        if len(there) > 1 and len({(t.device, t.dtype) for t in there}) == 1:
-            factors, roots = _corrections(torch.stack(there), group)
-            found |= zip(map(id, there), zip(factors.unbind(), roots.unbind(), strict=True), strict=True)
+        on_device = [t for t in counts if type(t) is Tensor and not t.is_cpu and t.dim() == 0]
+        if len(on_device) > 1 and len({(t.device, t.dtype) for t in on_device}) == 1:
+            factors, roots = _corrections(torch.stack(on_device), group)
+            found |= zip(map(id, on_device), zip(factors.unbind(), roots.unbind(), strict=True), strict=True)
     return found
 
 
 def _number(x: Any) -> Any:
-    """A number of the host's, exactly; one on a device would be waited for and stays there."""
+    """Return a host tensor as a float; a device tensor stays a tensor, because reading it would wait."""
     return float(x.detach()) if isinstance(x, Tensor) and x.is_cpu else x
 
 
 def _adamw(before: Tensor, grad: Tensor, state: State, group: Group) -> Adam | None:
+    """Return the update of AdamW."""
     return _adam(before, grad, state, {**group, "decoupled_weight_decay": True})
 
 
 def _sgd(before: Tensor, grad: Tensor, state: State, group: Group) -> Tensor | None:
-    """SGD with momentum, dampening, Nesterov and weight decay; the buffer is the one after the step."""
+    """Return the update of SGD with momentum, dampening, Nesterov and weight decay, from the buffer after the step."""
     direction = wide(-grad if group.get("maximize") else grad)
     if group["weight_decay"] != 0:
         direction = direction + group["weight_decay"] * wide(before)
@@ -96,7 +97,7 @@ _KNOWN: dict[type, Callable[[Tensor, Tensor, State, Group], Tensor | Adam | None
 
 
 def intention_of(optimizer: torch.optim.Optimizer) -> str:
-    """``exact`` where dw is recomputed from optimizer state, ``gradient`` where a non-zero gradient stands for it."""
+    """Return ``exact`` if dw is recomputed from optimizer state, ``gradient`` if the gradient stands for it."""
     return "exact" if type(optimizer) in _KNOWN else "gradient"
 
 
@@ -108,19 +109,19 @@ def intended_update(
     group: Group,
     corrections: Mapping[int, tuple[Tensor, Tensor]] = MappingProxyType({}),
 ) -> Tensor | Adam | None:
-    """The update the step that has just ended meant to add to ``parameter``; float, the shape of ``before``.
+    """Return the update of ``parameter`` that the last step intended; FP32 or wider, with the shape of ``before``.
 
     Args:
         optimizer: after its step.
         parameter: one of its parameters.
-        grad: its gradient of that step.
-        before: a copy of its values from before the step, as ``leaves.plain`` gives them: of this rank's shard.
-        group: the parameter group it is in.
-        corrections: as :func:`corrections_on_device` gives them.
+        grad: its gradient in that step.
+        before: a copy of its values before the step, from ``tensor_leaves.plain``: of this rank's shard.
+        group: its parameter group.
+        corrections: result of :func:`corrections_on_device`.
 
     Returns:
-        dw, of Adam in its terms; for optimizers not known here the gradient itself, whose zeros are those of dw; null
-        where it has no memory of its own.
+        dw; for Adam as its terms. For other optimizers the gradient, which is zero where dw is. None if the gradient
+        has no memory of its own.
     """
     if grad.layout is not torch.strided:
         grad = grad.to_dense()
@@ -137,5 +138,5 @@ def intended_update(
 
 
 def _local(value: Any) -> Any:
-    """Of a sharded tensor this rank's part."""
+    """Return this rank's part of a sharded tensor; other values as they are."""
     return tensor_leaves.plain(value) if issubclass(type(value), Tensor) else value

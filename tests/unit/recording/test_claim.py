@@ -89,9 +89,9 @@ def test_calls_without_gradients_are_measured_until_patience_ends(recorder):
         recorder.claim.forward_begins(gradients=False)
         assert recorder.live
     recorder.claim.forward_begins(gradients=False)
-    assert not recorder.live and not recorder.claim.patient
+    assert not recorder.live and not recorder.claim.may_train
     recorder.claim.forward_begins(gradients=True)
     assert recorder.live
     recorder.claim.forward_begins(gradients=False)
     recorder.claim.backward_begins()
-    assert recorder.live and recorder.claim.patient
+    assert recorder.live and recorder.claim.may_train

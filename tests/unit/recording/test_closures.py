@@ -10,7 +10,7 @@ import pickle
 import pytest
 import torch
 
-from precdoctor.recording.observe.closures import Judged
+from precdoctor.recording.observe.closures import JudgedClosure
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def told():
 
 
 def judged(closure, told):
-    return Judged(closure, lambda: told.append("begins"), lambda: told.append("ends"))
+    return JudgedClosure(closure, lambda: told.append("begins"), lambda: told.append("ends"))
 
 
 def test_it_returns_what_the_closure_returns(told):

@@ -37,7 +37,7 @@ def state_of(optimizer: torch.optim.Optimizer, recorder: Seen, *driven: torch.op
     """Module and name of the rows after a step."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     named = [(p, Place("Net#0", "body", "Linear"), f"w{i}", whole) for i, p in enumerate(parameters)]
-    StateRows(recorder).take("Opt#0", (optimizer, *driven), named)
+    StateRows(recorder).record("Opt#0", (optimizer, *driven), named)
     return {f"{root}|{module}|{name}" for root, module, name in recorder.rows}
 
 
@@ -111,7 +111,7 @@ def test_state_is_taken_seldom_and_in_step_with_other_runs(tmp_path):
         recorder.current = StepFacts(step)
         if rows.due("Adam#0"):
             taken.append(step)
-            rows.take("Adam#0", (), ())
+            rows.record("Adam#0", (), ())
         assert not rows.due("Adam#0") or step not in taken, "once per step"
     assert taken == [5, *range(STATE_EVERY, 5 + 4 * STATE_EVERY, STATE_EVERY)]
 
