@@ -1,6 +1,6 @@
-"""The second run of a recorded command: which steps to trace, and whether it repeats the first.
+"""Chooses the steps that a second run of a recorded command traces, and checks that it repeats the first run.
 
-``precdoctor autopsy RUN`` writes it to ``RUN/autopsy``, a run directory of its own.
+``precdoctor autopsy RUN`` makes the second run and writes it to ``RUN/autopsy``, a run directory of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.survey.run_facts import table_columns
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Most steps to trace if only an interval is known; a traced step takes four to five times as long.
+#: Maximum number of steps to trace if only an interval is known; a traced step takes four to five times as long.
 MAX_TRACED = 64
-#: What names a tensor of a step.
+#: The columns that identify a tensor within a step.
 _NAMES = ("root", "module", "kind", "name", "call", "phase")
 _TENSOR = ["step", "rank", *_NAMES]
 
@@ -32,11 +32,14 @@ class Plan:
 
 
 def plan(view: RunView, *, died: bool = True) -> Plan | None:
-    """The steps to trace; None if no step of the run became non-finite.
+    """Return the steps to trace; None if no step of the run became non-finite.
+
+    That is the first incident's step alone, unless its weights or a tensor from before it were non-finite: then
+    tracing begins after the last finite step, at most ``MAX_TRACED`` steps back.
 
     Args:
         view: the first run.
-        died: an incomplete last step counts: loops that check their loss end before ``backward``.
+        died: also trace an incomplete last step of a run without incident: a loop that checks its loss ends there.
     """
     found = incidents(view)
     if not found:
@@ -53,7 +56,7 @@ def plan(view: RunView, *, died: bool = True) -> Plan | None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two runs are equal bit for bit: the number of losses and of fingerprints that both recorded."""
+    """The comparison of two runs, bit for bit: the number of losses and of tensor fingerprints that both recorded."""
 
     steps: int
     tensors: int
@@ -67,7 +70,7 @@ class Agreement:
 
 
 def agreement(first: RunView, again: RunView, until: int) -> Agreement:
-    """Compare two runs up to and including step ``until``: the losses, and the tensors of the steps that were kept."""
+    """Compare two runs up to and including step ``until``: all losses, and the fingerprints that both recorded."""
     keys = ["rank", "step", "optimizer"]
     frames = [v.steps.loc[v.steps["step"] <= until, [*keys, "loss"]].astype({"optimizer": str}) for v in (first, again)]
     losses = frames[0].merge(frames[1], on=keys, suffixes=("_a", "_b"))
@@ -81,7 +84,7 @@ def agreement(first: RunView, again: RunView, until: int) -> Agreement:
 
 
 def _fingerprints(view: RunView, until: int) -> pa.Table:
-    """The fingerprints of weights, outputs and gradients, by what names a tensor of a step in both runs."""
+    """The fingerprints of weights, outputs and weight gradients up to step ``until``, with the columns ``_TENSOR``."""
     kinds, where = ("weight", "output", "weight_grad"), [("step", "<=", until)]
     batches = view.batches([*_TENSOR, "fingerprint"], kinds, where=where)
     table = pa.Table.from_batches(

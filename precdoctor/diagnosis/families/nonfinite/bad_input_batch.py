@@ -1,4 +1,4 @@
-"""PD104: the batch itself is non-finite, or far outside the range seen so far."""
+"""PD104: a batch that is non-finite, or far above the range of all batches before it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ extreme batch alone; 0.9 if the run became non-finite within `follow_steps` step
 
 @dataclass(frozen=True)
 class _Extreme:
-    """A batch far above all before it."""
+    """A batch whose amax is far above ``before``, the largest amax of the ``steps_before`` recorded steps before it."""
 
     process: Process
     step: int
@@ -79,7 +79,7 @@ class _Extreme:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """Findings for non-finite batches, harmful and harmless, and for extreme ones."""
+    """Findings for non-finite batches that led to an incident or did no harm, and for extreme batches."""
     seen = checked_words(view, ("batch",), "input tensor")
     tensors, _ = view.tensor_count(("batch",))
     harmful = check_incidents(view, RULE, options, _report, seen)
@@ -110,7 +110,7 @@ def _report(view: RunView, incident: Incident) -> Report:
 
 
 def _harmless(view: RunView, options: Options) -> list[Finding]:
-    """Findings for non-finite batches of healthy steps, if such batches are the exception."""
+    """One finding per argument with non-finite values on healthy steps, unless they are usual in this data set."""
     batches = view.survey.batches.to_pandas()
     bad = batches[(batches["nan"] > 0) | (batches["pos_inf"] > 0)]
     incidents = {(process, step) for process, steps in incident_steps(view).items() for step in steps}
@@ -122,7 +122,7 @@ def _harmless(view: RunView, options: Options) -> list[Finding]:
     findings = []
     for key, (process, step), count in zip(keys(first), at(first), steps, strict=True):
         if count > options["usual_share"] * all_steps:
-            continue  # missing values are part of this data set
+            continue  # this data set encodes missing values as NaN
         row = next((r for r in view.rows(process, step) if r.key == key), None)
         if row is not None:
             findings.append(_harmless_finding(row, process, step, count))
@@ -147,6 +147,7 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
 
 
 def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
+    """One finding per argument and process with extreme batches; of ranks with the same step, the most confident."""
     first: dict[tuple[Process, Key], list[_Extreme]] = {}
     for extreme in _extremes(view, options):
         first.setdefault((extreme.process, extreme.key), []).append(extreme)
@@ -160,10 +161,10 @@ def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
 
 
 def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
-    """The extreme batches in order of step; each is compared with the range of its tensor so far, per process.
+    """Yield the extreme batches in order of step: amax far above every earlier one of the argument, per process.
 
-    That range includes earlier calls of the same step: samples that a chain draws from the model are not data, and grow
-    from call to call.
+    Earlier calls of the same step count as earlier batches: a sampler that calls the model on its own output sees its
+    argument grow from call to call, and that argument is no data.
     """
     columns = ["step", "rank", "attempt", *IDENTITY, "amax", "numel"]
     kept = view.measured((), ("batch",), columns=("amax", "numel"))

@@ -1,4 +1,4 @@
-"""Finds the steps of a run that became non-finite."""
+"""Finds the non-finite steps of a run, from the step columns, the tensor rows, the events and the replays."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, numbe
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Most steps of an inference run to check for a non-finite output; the first ones explain the others.
+#: Maximum number of steps of an inference run to check for a non-finite output; the first ones explain the others.
 _MAX_ANSWERS = 64
 #: Kinds of tensors whose overflow a loss scaler handles.
 GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
 
 
 def incident_steps(view: RunView) -> Mapping[Process, Mapping[int, frozenset[str]]]:
-    """Per process the steps with a non-finite loss, gradient or weight that no loss scaler handled, and its kinds."""
+    """The non-finite steps of each process that no loss scaler handled, each with the kinds of its non-finite tensors.
+
+    The loss, gradients and weights count, and what a live trace found. If all of them were finite, so do poisoned
+    buffers and optimizer state (as ``buffer``), and outputs of inference and of an incomplete last step.
+    """
     return view.remember("incident-steps", lambda: _incident_steps(view))
 
 
@@ -45,7 +49,7 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
 
 
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
-    """The kinds of non-finite tensors by step; a weight that holds only ``-inf`` is a mask stored as a parameter."""
+    """The kinds of non-finite tensors by step, from the rows. A weight with only ``-inf`` is a mask and not counted."""
     kinds: dict[Process, dict[int, frozenset[str]]] = {}
     for r in view.bad:
         masks = r["masks"] if r["kind"] == "weight" else 0
@@ -56,7 +60,7 @@ def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
 
 
 def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> frozenset[str]:
-    """The kinds for a step without full statistics: from its ``nonfinite`` event, else from the step's columns."""
+    """The kinds of non-finite tensors on an unsampled step: from its ``nonfinite`` event, else from its columns."""
     for event in view.nonfinite_events:
         if number(event.get("step")) == facts.step and number(event.get("rank")) == process.rank:
             listed = event["data"].get("kinds")
@@ -68,8 +72,8 @@ def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> froze
 def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
     """Whether the loss scaler handled the overflow: it skipped the step, or the optimizer never got the gradient.
 
-    In a GAN the discriminator's gradients of a skipped step remain, and the generator's backward pass adds to them; the
-    scaler has checked all gradients that the step's optimizer received.
+    In a GAN, non-finite gradients of the discriminator stay after its skipped step, and the generator's backward pass
+    adds to them. They do no harm at the generator's step: the scaler found all gradients of its optimizer finite.
     """
     if facts is None:
         return False
@@ -77,15 +81,15 @@ def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
 
 
 def _scaler_cannot_help(view: RunView, process: Process, step: int) -> bool:
-    """Whether the replay of a skipped step shows a cause that no smaller scale would mend."""
+    """Whether the replay of a skipped step shows a cause that a smaller loss scale would not mend."""
     culprit = culprit_at(view, process, step)
     return culprit is not None and culprit.cause.name not in (None, "loss-scale-overflow", "other")
 
 
 def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:
-    """Whether the incomplete last step made a non-finite tensor that is not a mask.
+    """Whether the forward pass of the incomplete last step made a non-finite tensor that is not a mask.
 
-    Training loops that check ``isfinite(loss)`` and raise never call ``backward``.
+    A training loop that checks ``isfinite(loss)`` and raises leaves such a step: it never calls ``backward``.
     """
     rows = [r for r in view.rows(process, facts.step) if r.kind in FORWARD_KINDS and r.phase != "recompute"]
     if not any(r.bad and not r.mask_like and r.kind != "batch" for r in rows):
@@ -95,7 +99,11 @@ def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:
 
 
 def _nonfinite_answers(view: RunView, process: Process, steps: Sequence[int]) -> list[int]:
-    """Steps of an inference run on which a model's last output, most likely its answer, is non-finite and no mask."""
+    """Those of ``steps`` on which the last output of a model, probably its answer, is non-finite and no mask.
+
+    Args:
+        steps: sampled steps of an inference run, in order.
+    """
     if not steps:
         return []
     made = {

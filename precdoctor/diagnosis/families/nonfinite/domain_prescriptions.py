@@ -1,6 +1,6 @@
-"""What to do at the edge of a function's domain: logs, quotients, roots, norms and powers at 0, exp above ln(max).
+"""Prescriptions at the edge of a function's domain: logs, quotients, roots, norms, powers at 0, exp above ln(max).
 
-Outside the domain, or at a pole of its derivative, no wider format helps: the operand has to be kept inside.
+Outside the domain, or at a pole of the derivative, no wider format helps: the operand has to be kept inside.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
-#: Lower and upper end of the domains of functions; others are defined from 0 on.
+#: Lower and upper end of a function's domain; functions that are missing here are defined from 0 on.
 _DOMAINS: dict[str, tuple[float, float | None]] = {
     **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (-1.0, 1.0)),
     "logit": (0.0, 1.0),
     "acosh": (1.0, None),
 }
-#: Replaces what rounding has made zero or negative (eigenvalues, sums of squares); far below any useful value.
+#: Lower bound for operands that rounding made zero or negative (eigenvalues, sums of squares); below useful values.
 _TINY = 1e-12
-#: What a divisor in FP16 keeps.
+#: Eps for a divisor in FP16 or FP8, which would flush a smaller one.
 _NARROW_EPS = 1e-3
-#: Distance from 1 that survives one rounding in FP32.
+#: Distance from the end of a domain that survives one rounding in FP32.
 _NEAR_ONE = 1e-6
 
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Stop at the module, or at the line of code outside modules, on the first bad value."""
+    """Stop on the first bad value, at the module or, outside of modules, at the line, and inspect the operands."""
     inside, bad = culprit.module or culprit.replay.root, culprit.bad_elements
     predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
     if not inside and culprit.source is not None and not culprit.op.in_library:
@@ -96,6 +96,7 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
 
 
 def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
+    """Clamp the operand of ``sinh`` or ``cosh`` on both sides."""
     name = culprit.op.short
     return Prescription(
         title=f"clamp the operand of {name} to -{largest} .. {largest}{culprit.at_line}; "
@@ -110,7 +111,7 @@ def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescriptio
 
 
 def bounded_before(culprit: Culprit) -> Prescription | None:
-    """Bound the operand of an exponential, not only its clamped result; None for other functions."""
+    """Bound the operand of ``exp`` if only its result is clamped; None for other functions."""
     fmt = culprit.op.result_format
     if culprit.op.short != "exp" or fmt is None:
         return None
@@ -127,6 +128,7 @@ def bounded_before(culprit: Culprit) -> Prescription | None:
 
 
 def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Clamp the exponent of a power so that the largest base stays in range."""
     exponent, base = culprit.op.operand("exponent"), culprit.op.operand("self")
     reach = base.amax if base is not None else real(culprit.op.settings.get("self"))
     fmt = culprit.op.result_format
@@ -145,7 +147,10 @@ def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
 
 
 def _prune_magnitude(culprit: Culprit) -> Prescription:
-    """For weight normalisation, which has no eps: w = g v / ||v|| (Salimans and Kingma, arXiv:1602.07868, eq. 2)."""
+    """Prune the magnitude ``g`` of a weight norm, not ``v``: w = g v / ||v|| has no eps.
+
+    Salimans and Kingma, arXiv:1602.07868, equation 2.
+    """
     return Prescription(
         title="keep whole filters of `v` from being zero: zero the magnitude `g` instead, or take weight_norm off",
         change={"module": culprit.module, "parameter": {"from": "v", "to": "g"}},
@@ -184,7 +189,7 @@ def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
 
 
 def _clamp_off_edge(culprit: Culprit) -> Prescription:
-    """Keep the operand inside the domain, where the derivative is finite."""
+    """Clamp the operand to the inside of the domain, where the derivative is finite."""
     made = culprit.forward_op
     name = made.short if made is not None else (culprit.op.node or culprit.op.short).partition("Backward")[0].lower()
     clamp = _limits(name)
@@ -211,7 +216,7 @@ def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
 
 
 def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Clamp the operand to where the function is defined: rounding alone can push it past the end."""
+    """Clamp the operand to the function's domain: rounding alone can push it past the end."""
     name, operand = culprit.op.short, culprit.operand
     power = culprit.op.settings.get("exponent") if name == "pow" else None
     if operand is None or not (name in _DOMAINS or isinstance(power, (int, float))):
@@ -228,7 +233,7 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
 
 
 def _count_at_least_one(culprit: Culprit) -> Prescription:
-    """For means over no elements and spreads of a single one: there is no divisor to add an eps to."""
+    """Avoid means over no elements and spreads of a single one, which have no divisor to add an eps to."""
     short = culprit.op.short
     spread = short in {"std", "var", "std_mean", "var_mean"}
     if spread:
@@ -252,7 +257,7 @@ def _count_at_least_one(culprit: Culprit) -> Prescription:
 
 
 def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
-    """For a number in the code that the format of the computation cannot hold."""
+    """Replace a constant in the code that the format of the computation cannot hold."""
     return Prescription(
         title=f"use {math.copysign(1e4, constant):g} in place of the constant {constant:g}{culprit.at_line}: "
         "it fits into every format, and exp(-1e4) is 0",
@@ -263,12 +268,13 @@ def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
 
 
 def _zeros_words(culprit: Culprit) -> str:
+    """`` (3 elements are exactly 0 there)``: zeros in the operand of the forward op; empty if there are none."""
     before = culprit.forward_op.first_operand if culprit.forward_op is not None else None
     return f" ({there_are(before.zero, 'element')} exactly 0 there)" if before is not None and before.zero else ""
 
 
 def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
-    """For a divisor of integers: what was counted was not there."""
+    """Divide by ``max(count, 1)``: the divisor is a count, and it is 0."""
     return Prescription(
         title=f"divide by max(count, 1){culprit.at_line}: {there_are(count.zero, 'count')} 0",
         change={"divisor": "max(count, 1)"},
@@ -281,12 +287,13 @@ def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
 
 
 def _counts_nothing(culprit: Culprit, divisor: Operand) -> bool:
-    """Whether a divisor of floating-point numbers counts: all that is known of it are whole numbers."""
+    """Whether a floating-point divisor of a 0 / 0 is a count: its recorded extremes are whole numbers."""
     known = (x for x in (divisor.amin_nonzero, divisor.max) if x is not None)
     return NOTHING in culprit.cause.why and not divisor.negative and all(x == int(x) for x in known)
 
 
 def _guard_divisor(culprit: Culprit) -> Prescription:
+    """Add an eps to a divisor that is 0, one that its format holds; for a count, divide by ``max(count, 1)``."""
     op = culprit.op
     operand = culprit.operand if op.short == "rsqrt" else op.divisor
     if operand is not None and (operand in op.integers or _counts_nothing(culprit, operand)):
@@ -294,7 +301,7 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
     fmt = known_format(operand.dtype) if operand is not None else None
     eps = _NARROW_EPS if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
     zeros = operand.zero if operand is not None else None
-    root = culprit.op.short == "rsqrt"  # its divisor cannot be reached, its operand can
+    root = culprit.op.short == "rsqrt"  # code can change only its operand, not its divisor
     divisor = "norm" if operand is not None and is_norm(culprit.replay, op, operand) else "divisor"
     divided = "torch.rsqrt(x" if root else f"x / ({divisor}"
     return Prescription(
@@ -310,7 +317,7 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
 
 
 def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """Clamp the operand of a root, which rounding can make negative."""
+    """Clamp the operand of a root, or compute a variance without the difference of squares that made it negative."""
     operand = culprit.operand
     lowest = operand.min if operand is not None else None
     if SQUARES in culprit.cause.why:
@@ -332,7 +339,7 @@ def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
 
 
 def guard_quotient(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """For a division by 0, or for a mean over nothing, which has no divisor to add an eps to."""
+    """Guard a division by 0, a mean over nothing, or a weight norm of a zero filter."""
     op = culprit.op
     if "weight_norm" in op.short:
         return _prune_magnitude(culprit)
@@ -344,6 +351,6 @@ def guard_quotient(_view: RunView, _incident: Incident, culprit: Culprit) -> Pre
 
 
 def away_from_pole(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """For a derivative that is infinite at 0 or at the edge of a domain."""
+    """Move the operand away from the point where its derivative is infinite: 0, or the edge of a domain."""
     quotient = (culprit.op.node or "").startswith(("Div", "Reciprocal"))
     return _guard_divisor(culprit) if quotient else _clamp_off_edge(culprit)

@@ -1,8 +1,8 @@
 """Why a gradient is non-finite although the loss is finite: a derivative with a pole, or a discarded value.
 
 If the forward pass discards an element (``where``, ``masked_fill``, an index), autograd gives it a gradient of zero.
-Zero times an infinite derivative is NaN: the trap of ``where``. A zero that was there before, from a mask that is
-multiplied in or a saturated ``tanh``, is not that trap.
+Zero times an infinite derivative is NaN: the trap of ``where``. A gradient that is zero for another reason (a mask
+multiplied in, a saturated ``tanh``) is not that trap.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from precdoctor.diagnosis.survey.operand import Operand
 
 #: Autograd nodes whose forward op discards elements.
 _DISCARDING = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")
-#: Autograd nodes whose gradient is zero where the incoming one is, and nowhere else.
+#: Autograd nodes whose result is zero exactly where the incoming gradient is zero.
 _PASSING = (
     *("View", "UnsafeView", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Permute", "Transpose", "T", "Clone"),
     *("ToCopy", "Neg", "Add", "Sub", "Rsub", "Mul", "Div"),
 )
-#: Ops to go back from a gradient in search of a discarding one; enough for a reshape, a cast and a sum in between.
+#: Maximum number of ops to go back from a gradient to a discarding op: a reshape, a cast and a sum may lie between.
 _DEPTH = 4
-#: Autograd nodes of norms, and what to call the point without a derivative.
+#: Autograd nodes of norms, each with words for the point at which it has no derivative.
 _NORMS = {
     **dict.fromkeys(("LinalgVectorNorm", "Norm", "Dist", "Cdist", "CdistForward"), "a norm at 0"),
     "Hypot": "hypot at (0, 0)",
@@ -44,7 +44,12 @@ _EDGES = op_names(
 
 
 def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | None:
-    """The cause of a non-finite gradient; None if the arithmetic of ``op`` itself has to explain it."""
+    """The cause of a non-finite gradient; None if :func:`.arithmetic_cause` has to explain it.
+
+    Args:
+        op: the culprit, an op of the backward pass.
+        loss_scale: the scale in the step's gradients; None without one.
+    """
     node, made = _node(op), replay.ops.get(op.forward) if op.forward is not None else None
     scale, half = loss_scale or 1.0, any(r.dtype == "float16" and r.bad for r in op.results)
     if op.finite_in_fp64 and half and scale > 1.0:
@@ -62,7 +67,7 @@ def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | 
     if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and _is_square_root(op, made)):
         return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
     if node in _NORMS and op.finite_in_fp64 is not True:
-        zeros = "" if node == "Hypot" else zeros  # one of its two operands
+        zeros = "" if node == "Hypot" else zeros  # ``before`` is only the first of its two operands
         return Cause("norm-gradient-at-zero", 0.9, f"the derivative of {_NORMS[node]} is not defined{zeros}")
     if node == "Pow":
         return _power_cause(op, made)
@@ -74,7 +79,11 @@ def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | 
 
 
 def discarded_value_cause(replay: Replay, op: Op) -> Cause:
-    """The cause of non-finite gradients that come of a non-finite forward value behind a finite loss."""
+    """The cause of non-finite gradients if a forward op made a non-finite value and the loss is finite all the same.
+
+    Args:
+        op: that forward op.
+    """
     if not _is_discarded(replay, op) and (overflow := _overflow_cause(replay, op)) is not None:
         return overflow
     meets_gradient = any(o.phase == "backward" for i in replay.path if (o := replay.ops.get(i)) is not None)
@@ -85,7 +94,7 @@ def discarded_value_cause(replay: Replay, op: Op) -> Cause:
 
 
 def _overflow_cause(replay: Replay, op: Op) -> Cause | None:
-    """The cause of a value that was not discarded but only too large: tanh of an infinity is 1, its gradient NaN."""
+    """The cause of a result that overflowed but was not discarded (tanh of Inf is 1, its gradient NaN); else None."""
     cause = arithmetic_cause(replay, op) if op.finite_in_fp64 else None
     if cause is None:
         return None
@@ -99,8 +108,8 @@ def _comes_from_discarding(replay: Replay, op: Op, incoming: Operand) -> bool:
     """Whether the gradient that met an infinite derivative is zero because the forward pass discarded the value.
 
     Args:
-        op: of the backward pass, the first that is non-finite.
-        incoming: its operand that is the gradient.
+        op: the first non-finite op of the backward pass.
+        incoming: the operand of ``op`` that is the incoming gradient.
     """
     if incoming.value not in (0.0, None) or not incoming.zero:
         return False
@@ -108,7 +117,7 @@ def _comes_from_discarding(replay: Replay, op: Op, incoming: Operand) -> bool:
 
 
 def _is_discarded(replay: Replay, op: Op) -> bool:
-    """Whether a non-finite result of the forward pass spoils its gradient because it is discarded."""
+    """Whether the forward pass discards the non-finite result of ``op``, so that only its gradient is non-finite."""
     meeting = [o for i in replay.path if i > op.index and (o := replay.ops[i]).phase == "backward"]
     return _meets_discarding(replay, meeting[:1], through=_PASSING)
 
@@ -124,9 +133,9 @@ def _meets_discarding(replay: Replay, ops: Sequence[Op], through: Sequence[str] 
 
 
 def _zeroes(op: Op) -> bool:
-    """Whether this op makes the element's gradient zero; also True if the log does not show it."""
+    """Whether a backward op makes the gradient zero at the failing element; also True if the log does not show it."""
     if not op.operands:
-        return False  # it makes the zero to be put there
+        return False  # an op that only creates the zeros to fill in
     result = op.results[0] if op.results else None
     if result is None or result.value is None:
         return True
@@ -145,7 +154,7 @@ def _made_by(replay: Replay, ops: Iterable[Op]) -> Iterable[Op]:
 
 
 def _node(op: Op) -> str:
-    """``Pow`` for ``PowBackward0``."""
+    """The name of the op's autograd node without its suffix: ``Pow`` for ``PowBackward0``."""
     return (op.node or "").rstrip("0123456789").removesuffix("Backward")
 
 
@@ -153,15 +162,15 @@ def _node(op: Op) -> str:
 
 
 def _power_cause(op: Op, made: Op | None) -> Cause | None:
-    """The cause of a derivative ``p * x ** (p - 1)``; None if the numbers of ``op`` have to explain it.
+    """The cause of a non-finite derivative ``p * x ** (p - 1)``; None if :func:`.arithmetic_cause` has to explain it.
 
     Args:
-        op: of the backward pass.
-        made: the power whose derivative that is.
+        op: an op of the backward pass.
+        made: the forward power whose derivative ``op`` computes; None if the log lacks it.
     """
     at = op if op.short == "pow" else made
     if op.finite_in_fp64:
-        return None  # the range ended
+        return None  # an overflow
     if at is None:
         return Cause("domain-edge-gradient", 0.8, "the derivative of a power below 1 is infinite at 0")
     base, exponent = PowerTerm.of(at, "self"), PowerTerm.of(at, "exponent")
@@ -178,6 +187,6 @@ def _power_cause(op: Op, made: Op | None) -> Cause | None:
 
 
 def _is_square_root(op: Op, made: Op | None) -> bool:
-    """Whether a power is a square root: by its exponent, or by that of its derivative, which is one less."""
+    """Whether a power is a square root: its exponent is 0.5, or that of its derivative ``op`` is -0.5."""
     exponent = PowerTerm.of(made, "exponent").value if made is not None else None
     return exponent == 0.5 or (exponent is None and op.short == "pow" and PowerTerm.of(op, "exponent").value == -0.5)

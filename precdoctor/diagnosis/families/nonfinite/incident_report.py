@@ -1,4 +1,7 @@
-"""Turns incidents into findings: evidence, location, confidence, and the step at which training diverged before."""
+"""Turns incidents into findings: evidence, location, confidence.
+
+If training had diverged before the incident, the finding leads with the divergence.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +31,28 @@ from precdoctor.diagnosis.survey.view import RunView
 
 Describe = Callable[[RunView, Incident], Report]
 
-#: Rules whose findings lead to a non-finite value, or show the same fault from another side, whatever their steps.
+#: Rules whose findings precede a non-finite value or show the same fault in other numbers, at any step.
 LEAD_TO_NONFINITE = (
     *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606"),
 )
 #: Occurrences listed in the evidence; a screen holds no more.
 _LISTED = 16
-#: Backward passes after the last optimizer step, in multiples of a usual step's: no accumulation reaches this.
+#: Backward passes after the last optimizer step, as a multiple of the most per step; accumulation stays below it.
 _LATER_PASSES = 4
 #: Highest confidence of a finding that leads with a divergence: the divergence is inferred, not seen at an op.
 _DIVERGED_CONFIDENCE = 0.85
-#: Binades beyond a format's end up to which the format is at fault, not the size of the numbers. Chosen empirically.
+#: Up to this many binades above a format's maximum the format is at fault, not the numbers. Chosen empirically.
 _BEYOND = 2.0
-#: Origins inferred from the tensors on both sides of code without hooks.
+#: ``Origin.how`` if the origin was inferred from the tensors on both sides of code without hooks.
 _INFERRED = ("functional", "between-roots", "loss-backward", "between")
-#: Causes that huge operands explain; an operation that is undefined for small ones is a fault of its own.
+#: Causes that a divergence explains, because its operands are huge; undefined operations have a fault of their own.
 _CAUSES_OF_MAGNITUDE = frozenset(
     (
         *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
         *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
     )
 )
-#: The rule that reports a kind of tensor unless it is a consequence; the evidence names it.
+#: The rule that would report a kind of tensor; the evidence lists it as a consequence.
 _RULE_OF_KIND = {
     "loss": ("PD103", "nonfinite-loss"),
     "grad_output": ("PD102", "nonfinite-origin-backward"),
@@ -61,7 +64,7 @@ _RULE_OF_KIND = {
 
 
 def confidence_options(certain: float) -> tuple[RuleOption, ...]:
-    """The options that all rules on incidents share, with this rule's own base confidence."""
+    """The options that all rules on incidents share; ``certain`` is the rule's default base confidence."""
     recorded = "Confidence of a finding whose step is fully recorded."
     rest = "Chosen empirically: what remains is a producer outside any recorded tensor."
     unknown = "Chosen empirically: the non-finite value is certain, its origin is not."
@@ -79,7 +82,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, describe: Descr
 
     Args:
         describe: reports an incident from its tensors; used if it was not replayed.
-        seen: what the rule has checked, for its reason.
+        seen: the tensors that the rule checked, as words for the reason.
     """
     mine = [with_divergence(view, i) for i in incidents(view) if i.code == rule.code]
     if mine:
@@ -91,7 +94,7 @@ def check_incidents(view: RunView, rule: Rule, options: Options, describe: Descr
 
 
 def checked_words(view: RunView, kinds: Sequence[str], noun: str) -> str:
-    """``412 gradients on 50 steps``."""
+    """The number of recorded tensors of these kinds: ``412 gradients on 50 steps``."""
     tensors, steps = view.tensor_count(kinds)
     return f"{plural(tensors, noun)} on {plural(steps, 'step')}"
 
@@ -138,7 +141,10 @@ def _repetition_words(incident: Incident) -> str:
 
 
 def _never_stepped_again(view: RunView, incident: Incident) -> str:
-    """A sentence on a run that went on without an optimizer step: such scripts also leave out ``zero_grad()``."""
+    """A sentence if the run went on with backward passes but no optimizer step; else empty.
+
+    Scripts that skip the optimizer step after a non-finite value often skip ``zero_grad()`` as well.
+    """
     facts = view.step_facts(incident.process, incident.step)
     usual = [s.micro_steps for s in view.timeline.get(incident.process, ()) if s.complete]
     if facts is None or facts.complete or not usual:
@@ -213,7 +219,7 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
 
 
 def location_of(incident: Incident) -> Location:
-    """Where an incident happened, by its tensors."""
+    """Where an incident happened, by its tensors alone; :func:`.op_report.culprit_location` narrows it to an op."""
     known, origin = location(None, incident.phase, incident.process, incident.step), incident.origin
     if origin is None:
         return known
@@ -227,7 +233,7 @@ def location_of(incident: Incident) -> Location:
 
 
 def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
-    """The rule's base confidence, lowered for what the log does not show; every page documents it."""
+    """The confidence of a finding: the rule's base, lowered for gaps in the log; the rules' pages document it."""
     if incident.unrecorded is not None:
         return options["unrecorded_confidence"]
     if incident.poison is not None and incident.culprit is None:
@@ -252,7 +258,7 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
 
 
 def with_divergence(view: RunView, incident: Incident) -> Incident:
-    """The incident with the divergence before it, if that can have made its operands huge."""
+    """Add the divergence before the incident, if there is one that can have made the operands huge."""
     culprit = incident.culprit
     given = culprit is not None and (culprit.replay.bad_settings or culprit.external is not None)
     if incident.cause.name not in _CAUSES_OF_MAGNITUDE or incident.recovered or given:
@@ -262,12 +268,12 @@ def with_divergence(view: RunView, incident: Incident) -> Incident:
         return incident
     divergence = divergence_before(view, incident.process, incident.step)
     if divergence is not None and divergence.at == 0 and _just_beyond(incident):
-        return incident  # no healthy step to compare with: the format is too narrow, not the run too large
+        return incident  # no healthy step to compare with, and a slightly wider format would have held the result
     return replace(incident, divergence=divergence)
 
 
 def _just_beyond(incident: Incident) -> bool:
-    """Whether the op's result in FP64 is within ``_BEYOND`` binades of the end of the format that it overflowed."""
+    """Whether the op's result in FP64 is at most ``_BEYOND`` binades above the maximum of its format."""
     op = incident.culprit.op if incident.culprit is not None else None
     wide = op.reference if op is not None else None
     fmt = op.result_format if op is not None else None
@@ -277,7 +283,7 @@ def _just_beyond(incident: Incident) -> bool:
 
 
 def _report_divergence(view: RunView, incident: Incident, divergence: Divergence) -> Report:
-    """Leads with the step at which training diverged, and the one change that mends that; the op is where it ended."""
+    """Report the step at which training diverged and the change that mends it; the op is only where it ended."""
     end = _end_words(incident)
     limits = f"{REPLACED:g} for update / weight, {EXPLODED:g} times for a norm, {JUMP:g} times for a rate"
     other = divergence.process.rank
@@ -291,7 +297,7 @@ def _report_divergence(view: RunView, incident: Incident, divergence: Divergence
 
 
 def _end_words(incident: Incident) -> str:
-    """``exp in `blocks.0.attn` becomes non-finite``: where the divergence ended."""
+    """Where the divergence ended: ``exp in `blocks.0.attn` becomes non-finite``."""
     if (culprit := incident.culprit) is not None:
         if culprit.op.phase == "optimizer":
             return f"the optimizer step leaves `{dotted(culprit.op.module or '', culprit.op.parameter)}` non-finite"

@@ -54,7 +54,7 @@ other ranks were finite, else 0.3, because memory that is read before it was wri
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the first such incident."""
+    """One finding: the first incident whose replay was finite without a known reason."""
     if not incidents(view):
         return Checked((), "no step became non-finite")
     replayed = [(i, r) for i in incidents(view) if (r := replay_at(view, i.process, i.step)) is not None]
@@ -70,12 +70,13 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _not_reproduced(replay: Replay) -> bool:
+    """Whether the replay was finite although the script had changed no input of it."""
     changed = replay.changed_arguments or replay.changed_attributes
     return replay.outcome == "not-reproduced" and not replay.live and not changed
 
 
 def _least_headroom(view: RunView, process: Process, step: int) -> float | None:
-    """Smallest headroom of an activation on the last recorded step before ``step``, in binades; None if unknown."""
+    """Smallest headroom of an activation on the last sampled step before ``step``, in binades; None if unknown."""
     before = [s.step for s in view.timeline.get(process, ()) if s.sampled and s.step < step]
     rows = view.rows(process, before[-1]) if before else ()
     rooms = [r.headroom for r in rows if r.kind in FORWARD_KINDS and not r.bad]
@@ -83,13 +84,13 @@ def _least_headroom(view: RunView, process: Process, step: int) -> float | None:
 
 
 def _others_finite(view: RunView, incident: Incident) -> int:
-    """Number of other ranks with a finite loss at that step."""
+    """Number of other ranks with a finite loss at the incident's step."""
     others = (view.step_facts(p, incident.step) for p in view.processes if p.rank != incident.process.rank)
     return sum(f is not None and f.loss is not None and not f.loss_is_bad for f in others)
 
 
 def _allows_two_results(view: RunView, process: Process) -> bool:
-    """Whether kernels may give other bits for the same operands: on CUDA, unless deterministic ones were asked for."""
+    """Whether kernels may give different bits for the same operands: off the CPU, unless determinism is enforced."""
     facts = view.facts(process)
     flags, device = facts.get("flags") or {}, facts.get("device") or {}
     strict = flags.get("deterministic_algorithms") is True and not flags.get("deterministic_warn_only")

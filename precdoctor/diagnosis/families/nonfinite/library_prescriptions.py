@@ -1,4 +1,4 @@
-"""What to do about an op in the code of an installed package, which nobody edits: change its call, or the data."""
+"""The prescription for an op in the code of an installed package, which nobody edits: change its call, or the data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NO_TARGET,
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.view import RunView
 
-#: What the arguments of a call have to be like, by cause.
+#: The condition that a call's arguments have to meet, by cause.
 _ARGUMENTS = {
     "division-by-zero": "what {op} divides by must not be 0",
     "optimizer-division-by-zero": "what {op} divides by must not be 0",
@@ -24,15 +24,15 @@ _ARGUMENTS = {
 
 
 def user_line(view: RunView, incident: Incident, culprit: Culprit) -> Source | None:
-    """The last line of the user's that led to the op; None if the log has none."""
+    """The last line of the user's code on the way to the op; None if the log has none."""
     replay = culprit.replay
-    if culprit.op.caller is None and replay.called_by_library:  # the user's line runs until the step is over
+    if culprit.op.caller is None and replay.called_by_library:  # the user's line also runs when the step is detected
         return view.detection(incident.process, incident.step)
     return culprit.op.caller or replay.call
 
 
 def library_words(view: RunView, incident: Incident, culprit: Culprit) -> str:
-    """That the line is one of a library, and which line of the user's led there, as a sentence; else empty."""
+    """A sentence if the op's line is in a library, with the last line of the user's code; else empty."""
     if not culprit.op.in_library or culprit.source is None:
         return ""
     line = user_line(view, incident, culprit)
@@ -41,7 +41,7 @@ def library_words(view: RunView, incident: Incident, culprit: Culprit) -> str:
 
 
 def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """For an op that the user cannot edit."""
+    """Change the arguments of the user's call, or the data, because the op's line is in a library."""
     line, made = user_line(view, incident, culprit), culprit.forward_op or culprit.op
     change = {"call": None if line is None else f"{line.file}:{line.line}", "module": culprit.module}
     if any(words in culprit.cause.why for words in (NOTHING, NO_TARGET)):

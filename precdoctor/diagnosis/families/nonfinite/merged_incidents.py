@@ -1,6 +1,6 @@
-"""Merges incidents that are one fault: on several ranks, at the same origin again, or as a consequence.
+"""Merges incidents that are one fault: consequences of an earlier one, the same event on other ranks, repetitions.
 
-Every function takes incidents in order of step and returns fewer of them, in the same order.
+Every public function takes incidents in order of step and returns the merged ones, in the same order.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _OPTIMIZER_KINDS = frozenset(("weight_grad_step", "update"))
 
 
 def without_consequences(view: RunView, found: Sequence[Incident]) -> list[Incident]:
-    """Count incidents that follow from tensors that an earlier one left non-finite with that earlier one.
+    """Merge each incident of a process into the earlier one whose non-finite tensors caused it.
 
-    With several optimizers (a GAN, an actor and a critic) a step of another one may be finite in between.
+    The two need not be consecutive: with several optimizers (a GAN, an actor and a critic) a step of another optimizer
+    may be finite in between.
     """
     result: list[Incident] = []
     for incident in _without_poisoned(found):
@@ -36,7 +37,10 @@ def without_consequences(view: RunView, found: Sequence[Incident]) -> list[Incid
 
 
 def _without_poisoned(found: Sequence[Incident]) -> list[Incident]:
-    """Count incidents that come of a poisoned tensor with the step that poisoned it; no later step was fully finite."""
+    """Merge incidents that read a poisoned tensor into the incident of the step that poisoned it.
+
+    After a poisoning no step was fully finite, so the ``last_finite`` of later incidents moves back before it.
+    """
     result: list[Incident] = []
     for incident in found:
         host = next((k for k, p in enumerate(result) if p.poison and _reads_poisoned(incident, p.poison)), None)
@@ -59,7 +63,7 @@ def _with_later_steps(first: Incident, later: Incident) -> Incident:
 
 
 def _reads_poisoned(incident: Incident, poison: Replay) -> bool:
-    """Whether the culprit only read one of the poisoned tensors."""
+    """Whether the culprit of the incident only read one of the poisoned tensors."""
     external = incident.culprit.external if incident.culprit is not None else None
     if external is None or external[0] not in ("buffer", "weight"):
         return False
@@ -67,7 +71,11 @@ def _reads_poisoned(incident: Incident, poison: Replay) -> bool:
 
 
 def _follows_from_weights(view: RunView, incident: Incident, first: Incident) -> bool:
-    """Whether the optimizer received non-finite gradients of the module at ``first``, and it was not finite since."""
+    """Whether ``first`` left the weights non-finite that ``incident`` shows.
+
+    At ``first`` the optimizer received or made non-finite values for the module, the step was not skipped, and no
+    recorded output of the module was finite between the two.
+    """
     place = _suspected_weights(incident)
     facts = view.step_facts(first.process, first.step)
     if place is None or first.recovered or (facts is not None and facts.skipped):
@@ -83,7 +91,7 @@ def _follows_from_weights(view: RunView, incident: Incident, first: Incident) ->
 
 
 def _suspected_weights(incident: Incident) -> tuple[str, str] | None:
-    """Root and module whose own weights may have been non-finite; None if an op is the culprit."""
+    """Root and module of the weights that may have been non-finite; None if an op or another phase is to blame."""
     if incident.culprit is not None and incident.culprit.external is None:
         return None
     if incident.origin is None or incident.phase not in (Phase.FORWARD, Phase.OPTIMIZER):
@@ -95,7 +103,7 @@ def _suspected_weights(incident: Incident) -> tuple[str, str] | None:
 
 
 def merged_over_ranks(found: Sequence[Incident]) -> list[Incident]:
-    """One incident per event: a rank that reports at most one step later got the values through the weights."""
+    """Merge ranks that report the same event: at the same step, or one step later, carried over by the weights."""
     merged: list[Incident] = []
     for incident in found:
         host = next((i for i, m in enumerate(merged) if _same_event(m, incident)), None)
@@ -112,7 +120,7 @@ def _same_event(first: Incident, other: Incident) -> bool:
 
 
 def _with_course(first: Incident, other: Incident) -> Incident:
-    """The first incident, with how the run went on after the other one."""
+    """``first`` with the ranks, the last bad step and the recovery of both incidents."""
     return replace(
         first,
         ranks=tuple(sorted({*first.ranks, *other.ranks})),
@@ -126,7 +134,7 @@ def _with_course(first: Incident, other: Incident) -> Incident:
 
 
 def merged_over_time(found: Sequence[Incident]) -> list[Incident]:
-    """One incident per fault: later occurrences of the same origin are listed under the first."""
+    """Merge incidents with the same origin: later ones become ``occurrences`` or ``likely`` steps of the first."""
     merged: dict[tuple[object, ...], Incident] = {}
     for incident in found:
         first = merged.get(incident.identity)
@@ -143,7 +151,7 @@ def _with_repetition(first: Incident, incident: Incident) -> Incident:
 
 
 def _with_likely(found: Iterable[Incident]) -> list[Incident]:
-    """Count incidents that were not fully recorded with the one earlier incident that they may be, if there is one."""
+    """Merge each incident that was not fully recorded into the earlier one that it may repeat, if there is only one."""
     result: list[Incident] = []
     for incident in found:
         hosts = [k for k, first in enumerate(result) if _compatible(incident, first)]
@@ -157,9 +165,10 @@ def _with_likely(found: Iterable[Incident]) -> list[Incident]:
 
 
 def _compatible(incident: Incident, first: Incident) -> bool:
-    """Whether the run got over both incidents, and every known fact of the later one holds for the earlier one.
+    """Whether the run got past both incidents, and every known fact of the later one holds for the earlier one.
 
-    An incident that the run did not get over is always reported by itself.
+    An incident that the run did not get past is always reported by itself. So is one with a culprit: its identity
+    already decided whether it is a repetition.
     """
     alike = (incident.code, incident.how) == (first.code, first.how) and incident.passed and first.passed
     if not alike or incident.culprit is not None or incident.poison is not None:

@@ -1,4 +1,8 @@
-"""What to do about each cause that an op has: the change, its predicted effect, and the lines to paste."""
+"""The prescription for each cause of a replayed incident: the change, its predicted effect, and the lines to paste.
+
+Causes at the edge of a function's domain are in :mod:`.domain_prescriptions`, code of installed packages in
+:mod:`.library_prescriptions`.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,14 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
-#: Fewest healthy norms to take a clip level from (their median); with fewer it is 1, to which most recipes clip.
+#: Minimum number of healthy norms whose median is the clip level; with fewer the level is 1, as in most recipes.
 _ENOUGH_NORMS = 8
-#: Times the usual gradient norm from which it has exploded: the ``norm_factor`` of PD605.
+#: Factor over the usual gradient norm above which gradients count as exploded: the ``norm_factor`` of PD605.
 _EXPLODED = 4.0
 
 
 def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """One prescription for the cause; if none can be computed, where to stop and inspect the operands."""
+    """Return the prescription for the culprit's cause; if none can be computed, where to stop and inspect operands."""
     if culprit.replay.bad_settings:
         return finite_setting(incident, culprit.replay.bad_settings[0])
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
@@ -41,7 +45,7 @@ def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescripti
 
 
 def finite_setting(incident: Incident, setting: BadSetting) -> Prescription:
-    """For a hyper-parameter that a schedule or the script made NaN or infinite."""
+    """Keep a hyper-parameter finite that a schedule or the script made NaN or infinite."""
     key = setting.name.partition("[")[0]
     return Prescription(
         title=f"compute {setting.words} so that it stays finite up to step {incident.step} and beyond: look for powers "
@@ -60,7 +64,7 @@ def finite_setting(incident: Incident, setting: BadSetting) -> Prescription:
 
 
 def finite_buffer(incident: Incident, poisoned: Poisoned) -> Prescription:
-    """For a non-finite buffer: training never makes it finite again."""
+    """Load a non-finite buffer from a checkpoint, because training never makes it finite again."""
     return Prescription(
         title=f"load `{poisoned.full_name}` from a checkpoint"
         + (f" of step {incident.last_finite} or before" if incident.last_finite is not None else "")
@@ -76,14 +80,15 @@ def finite_buffer(incident: Incident, poisoned: Poisoned) -> Prescription:
 
 
 def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Compute the op in a format that holds its exact result; if FP32 does not hold it, clip or lower the rate."""
     reference, narrow = culprit.op.reference, culprit.op.result_format
     reach = reference.amax if reference is not None else None
-    too_far = reach is not None and reach >= BF16.overflow_limit  # which FP32 cannot hold either
+    too_far = reach is not None and reach >= BF16.overflow_limit  # FP32 ends there as well
     if narrow is not None and (narrow.exponent_bits >= FP32.exponent_bits or too_far):
         return _clip_or_lower_rate(view, incident, culprit)
     if narrow is None or reach is None:
         return domains.stop_and_inspect(view, incident, culprit)
-    loss = culprit.phase is Phase.LOSS  # which costs little in FP32, and may not be autocast's to widen
+    loss = culprit.phase is Phase.LOSS  # FP32 costs little in a loss, and autocast may not cover it
     wide = FP32 if loss else BF16
     predicted: dict[str, Any] = {
         "headroom_binades": {"from": round(narrow.headroom(reach), 1), "to": round(wide.headroom(reach), 1)},
@@ -108,13 +113,13 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
 
 
 def _clip_or_lower_rate(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """For values beyond FP32's range, which no format holds: clip exploded gradients, else lower the rate."""
+    """Clip if gradients exploded, else lower the learning rate: no format holds values beyond FP32's range."""
     steps = [s for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.grad_norm]
     norms = [s.grad_norm for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm)]
     healthy = healthy_norms(steps)
     level = median(healthy) if len(healthy) >= _ENOUGH_NORMS else 1.0
     if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLODED * level:
-        if incident.last_finite is None:  # no learning rate has had an effect yet
+        if incident.last_finite is None:  # no step has applied the learning rate yet
             return domains.stop_and_inspect(view, incident, culprit)
         return lower_rate(view, incident)
     return Prescription(
@@ -127,7 +132,7 @@ def _clip_or_lower_rate(view: RunView, incident: Incident, culprit: Culprit) -> 
 
 
 def lower_rate(view: RunView, incident: Incident) -> Prescription:
-    """For values that leave FP32's range: training diverged, no format is too narrow."""
+    """Divide the learning rate by 10 and clip, for values beyond FP32's range: training diverged."""
     facts = view.step_facts(incident.process, incident.step)
     earlier = [s.lr for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.lr]
     lr = (facts.lr if facts is not None else None) or (earlier[-1] if earlier else None)
@@ -169,6 +174,7 @@ def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Pres
 
 
 def _step_once(refused: int, incident: Incident) -> Prescription:
+    """Drop ``optimizer.step()`` after ``scaler.step()``, which had skipped the gradients at step ``refused``."""
     return Prescription(
         title=f"call only `scaler.step(optimizer)`: at step {refused} the scaler skipped non-finite gradients, and at "
         f"step {incident.step} `optimizer.step()` applied the same ones",
@@ -179,6 +185,7 @@ def _step_once(refused: int, incident: Incident) -> Prescription:
 
 
 def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Lower the loss scale until the exact gradient fits into FP16, with one binade to spare."""
     facts, before = (view.step_facts(incident.process, s) for s in (incident.step, incident.step - 1))
     if facts is not None and before is not None and before.skipped and not (facts.micro_steps or facts.skipped):
         return _step_once(before.step, incident)
@@ -210,7 +217,7 @@ def _cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
 
 
 def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """For a divisor of 0 in the optimizer: its eps is 0, or its format flushes the eps."""
+    """Make a divisor of 0 in the optimizer nonzero: widen the format that flushes its eps, or raise the eps."""
     narrow, eps = _narrow(culprit), culprit.op.settings.get("eps")
     if narrow is not None:
         return _in_float32(
@@ -237,7 +244,7 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
 
 
 def _widen_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """For an update, or a moment, that left its format's range."""
+    """Keep an update or a moment in FP32 if its format is too narrow; else lower the rate and clip."""
     narrow = _narrow(culprit)
     if narrow is not None:
         largest = {"largest_finite": {"from": narrow.max, "to": FP32.max}}
@@ -251,7 +258,7 @@ def _widen_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Pre
 
 
 def _narrow(culprit: Culprit) -> Format | None:
-    """The format of at most five exponent bits (FP16, FP8) that the optimizer step computed in; None without one."""
+    """The first format with at most five exponent bits (FP16, FP8) among the op's operands; None without one."""
     return next((f for o in culprit.op.operands if (f := known_format(o.dtype)) and f.exponent_bits <= 5), None)
 
 
@@ -264,7 +271,7 @@ def _in_float32(view: RunView, narrow: Format, reason: str, predicted: dict[str,
     )
 
 
-#: Causes that are mended at the op's line.
+#: Causes that are mended by an edit of the op's line, which is no remedy in the code of an installed package.
 _EDITS = frozenset(
     (
         *("log-of-nonpositive", "division-by-zero", "exp-overflow", "sqrt-of-negative", "domain-error"),

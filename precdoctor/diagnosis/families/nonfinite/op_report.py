@@ -1,4 +1,7 @@
-"""Reports a replayed incident: its op and line, the operands, the result in FP64, and the ops before and after."""
+"""Reports a replayed incident: its op and line, the operands, the result in FP64, and the ops before and after.
+
+:mod:`.incident_report` asks for texts, location and evidence; the prescription comes from :mod:`.op_prescriptions`.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,11 @@ from precdoctor.diagnosis.survey.origin import class_of
 from precdoctor.diagnosis.survey.rows import dotted
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Causes that come nearer from step to step, so that the headroom of healthy steps is worth a sentence.
+#: Causes that develop over steps, so that the headroom on the last healthy step is worth a sentence.
 _OF_RANGE = frozenset({"matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow"})
-#: Ops listed in ``op_path``; as many as ``path`` lists tensors.
+#: Maximum number of ops in ``op_path``, as of tensors in ``path``.
 _PATH = 8
+#: The kind of an external tensor (``CulpritOp.external``), in words before its name.
 _EXTERNALS = {
     "batch": "the batch, argument",
     "argument": "argument",
@@ -29,7 +33,7 @@ _EXTERNALS = {
     "data": "the data, tensor",
     "variable": "tensor",
 }
-#: Arguments of loss functions that say what a nameless tensor is.
+#: Words for a nameless tensor, by the argument of the loss function that it was passed as.
 _ROLES = {"target": "the target", "weight": "the weight of the loss function", "pos_weight": "`pos_weight`"}
 _REPRODUCED = {
     "bit-for-bit": "and its outputs equal the run's bit for bit",
@@ -71,6 +75,7 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
 
 
 def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
+    """The title of an incident in a forward or backward pass, without the line."""
     place, op, external = _place(view, culprit), culprit.op, culprit.external
     if settings := culprit.replay.bad_settings:
         return _settings_title(incident, settings[0], f"{op.short} in {place} makes weights non-finite")
@@ -94,6 +99,7 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
 
 
 def _report_optimizer_step(view: RunView, incident: Incident, culprit: Culprit) -> Report:
+    """The report if an optimizer step made a weight or optimizer state non-finite."""
     op = culprit.op
     name = f"`{dotted(op.module or '', op.parameter)}`"
     made = f"state `{op.state}` of {name}" if op.state else name
@@ -114,7 +120,7 @@ def _settings_title(incident: Incident, setting: BadSetting, effect: str) -> str
 
 
 def report_poisoning(view: RunView, incident: Incident, replay: Replay) -> Report:
-    """Title, message and prescription for buffers that code outside the replay made non-finite."""
+    """The report for poisoned buffers or optimizer state without a culprit: no replayed op made them non-finite."""
     first = replay.poisoned[0]
     title = f"`{first.full_name}` becomes non-finite{incident.unseen_words}"
     message = f"{incident.at_step(view).capitalize()},{_poison_words(incident)} {replay.why.capitalize()}."
@@ -122,13 +128,13 @@ def report_poisoning(view: RunView, incident: Incident, replay: Replay) -> Repor
 
 
 def _delivered_finite(culprit: Culprit) -> bool:
-    """Whether the data loader's batch was finite and the model's argument was not."""
+    """Whether the model's argument was non-finite although the data loader's batch was finite."""
     external = culprit.external
     return external is not None and external[0] == "batch" and culprit.replay.data_is_finite is True
 
 
 def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known: Location) -> Location:
-    """The location by tensors, narrowed to the op and its line."""
+    """Narrow ``known``, the location by tensors, to the op and its line."""
     made, replay = culprit.forward_op, culprit.replay
     module, op = culprit.module, (made if made is not None else culprit.op).name
     root, weight = replay.root or culprit.op.root or known.root, replay.weight
@@ -153,7 +159,7 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known:
 
 
 def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
-    """The facts of the op, and of the ops before and after it."""
+    """Evidence from the replay: the op with its operands and results, the ops around it, how the replay went."""
     replay, op = culprit.replay, culprit.op
     return {
         "operation": {
@@ -179,6 +185,7 @@ def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
 
 
 def _reason(culprit: Culprit) -> str:
+    """The ``confidence_reason``: how the op is known."""
     if culprit.data is not None:
         return culprit.cause.why
     if culprit.replay.live:
@@ -189,7 +196,7 @@ def _reason(culprit: Culprit) -> str:
 
 
 def _op_path(replay: Replay, at: int) -> list[dict[str, Any]]:
-    """Up to three ops that fed the culprit, the culprit, and the ops that its result reached."""
+    """Up to three finite ops before the culprit, the culprit, and the ops that its non-finite result reached."""
     behind = set(replay.path) | set(replay.origins)
     before = [i for i in sorted(replay.ops) if i < at and i not in behind]
     after = [i for i in sorted(behind) if i > at]
@@ -219,6 +226,7 @@ def _known_facts(operand: Operand) -> dict[str, Any]:
 
 
 def _place(view: RunView, culprit: Culprit) -> str:
+    """Where the op runs, in words: a module with its class, the loss code, the optimizer step ..."""
     replay = culprit.replay
     if replay.phase == "optimizer":
         return "the optimizer step"
@@ -236,7 +244,7 @@ def _place(view: RunView, culprit: Culprit) -> str:
 
 
 def external_words(culprit: Culprit) -> str:
-    """The tensor that the op read: its name, else its role in the call if that is known."""
+    """The external tensor that the op read, in words: by its name, else by its role in the call, if known."""
     op, (kind, name) = culprit.op, culprit.external or ("", "")
     if name:
         return f"{_EXTERNALS.get(kind, 'tensor')} `{name}`"
@@ -246,7 +254,7 @@ def external_words(culprit: Culprit) -> str:
 
 
 def _external_counts(culprit: Culprit) -> str:
-    """The counts of the tensor that the op read, and its first bad sample."""
+    """A relative clause: counts and first bad sample of the external tensor; empty if the log lacks them."""
     tensor = culprit.external_tensor
     if tensor is None or not tensor.bad:
         return ""
@@ -256,6 +264,7 @@ def _external_counts(culprit: Culprit) -> str:
 
 
 def _made(op: Op) -> str:
+    """A predicate: what the op made. ``made 12 NaN of 4,096 elements (float16, the first at [0, 3]). ``"""
     bad = next((r for r in op.results if r.bad), None)
     if bad is None:
         return "made a non-finite value. "
@@ -264,7 +273,7 @@ def _made(op: Op) -> str:
 
 
 def operand_words(op: Op) -> str:
-    """Dtype, shape and range of up to three operands, as a sentence; empty if the log has none."""
+    """A sentence: dtype, shape and range of up to three operands and all integer ones; empty if the log has none."""
     parts = []
     for operand in (*op.operands[:3], *op.integers):
         if operand.amax is None:
@@ -283,7 +292,7 @@ def operand_words(op: Op) -> str:
 
 
 def reference_words(op: Op, cause: Cause) -> str:
-    """What FP64 makes of the same operands, as a sentence; empty if that adds nothing to the cause."""
+    """A sentence: the result of the same op in FP64; empty if the log lacks it or the cause implies it."""
     reference = op.reference
     if reference is None:
         return ""
@@ -298,14 +307,14 @@ def reference_words(op: Op, cause: Cause) -> str:
         return " The result is also non-finite in FP64: no wider format would help."
     fmt = op.result_format
     if reference.amax is None or (fmt is not None and reference.amax <= fmt.max):
-        return ""  # the cause says that an intermediate number left the range
+        return ""  # the cause then names an intermediate overflow
     if "in FP64 the result reaches" in cause.why:
         return ""
     return f" In FP64 the result is finite and reaches {reference.amax:.4g}: the format's range ended."
 
 
 def _poison_words(incident: Incident) -> str:
-    """The buffers or optimizer state that the step left non-finite, and when that showed; empty without any."""
+    """A sentence: the buffers or optimizer state that the step poisoned, and when the loss showed it; may be empty."""
     culprit = incident.culprit
     replay = incident.poison or (culprit.replay if culprit is not None else None)
     if replay is None or not replay.poisoned:
@@ -322,6 +331,7 @@ def _poison_words(incident: Incident) -> str:
 
 
 def _replay_words(replay: Replay) -> str:
+    """Sentences on how far the replay differs from the run; empty if it is bit for bit the same."""
     words = "" if replay.reproduced == "bit-for-bit" else " The replay gave the same kind of values, not bit for bit."
     if replay.changed_arguments:
         names = ", ".join(f"`{n}`" for n in replay.changed_arguments)

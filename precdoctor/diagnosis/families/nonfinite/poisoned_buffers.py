@@ -50,14 +50,15 @@ it non-finite inside the model.
 
 @dataclass(frozen=True)
 class _Buffer:
-    #: Last recorded step on which it was finite, first one since, and how many there are since.
+    """A buffer that became non-finite: its last finite step, the first bad one since, the number of bad ones since."""
+
     finite: int
     first_bad: int
     bad: int
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the first poisoned buffer, with all others in its evidence."""
+    """One finding: the first poisoned buffer, with the others in its evidence."""
     rows = view.measured((), ("buffer",), columns=("nan", "pos_inf")).sort_values("step", kind="stable")
     if not len(rows):
         return Checked.not_applicable("the model has no floating-point buffer")
@@ -69,10 +70,10 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _poisoned(rows: pd.DataFrame, min_steps: float) -> dict[tuple[Process, Parameter], _Buffer]:
-    """Buffers that were finite and no longer are; the log has a row whenever a buffer changes.
+    """Buffers that were finite and then non-finite on at least ``min_steps`` recorded steps up to their last one.
 
     Args:
-        rows: of buffers, by step.
+        rows: all rows of buffers, in order of step; the log has one whenever a buffer changes.
     """
     ids, at_ = groups(rows, ("rank", "attempt", *PARAMETER)), np.arange(len(rows))
     bad = ((rows["nan"] > 0) | (rows["pos_inf"] > 0)).to_numpy()

@@ -1,4 +1,7 @@
-"""Which of several ranks went non-finite first, as far as steps and clocks can tell."""
+"""Which of several ranks went non-finite first, as far as steps and clocks decide it.
+
+:mod:`.incident_report` adds the order to the findings of the run's first non-finite step.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.survey.rows import integer
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Most ranks that a sentence names.
+#: Maximum number of ranks that a sentence names.
 _NAMED = 4
 
 
@@ -23,16 +26,16 @@ class RankOrder:
 
     Attributes:
         step: the first non-finite step of any rank.
-        first: the ranks whose loss was non-finite at it; without any, those whose own backward pass was; without any,
-            all that were non-finite at it.
-        others: how many more went non-finite, then or later.
-        last_step: the last step by which a rank did.
-        finite: how many never did.
-        lead: seconds between the two earliest reports of the ranks in ``first``; None where not all have one, and
-            where no loss was non-finite: gradients are reported behind their reduction, which all ranks leave together.
-        earliest: the rank of the earliest report.
-        skew: seconds by which clocks of these ranks differ at most, from the ends of a step that all shared; None where
-            no such step was recorded.
+        first: the ranks whose loss was non-finite at ``step``; if there are none, those whose own backward pass was;
+            if there are none either, all ranks that were non-finite at ``step``.
+        others: number of other ranks that went non-finite, at ``step`` or later.
+        last_step: the latest first non-finite step of any rank.
+        finite: number of ranks that stayed finite.
+        lead: seconds between the two earliest reports of the ranks in ``first``; None if not all of them reported, or
+            if no loss was non-finite: gradients are reported after their reduction, which all ranks leave together.
+        earliest: the rank of the earliest report; None if ``lead`` is None.
+        skew: upper bound in seconds of the difference between the clocks of the ranks in ``first``, from the ends of a
+            step that all of them recorded; None without such a step.
     """
 
     step: int
@@ -46,15 +49,16 @@ class RankOrder:
 
     @property
     def is_certain(self) -> bool:
-        """Whether one rank is known to be the first."""
+        """Whether the log decides which rank was first: only one can be, or its lead exceeds the clock skew."""
         ahead = self.lead is not None and self.skew is not None and self.lead > self.skew
         return len(self.first) == 1 or ahead
 
     def words(self, origin: int | None) -> str:
-        """One or two sentences for a message.
+        """One to three sentences for a message.
 
         Args:
-            origin: the rank whose batch it came with, if it did: others may report what it gave them before it does.
+            origin: the rank whose batch held the values, or None. Other ranks may report the values that they received
+                from it before it reports them itself.
         """
         told = f" {_ranks(self.first)} went non-finite first, at step {self.step}."
         if len(self.first) > 1 and self.is_certain and origin not in (None, self.earliest):
@@ -73,7 +77,7 @@ class RankOrder:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """For a finding."""
+        """The order as evidence of a finding."""
         return {
             "step": self.step,
             "ranks": list(self.first),
@@ -86,7 +90,7 @@ class RankOrder:
 
 
 def rank_order(view: RunView, step: int) -> RankOrder | None:
-    """How the ranks went non-finite, if ``step`` is the first of all; None with one rank, or later."""
+    """The order of the ranks, if ``step`` is the run's first non-finite step; None otherwise, or with one rank."""
     ranks = {p.rank for p in view.everyone}
     firsts = _first_steps(view)
     if len(ranks) < 2 or not firsts or min(firsts.values()) != step:
@@ -108,13 +112,13 @@ def rank_order(view: RunView, step: int) -> RankOrder | None:
 
 
 def _of_loss(view: RunView, step: int) -> tuple[int, ...]:
-    """The ranks whose loss was non-finite at ``step``: the others got it through the reduction of gradients."""
+    """The ranks whose loss was non-finite at ``step``; the others got the values through the gradient reduction."""
     kinds = incident_steps(view)
     return tuple(sorted({p.rank for p, steps in kinds.items() if "loss" in steps.get(step, ())}))
 
 
 def _of_own_gradients(view: RunView, step: int) -> tuple[int, ...]:
-    """The ranks whose replay of ``step`` found an op; without any, those with non-finite gradients of their own."""
+    """The ranks whose replay of ``step`` found a culprit; without any, those with non-finite local gradients."""
     kinds = {p: steps[step] for p, steps in incident_steps(view).items() if step in steps}
     named = {p.rank for p in kinds if culprit_at(view, p, step) is not None}
     return tuple(sorted(named or {p.rank for p, k in kinds.items() if "weight_grad" in k}))
@@ -131,7 +135,7 @@ def _first_steps(view: RunView) -> dict[int, int]:
 
 
 def _reports(view: RunView, step: int) -> dict[int, int]:
-    """When each rank reported the step (ns since the epoch)."""
+    """The time at which each rank first reported the step, in ns since the epoch."""
     times: dict[int, int] = {}
     for event in view.nonfinite_events:
         rank, time = integer(event.get("rank")), integer(event.get("time_ns"))
@@ -141,9 +145,10 @@ def _reports(view: RunView, step: int) -> dict[int, int]:
 
 
 def _skew(view: RunView, ranks: Sequence[int], step: int) -> float | None:
-    """Spread of the ranks' clocks at the end of the last step before ``step`` that all of them have.
+    """Spread in seconds of the ranks' clocks at the end of the last step before ``step`` that all of them recorded.
 
-    Training in step, ranks end a step within the time of a collective; what is beyond that are their clocks.
+    Ranks that train in step end a step within the time of one collective; any more is the difference of their clocks.
+    None without such a step.
     """
     ends: Mapping[int, dict[Process, float]] = view.remember("step-ends", lambda: _step_ends(view))
     shared = [
@@ -155,7 +160,7 @@ def _skew(view: RunView, ranks: Sequence[int], step: int) -> float | None:
 
 
 def _step_ends(view: RunView) -> dict[int, dict[Process, float]]:
-    """By step and process when it ended, in seconds since the epoch."""
+    """The time at which each step ended in each process, in seconds since the epoch."""
     frame = view.steps[["step", "rank", "attempt", "wall_time"]].dropna().sort_values("step", kind="stable")
     found: dict[int, dict[Process, float]] = {}
     for step, rank, attempt, time in frame.itertuples(index=False, name=None):

@@ -1,7 +1,7 @@
 """Why a value became non-finite, from the recorded tensors alone.
 
-Only arithmetic that must hold is used: a matrix product of finite operands can only become infinite by leaving the
-format's range; ``exp`` overflows above ``ln(max)``; and so on. If several causes fit, none is named.
+The causes follow from arithmetic: a matrix product of finite operands can only become infinite by leaving the format's
+range; ``exp`` overflows above ``ln(max)``; and so on. If several causes fit, none is named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_for
 _PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
-#: Who made a tensor that was non-finite before the model read it: how certain that is data, and why it is no more.
+#: Where a tensor was made that was non-finite before the model read it: confidence that it is data, and a clause on it.
 _PROVENANCES = {
     "loader": (0.97, ""),
     "after-loader": (0.97, ", and what the data loader delivered was finite"),
@@ -34,12 +34,12 @@ _RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
 def forward_cause(
     origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], replay: Replay | None = None
 ) -> Cause:
-    """The cause of a forward or loss origin, if the surrounding rows leave only one.
+    """The cause of a forward or loss origin; ``UNKNOWN`` if the surrounding rows do not leave exactly one.
 
     Args:
-        rows: of the same step.
+        rows: all rows of the step.
         earlier_weights: the module's weights and updates on the last step that recorded them, if this step did not.
-        replay: of the step.
+        replay: the step's replay, for the provenance of data.
     """
     row, after = origin.row, origin.after
     fmt = known_format(row.dtype)
@@ -64,18 +64,19 @@ def forward_cause(
 
 
 def data_cause(replay: Replay | None, read: BadTensor | None, why: str) -> Cause:
-    """The cause of a tensor that was non-finite before the model read it, as sure as the log is of where it was made.
+    """The cause of a tensor that was non-finite before the model read it; its provenance sets the confidence.
 
     Args:
-        replay: of the step.
+        replay: the step's replay; None without one.
         read: the tensor; None if the log lacks its counts.
+        why: the reason, to which the provenance adds a clause.
     """
     confidence, more = _PROVENANCES[provenance(replay, read)]
     return Cause("nonfinite-input-batch", confidence, why + more)
 
 
 def provenance(replay: Replay | None, read: BadTensor | None) -> str:
-    """Who made a tensor that was non-finite before the model read it: a key of ``_PROVENANCES``."""
+    """Where a tensor was made that was non-finite before the model read it: a key of ``_PROVENANCES``."""
     if read is not None and (read.delivered or (replay and delivered_tensor(replay.bad_data, read))):
         return "loader"
     if replay is not None and replay.data_is_finite is True:
@@ -84,7 +85,7 @@ def provenance(replay: Replay | None, read: BadTensor | None) -> str:
 
 
 def made_words(made_by: str) -> str:
-    """Who can have made a tensor that was bad before the model read it, as a sentence; empty if that is known."""
+    """A sentence on who can have made a tensor that was non-finite before the model read it; empty if known."""
     if made_by == "outside-step":
         return (
             " The step was traced from its beginning on, and no op of it made the value: it came with the data, from "
@@ -96,9 +97,10 @@ def made_words(made_by: str) -> str:
 def _product_cause(
     origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], largest: float
 ) -> Cause:
-    """A product of finite operands is at most (terms) x (largest input) x (largest weight).
+    """The cause of a matrix product: overflow, if terms x largest input x largest weight can exceed the format.
 
-    The log does not say which recorded tensor is the input; none is larger than the largest so far.
+    The log does not show which recorded tensor is the input, so the largest one before the origin is the bound. If the
+    product cannot overflow with the last recorded weights, they became non-finite since.
     """
     before = [r for r in rows if r.kind in FORWARD_KINDS and r.position < origin.row.position and r.amax is not None]
     widest = max((r.amax or 0.0 for r in before), default=0.0)
@@ -120,7 +122,7 @@ def _product_cause(
 
 
 def _reach(rows: Sequence[TensorRow]) -> list[tuple[Sequence[int], float, float]]:
-    """Per weight matrix: its shape, its largest magnitude after the update recorded with it, and that of the update."""
+    """Per weight matrix: its shape, an upper bound of its amax after the recorded update, and the update's amax."""
     moved = {r.name: r.amax or 0.0 for r in rows if r.kind == "update"}
     return [
         (r.shape, r.amax + moved.get(r.name, 0.0), moved.get(r.name, 0.0))
@@ -130,7 +132,10 @@ def _reach(rows: Sequence[TensorRow]) -> list[tuple[Sequence[int], float, float]
 
 
 def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) -> Cause:
-    """Attention logits are dot products: at most ``d * amax(q) * amax(k)``."""
+    """The cause in an attention module: overflow, if ``d * amax ** 2``, the bound of a dot product, exceeds the format.
+
+    ``UNKNOWN`` if it does not. The amax is the largest one among the module's earlier tensors.
+    """
     inside = [
         r
         for r in rows
@@ -152,7 +157,7 @@ def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) 
 
 
 def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause:
-    """The cause in functional code between two tensors, from their shapes and the extremes of the first."""
+    """The cause in functional code between two tensors, from their shapes and the range of the first (``after``)."""
     amax = after.amax or 0.0
     terms = _summed(after.shape, row.shape)
     looks_like_probabilities = after.zero > 0 and amax <= 1.0
@@ -163,7 +168,7 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
     if row.inf and terms > 1 and amax < math.log(largest) and amax * terms >= largest:
         why = f"sums of {terms:,} values up to {amax:.4g} can reach {amax * terms:.3g} > {largest:g}"
         return Cause("reduction-overflow", 0.6, why)
-    # If a sum could also have overflowed, neither is named.
+    # exp is not named if a sum or a square could also have overflowed.
     if row.pos_inf and math.log(largest) < amax < math.sqrt(largest) and amax * terms < largest:
         why = (
             f"values up to {amax:.4g} went in: exp overflows {row.dtype} above {math.log(largest):.2f}, squares do not"
@@ -173,7 +178,7 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
 
 
 def _summed(before: Sequence[int], after: Sequence[int]) -> int:
-    """The number of elements per sum, if the shapes look like a reduction over one dimension; else 1."""
+    """Number of elements per sum, if the shapes look like a reduction over one dimension; else 1."""
     if len(before) == len(after):
         changed = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
         return changed[0][0] if len(changed) == 1 and changed[0][1] == 1 else 1
@@ -182,7 +187,7 @@ def _summed(before: Sequence[int], after: Sequence[int]) -> int:
 
 
 def backward_cause(origin: Origin, rows: Sequence[TensorRow], loss_scale: float | None) -> Cause:
-    """The cause of a backward origin."""
+    """The cause of a backward origin, from the rows of its step; ``UNKNOWN`` unless FP16 scaling or a root fits."""
     row = origin.row
     own = next((r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)), None)
     if row.dtype == "float16" and row.inf and (row.scale or loss_scale or 1.0) > 1.0:
