@@ -42,7 +42,7 @@ several optimizers unscale each of them before a common norm is taken.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for the process with most such steps."""
+    """At most one finding: the process with most steps that were clipped before unscaling."""
     clipped = {
         p: [s for s in steps if s.clip_norm is not None and s.clipped_before_unscale is not None]
         for p, steps in view.timeline.items()
@@ -60,7 +60,10 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _shrink(facts: StepFacts, scale: float) -> float | None:
-    """The factor by which clipping divides a gradient multiplied by ``scale``; 1 if it fits, None if unknown."""
+    """The factor by which clipping divides a gradient that is multiplied by ``scale``.
+
+    1 if the gradient's norm is within the limit; None if norm or limit is unknown.
+    """
     if facts.grad_norm is None or not facts.clip_norm:
         return None
     return max(1.0, facts.grad_norm * scale / facts.clip_norm)

@@ -63,11 +63,12 @@ only after the last micro-batch.
     ),
 )
 _COLUMNS = ("numel", "nan", "pos_inf", "neg_inf")
+#: Process and step.
 _At = tuple[Process, int]
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding over all steps."""
+    """At most one finding: repeated ``unscale_`` calls, else ``backward`` on an unscaled loss, else the ratio."""
     again = _most(_repeated_unscales(view), options["share"])
     if again is not None:
         reason = f"{again.steps:,} of {plural(again.of, 'step')} unscaled several times"
@@ -88,12 +89,18 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(guilty):,} of {plural(len(steps), 'step')} unscaled twice")
 
 
-# -- both gradients on record -----------------------------------------------------------------------------------------
+# -- both gradients recorded ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One step; ``factor``: the gradient that the optimizer got over the unscaled one, median of so many weights."""
+    """One step with both gradients recorded.
+
+    Attributes:
+        scale: the loss scale.
+        factor: norm of the gradient that the optimizer got, as a multiple of the unscaled one; median of the weights.
+        weights: the number of these weights.
+    """
 
     scale: float
     factor: float
@@ -101,17 +108,17 @@ class _Step:
 
     @property
     def off(self) -> float:
-        """Binades between the factor and one more division by the scale."""
+        """Distance in binades of the factor from 1 / scale, the factor of one more division; infinite for 0."""
         return abs(math.log2(self.factor * self.scale)) if self.factor > 0.0 else math.inf
 
 
 def _survey(view: RunView) -> Mapping[_At, _Step]:
-    """Per step the weights whose gradient was recorded before unscaling and as the optimizer got it."""
+    """The steps with weight gradients that were recorded both before unscaling and as the optimizer got them."""
     evaluated = {
         (p, s.step)
         for p, steps in view.timeline.items()
         for s in steps
-        if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306's
+        if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306 reports the last
     }
     kinds = ("weight_grad", "weight_grad_step")
     rows = view.measured(("norm",), kinds, columns=_COLUMNS, steps=watched_steps(view))
@@ -119,7 +126,7 @@ def _survey(view: RunView) -> Mapping[_At, _Step]:
     due = np.where(rows["kind"] == "weight_grad", scale > 0.0, scale.isna() | (scale == 1.0))
     rows = rows[due & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, evaluated)]
     before, after = pairs(rows, *kinds)
-    whole = column(before, "numel") == column(after, "numel")  # a shard of it has another norm
+    whole = column(before, "numel") == column(after, "numel")  # a shard of a gradient has another norm
     factors = (column(after, "norm") / column(before, "norm"))[whole]
     before = before[whole]
     ids = groups(before, AT)
@@ -172,11 +179,11 @@ def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Fin
 
 @dataclass(frozen=True)
 class _Misuse:
-    """A misuse of a scaler, from an event of the recorder.
+    """A misuse of a scaler, from a warning event of the recorder.
 
     Attributes:
-        steps, of: step attempts with the misuse, and all step attempts of the scaler.
-        times: most ``unscale_`` calls on the gradients of one step.
+        steps, of: number of step attempts with the misuse, and of all step attempts of the scaler.
+        times: largest number of ``unscale_`` calls on the gradients of one step.
         source: line of the first ``backward`` call on an unscaled loss.
     """
 
@@ -198,7 +205,7 @@ def _counts(event: Mapping[str, Any], *names: str) -> Iterator[int]:
 
 
 def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
-    """Per optimizer the steps whose gradients were unscaled several times."""
+    """Yield per optimizer the number of steps whose gradients were unscaled several times."""
     for process, event in view.warnings_about("unscaled-again"):
         steps, of, times = _counts(event, "steps", "of", "times")
         root, optimizer = text(event.get("root")) or None, text(event["data"].get("optimizer"))
@@ -207,7 +214,10 @@ def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
 
 
 def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
-    """Per process the steps with every ``backward`` call on a loss that ``scaler.scale`` was given, not its result."""
+    """Yield per process the number of steps whose ``backward`` calls ignored the result of ``scaler.scale``.
+
+    All of these calls were made on a loss that was passed to ``scaler.scale``.
+    """
     for process, event in view.warnings_about("scale-unused"):
         steps, of = _counts(event, "steps", "of")
         file, line = text(event.get("file")), integer(event.get("line"))
@@ -215,7 +225,7 @@ def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
 
 
 def _most(found: Iterator[_Misuse], share: float) -> _Misuse | None:
-    """The misuse on most steps, if it reaches ``share``."""
+    """The misuse with most steps; None if its share of the steps is below ``share``."""
     most = max(found, key=lambda m: (m.steps, -m.process.rank), default=None)
     return most if most is not None and most.steps and most.share >= share else None
 
@@ -300,7 +310,7 @@ def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> F
 
 
 def _scale_at(facts: StepFacts | None) -> tuple[float, int]:
-    """The loss scale and its step; 1 and 0 where none is known."""
+    """The loss scale and the number of a step; 1 and 0 for None."""
     return (1.0, 0) if facts is None else (facts.loss_scale or 1.0, facts.step)
 
 

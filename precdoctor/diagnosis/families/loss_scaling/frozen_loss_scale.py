@@ -44,7 +44,7 @@ a constant written by hand, which is inferred from the loss and the gradients.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for the first process whose scaler stands still."""
+    """At most one finding: the first process whose scaler never changes its scale or its count of clean steps."""
     scaled = scaled_steps(view)
     for process, steps in scaled:
         if not is_dynamic(steps) and _always_overflows(steps, options):
@@ -65,13 +65,15 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _stands_still(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> bool:
+    """Whether neither the scale nor the scaler's count of clean steps ever changed."""
     if (growth_interval(view, process) or 0.0) <= options["shortest_interval"]:
-        return False  # such a scaler grows on every clean step and resets its count to 0
+        return False  # a scaler with an interval of 1 grows on every clean step and resets its count to 0
     moved = len({s.loss_scale for s in steps}) > 1 or any(s.growth_tracker for s in steps)
     return not moved and len(steps) >= options["min_steps"]
 
 
 def _always_overflows(steps: Sequence[StepFacts], options: Options) -> bool:
+    """Whether every step was skipped at one constant scale."""
     constant = len({s.loss_scale for s in steps}) == 1
     return constant and len(steps) >= options["min_steps"] and all(s.skipped for s in steps)
 

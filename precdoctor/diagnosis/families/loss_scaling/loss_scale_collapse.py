@@ -1,7 +1,7 @@
 """PD301: the dynamic loss scale keeps falling.
 
-Beside it: gradients that skipped steps leave behind (:mod:`.loss_scale_collapse_leftover`) and the prescriptions
-(:mod:`.loss_scale_collapse_prescriptions`).
+Two parts of the rule have modules of their own: gradients that skipped steps leave behind
+(:mod:`.loss_scale_collapse_leftover`) and the prescriptions (:mod:`.loss_scale_collapse_prescriptions`).
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ are discarded without harm, and the growth interval is what they are held agains
     ),
 )
 
-#: Points of the scale's course in the evidence; a plot needs no more.
+#: Maximum number of points of the scale's history in the evidence; a plot needs no more.
 _SHOWN = 64
 
 
 @dataclass(frozen=True)
 class _Course:
-    """A loss scale of one process over the run, and the part of it after calibration."""
+    """The scaled steps of one process: all of them, and those after calibration."""
 
     process: Process
     steps: Sequence[StepFacts]
@@ -91,13 +91,14 @@ class _Course:
 
 @dataclass(frozen=True)
 class _Collapse:
-    """A collapse of a course.
+    """A collapse of the loss scale of one process.
 
     Attributes:
-        first, last: steps between which it happened.
-        start, end: the scale before and after.
+        first, last: the steps between which the scale fell.
+        start, end: the scale before and after the fall.
         measured: the measurement and its limit, as the first words of the message.
-        lost: the gradient that suffers at the level that a fresh scaler found.
+        severe: the finding is an error, not a warning.
+        lost: the gradient that the level of a fresh scaler harms; None for other collapses.
     """
 
     first: int
@@ -110,7 +111,7 @@ class _Collapse:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most one finding: the collapse of the process where it is worst."""
+    """At most one finding: the worst collapse of any process."""
     courses = [_Course(p, steps, after_calibration(steps)) for p, steps in scaled_steps(view)]
     if not courses:
         return Checked.not_applicable("no loss scale: neither a GradScaler nor scaling by hand was seen")
@@ -125,9 +126,10 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _collapse(view: RunView, course: _Course, options: Options) -> _Collapse | None:
+    """The first kind of collapse that applies; None if none does."""
     scales = [s.loss_scale or 0.0 for s in course.steps]
     low = next((i for i, x in enumerate(scales) if x < options["floor"]), None)
-    if low:  # a scale that was *set* below 1 is the user's choice
+    if low:  # not 0: a scale below 1 from the first step on is the user's choice
         begin, end = max(range(low), key=lambda i: (scales[i], i)), min(scales[low:])
         words = f"the loss scale fell from {scales[begin]:g} to {end:g} (limit {options['floor']:g}),"
         return _Collapse(course.steps[begin].step, course.steps[-1].step, scales[begin], end, words, severe=True)
@@ -136,7 +138,7 @@ def _collapse(view: RunView, course: _Course, options: Options) -> _Collapse | N
 
 
 def _never(course: _Course, options: Options) -> _Collapse | None:
-    """A scaler that skipped every step of the run."""
+    """The collapse of a scaler that skipped every step of the run; else None."""
     if course.after or len(course.steps) < options["never_steps"]:
         return None
     first, last = course.steps[0], course.steps[-1]
@@ -147,7 +149,7 @@ def _never(course: _Course, options: Options) -> _Collapse | None:
 
 
 def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None:
-    """A scaler that came down from its start to a level at which gradients are lost."""
+    """The collapse of a fresh scaler whose calibration ended at a level that harms gradients; else None."""
     calibrating = course.steps[: len(course.steps) - len(course.after)]
     if not calibrating or not course.after:
         return None
@@ -162,7 +164,7 @@ def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None
 
 
 def _cascade(course: _Course, options: Options) -> _Collapse | None:
-    """The deepest fall within the window, after calibration."""
+    """The fall within the window, after calibration, that ends at the lowest scale; None if none reaches the limit."""
     after, worst = course.after, None
     window, limit = int(options["window"]), options["fall_binades"]
     high = 0
@@ -181,7 +183,7 @@ def _cascade(course: _Course, options: Options) -> _Collapse | None:
 
 
 def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
-    """A scaler that skips more often than one that probes upwards once per growth interval."""
+    """The collapse of a scaler that skips more often after calibration than probes explain; else None."""
     after = course.after
     if len(after) < options["busy_steps"]:
         return None
@@ -236,7 +238,10 @@ def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Optio
 
 
 def _clean_between_skips(course: _Course) -> int | None:
-    """Median number of clean steps between overflows that wore the scale out; None if it grew, or if they are many."""
+    """Median number of clean steps between the overflows that wore the scale down.
+
+    None if the scale ever grew, if only one step or more than a fifth of them were skipped, or if the median is 0.
+    """
     after, clean = course.after, [0]
     for facts, following in pairwise(after):
         if (following.loss_scale or 0.0) > (facts.loss_scale or 0.0):
@@ -271,13 +276,13 @@ def _evidence(course: _Course, collapse: _Collapse, found: Culprits, skipped: Se
 
 
 def _thinned(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:
-    """The first and the last step, and the first of every level of the scale; at most :data:`_SHOWN`."""
+    """The first and the last step, and each step on which the scale changed, thinned to at most :data:`_SHOWN`."""
     moves = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
     return moves[:: max(1, math.ceil(len(moves) / _SHOWN))]
 
 
 def flushed_at_its_level(cause: Finding, _effect: Finding) -> bool:
-    """Whether the collapse left the scale at a level at which gradients are flushed."""
+    """Whether the collapse (``cause``) left the scale at a level at which gradients are flushed."""
     return "flushed_at_level" in cause.evidence
 
 

@@ -1,7 +1,7 @@
-"""PD301, leftover gradients: a skipped step does not zero them, new ones are added to an Inf, every step is skipped.
+"""PD301, leftover gradients: a skipped step does not zero its gradients, so every later step is skipped as well.
 
-Scripts that skip by themselves tend to omit ``optimizer.zero_grad()`` together with ``optimizer.step()``. An element
-that was once non-finite then stays so, whatever the batch and the loss scale.
+Scripts that skip steps by themselves tend to omit ``optimizer.zero_grad()`` together with ``optimizer.step()``. New
+gradients are then added to an Inf, and the element stays non-finite whatever the batch and the loss scale.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Later steps whose rows are read, evenly spread: bounds the work.
+#: Number of later steps whose rows are read, evenly spread; bounds the work.
 _EXAMINED = 16
-#: Modules whose parameters get sums of products of finite numbers, without a root or a quotient: smaller terms cannot
-#: overflow where larger ones did not.
+#: Modules whose parameter gradients are sums of products, without a root or a quotient: if large terms did not
+#: overflow, smaller ones cannot.
 _PLAIN = re.compile(r"(?:Linear|(?:Lazy)?Conv(?:Transpose)?[123]d|(?:Layer|Group|RMS|(?:Sync)?Batch)Norm(?:[123]d)?)$")
-#: Minimum factor by which the arriving gradients have shrunk since: three backoffs. Chosen empirically.
+#: Minimum factor by which the new output gradients are smaller than at first: three backoffs. Chosen empirically.
 _SMALLER = 8.0
 
 
@@ -31,8 +31,8 @@ class LeftoverGradients:
 
     Attributes:
         first: the step that overflowed.
-        skips: steps skipped since, to the end of the run.
-        weights: weights whose gradient has been non-finite since.
+        skips: number of steps skipped after it, to the end of the run.
+        weights: number of weights whose gradient has been non-finite since.
     """
 
     first: int
@@ -49,7 +49,7 @@ class LeftoverGradients:
         )
 
     def prescription(self, skipped: int) -> Prescription:
-        """``skipped``: number of skipped steps of the run."""
+        """Zero gradients also after skipped steps; ``skipped`` is the number of skipped steps of the run."""
         return Prescription(
             title=f"`zero_grad()` also after skipped steps: skipped steps {skipped} -> {skipped - self.skips}, if no "
             "other batch overflows",
@@ -66,18 +66,19 @@ class LeftoverGradients:
 def find_leftover_gradients(
     view: RunView, process: Process, steps: Sequence[StepFacts], least: float
 ) -> LeftoverGradients | None:
-    """The leftover gradients because of which the run's last steps were skipped; None if the log does not show any.
+    """The leftover gradients because of which the run's last steps were skipped; None if the log does not prove any.
 
-    If a layer makes non-finite elements anew, their number differs from batch to batch, they disappear as the scale
-    falls, or a non-finite activation or output gradient comes with them. Those of a leftover gradient never become
-    fewer. Besides, either such a tensor was there on the first skipped step and on none since, or the arriving
-    gradients have shrunk so much with the scale that a sum of products, as in a linear layer, can no longer overflow.
+    If a layer makes new non-finite elements on each step, their number differs from batch to batch, they disappear as
+    the scale falls, or a non-finite activation or output gradient precedes them. Non-finite elements that are left over
+    never become fewer, and nothing non-finite precedes them after the first skipped step. As a second proof, either
+    something did precede them on that first step, or the output gradients have become so much smaller with the scale
+    that a sum of products, as in a linear layer, can no longer overflow.
 
     Args:
         view: the run.
         process: the process of the steps.
-        steps: the steps in order; those skipped at the end are examined.
-        least: minimum number of them behind the first.
+        steps: the scaled steps of the process in order; the skipped ones at the end are examined.
+        least: minimum number of skipped steps, all and sampled ones, after the first of them.
     """
     tail = steps[next((i + 1 for i in reversed(range(len(steps))) if not steps[i].skipped), 0) :]
     later = [s.step for s in tail[1:] if s.sampled]
@@ -105,13 +106,18 @@ def _non_finite(rows: Sequence[TensorRow]) -> Mapping[Key, int]:
 
 
 def _makes_its_own(rows: Sequence[TensorRow]) -> bool:
-    """Whether the step has non-finite values outside of weight gradients; masks of ``-inf`` do not count."""
+    """Whether a step made non-finite values itself, outside of weight gradients; masks of ``-inf`` do not count."""
     forward = any(r.nan or r.pos_inf for r in rows if r.kind in FORWARD_KINDS)
     return forward or any(r.bad for r in rows if r.kind in ("loss", "grad_output"))
 
 
 def _cannot_overflow(begun: Sequence[TensorRow], now: Sequence[TensorRow]) -> bool:
-    """Whether a layer's gradient is non-finite although the gradient that arrives is far smaller than it was."""
+    """Whether a plain layer's weight gradient is non-finite ``now``, with a far smaller output gradient than at first.
+
+    Args:
+        begun: rows of the first skipped step.
+        now: rows of the last examined step.
+    """
     before, after = _sizes(begun), _sizes(now)
     shrunk = {place for place, amax in after.items() if _SMALLER * amax <= before.get(place, 0.0)}
     return any(
@@ -122,7 +128,7 @@ def _cannot_overflow(begun: Sequence[TensorRow], now: Sequence[TensorRow]) -> bo
 
 
 def _sizes(rows: Sequence[TensorRow]) -> Mapping[tuple[str, str], float]:
-    """The amax of the gradient of each module's outputs, loss scale included."""
+    """The amax of each module's output gradients, loss scale included, by root and module."""
     sizes: dict[tuple[str, str], float] = {}
     for r in rows:
         if r.kind == "grad_output":

@@ -1,4 +1,4 @@
-"""PD301's prescriptions for a loss scale that keeps falling or skipping, the smaller change first."""
+"""The prescriptions of PD301, for a loss scale that keeps falling or skipping; the smallest change comes first."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import BF16, FP16
 
-#: Clean steps whose gradients are read, the newest and as many spread over the run: bounds the work.
+#: Number of clean steps whose gradients are read, spread over the run, and again at its end; bounds the work.
 _READ = 8
-#: Binades by which one batch's gradient may exceed the largest of those steps. Chosen empirically; beyond it range is
-#: not the cause: a root at zero has an infinite slope in any format.
+#: Binades by which one batch's gradient may exceed the largest of the clean steps read. Chosen empirically. A gradient
+#: that would have to be larger did not overflow: it has a pole, such as the slope of a root at zero, in any format.
 _VARIES = 4
 
 
 def lower_bound(steps: Sequence[StepFacts], least: float) -> float | None:
     """The scale below which the scaler does not go; None without such a bound.
 
-    A bound shows if the scaler falls elsewhere, but at least ``least`` skips left it at its lowest. A constant written
-    by hand has no bound: it does not move at all.
+    The scaler has a bound if at least ``least`` skips left its lowest scale unchanged although other skips lowered the
+    scale. A constant written by hand has none: no skip lowers it.
     """
     scales = [s.loss_scale or 0.0 for s in steps]
     lowest = min(scales, default=0.0)
@@ -40,17 +40,17 @@ def lower_bound(steps: Sequence[StepFacts], least: float) -> float | None:
 def prescriptions(
     view: RunView, steps: Sequence[StepFacts], start: float, end: float, found: Culprits, bound: float | None
 ) -> tuple[Prescription, ...]:
-    """At least one prescription; first one that is predicted to save a good part of the skipped steps.
+    """At least one prescription; those that are predicted to save a good part of the skipped steps come first.
 
     Args:
         view: the run.
-        steps: the scaler's updates, including skipped ones.
+        steps: all scaled steps of the process, including skipped ones.
         start, end: the scale before and after the fall.
         found: the layers that overflow.
         bound: the scaler's :func:`lower_bound`.
     """
     offered = sorted(_candidates(view, steps, start, end, found, bound), key=lambda p: not is_worthwhile(p))
-    if bound is None:  # the prediction for a scaler without its bound is a lower limit of the effect
+    if bound is None:  # with a bound, keep them all: removing it may save more skips than predicted
         offered = [p for p in offered if is_worthwhile(p)]
     return tuple(offered) or (_bfloat16(view, steps, end),)
 
@@ -58,7 +58,11 @@ def prescriptions(
 def shorter_interval(
     view: RunView, process: Process, clean: int | None, start: float, end: float
 ) -> tuple[Prescription, ...]:
-    """Let a scale grow back that fell from ``start`` to ``end`` with ``clean`` steps between two overflows."""
+    """A growth interval short enough for the scale to grow back from ``end`` to ``start``.
+
+    Args:
+        clean: median number of clean steps between two overflows; None for no prescription.
+    """
     if clean is None:
         return ()
     interval, known = 1 << clean.bit_length() - 1, growth_interval(view, process) or STOCK_INTERVAL
@@ -76,9 +80,10 @@ def shorter_interval(
 def _candidates(
     view: RunView, steps: Sequence[StepFacts], start: float, end: float, found: Culprits, bound: float | None
 ) -> Iterator[Prescription]:
+    """Yield the changes that apply, whatever their effect."""
     shown, examined, hits = found.shown, len(found.overflows), found.hits
     fmt = known_format(shown.dtype) if shown is not None else None
-    # A gradient that overflows reaches other layers: only the log can show that one layer in FP32 mends it.
+    # An overflowed gradient reaches other layers, so FP32 in one layer may not suffice: _mended_steps counts that.
     forward = shown is not None and shown.phase is Phase.FORWARD
     if shown is not None and fmt is not None and forward and shown.module and 2 * hits >= examined:
         yield Prescription(
@@ -127,7 +132,7 @@ def _lower_start(view: RunView, steps: Sequence[StepFacts], end: float) -> Presc
 def _unbounded(view: RunView, steps: Sequence[StepFacts], bound: float) -> Prescription:
     skipped = sum(s.skipped for s in steps)
     above = sum(s.skipped and (s.loss_scale or 0.0) > bound for s in steps)
-    halvings = math.ceil(math.log2(bound))  # each of them costs one step; a scale below 1 is no gain
+    halvings = math.ceil(math.log2(bound))  # down to a scale of 1, and each costs a skipped step
     return Prescription(
         title=f"let the scale fall below {bound:g}, at most {halvings} halvings from 1: skipped steps {skipped} -> "
         f"at most {min(skipped, above + halvings)}",
@@ -150,13 +155,13 @@ def _bfloat16(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescrip
 # -- one layer in FP32 ------------------------------------------------------------------------------------------------
 #
 # Outside autocast, a module computes the gradients of its weights and of its input in FP32. The gradient of its input
-# is then cast to FP16 for the module before, and the gradient of its output comes from the module behind: both must
-# fit. A skipped step shows it if they are finite there; otherwise clean steps do, where every gradient is recorded with
-# the scale it carried.
+# is then cast to FP16 for the module before, and the gradient of its output comes from the module after it: both must
+# fit into FP16. They do if they are finite on the skipped step. Otherwise clean steps show whether they would fit: they
+# hold every gradient with its scale.
 
 
 def _mended_steps(view: RunView, steps: Sequence[StepFacts], found: Culprits) -> int:
-    """The number of examined steps without an overflow if the shown layer ran in FP32.
+    """Number of examined steps whose overflow would disappear if the layer ``found.shown`` ran in FP32.
 
     0 if the layer does not overflow in the backward pass, has no name, or is not computed in FP16.
     """
@@ -178,7 +183,7 @@ def _mended_steps(view: RunView, steps: Sequence[StepFacts], found: Culprits) ->
 
 
 def _largest(view: RunView, process: Process, steps: Sequence[StepFacts], shown: Overflow) -> tuple[float, float]:
-    """The largest unscaled gradients inside the layer and outside it, over clean steps; 0 without any."""
+    """The largest unscaled gradient inside the layer, and outside it, over the clean steps read; 0 without any."""
     clean = [s for s in steps if s.sampled and not s.skipped and s.loss_scale]
     own = rest = 0.0
     for step in {s.step for s in [*clean[:: max(1, len(clean) // _READ)][:_READ], *clean[-_READ:]]}:
@@ -194,26 +199,27 @@ def _largest(view: RunView, process: Process, steps: Sequence[StepFacts], shown:
 
 
 def _gradients(rows: Sequence[TensorRow]) -> list[TensorRow]:
+    """The rows of output and weight gradients."""
     return [r for r in rows if r.kind in BACKWARD_KINDS]
 
 
 def _inside(row: TensorRow, shown: Overflow, last: bool) -> bool:
-    """Whether the gradient would be computed in FP32 together with the layer.
+    """Whether a gradient would also be in FP32 if the layer ran in FP32.
 
-    This holds for the gradient of its weights; if only the loss comes behind it, also for that of its output, which
-    modules around it share.
+    The layer's weight gradients and all gradients inside it would. So would its output gradient, which the modules
+    around the layer share, if the layer is the last one (``last``) and that gradient comes from the loss.
     """
     around = row.root == shown.root and (row.module == shown.module or is_below(shown.module, row.module))
     return last if row.kind == "grad_output" and around else _holds(shown, row)
 
 
 def _holds(shown: Overflow, row: TensorRow) -> bool:
-    """Whether the tensor is the layer's own, or of a module inside it."""
+    """Whether a tensor belongs to the layer or to a module inside it."""
     return row.root == shown.root and (row.module == shown.module or is_below(row.module, shown.module))
 
 
 def _is_last(rows: Sequence[TensorRow], shown: Overflow) -> bool:
-    """Whether no other module of the model runs behind the layer, except modules around it."""
+    """Whether the layer is the last one of its model to run, apart from the modules around it."""
     forward = [r for r in rows if r.kind in FORWARD_KINDS and r.root == shown.root and r.order is not None]
     own = [r.order or 0 for r in forward if r.module == shown.module and r.kind == "output"]
     return bool(own) and all(

@@ -52,6 +52,8 @@ run's own ceiling with that interval. If one layer sets the ceiling, running tha
 
 @dataclass(frozen=True)
 class _Thrash:
+    """The steps of one process after calibration, and those of them that were skipped as probes."""
+
     process: Process
     steps: Sequence[StepFacts]
     probes: Sequence[StepFacts]
@@ -68,7 +70,7 @@ class _Thrash:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most one finding: the process that wastes most."""
+    """At most one finding: the process that loses the largest share of its steps to probes."""
     courses = [
         _Thrash(p, after, probes(after), growth_interval(view, p))
         for p, steps in scaled_steps(view)
@@ -84,7 +86,14 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def replayed_skips(steps: int, level: float, ceiling: float, interval: int) -> int:
-    """Skips of a scaler that starts at ``level``, if every scale from ``ceiling`` on overflows."""
+    """Simulate a scaler and return the number of steps it skips.
+
+    Args:
+        steps: number of step attempts.
+        level: the initial scale.
+        ceiling: the lowest scale that overflows.
+        interval: the growth interval.
+    """
     scale, clean, skips = level, 0, 0
     for _ in range(steps):
         if scale >= ceiling:

@@ -1,4 +1,4 @@
-"""PD303: a loss scale stuck below where the gradients need it."""
+"""PD303: a loss scale that stays so low that FP16 gradients are subnormal."""
 
 from __future__ import annotations
 
@@ -65,6 +65,8 @@ batch, restore it with `scaler.update(new_scale)`. Replace a constant by `GradSc
 
 @dataclass(frozen=True)
 class _Course:
+    """The scaled steps of one process, and the growth interval of its scaler."""
+
     steps: Sequence[StepFacts]
     interval: float | None
 
@@ -73,7 +75,7 @@ class _Course:
         return self.steps[-1].loss_scale or 1.0
 
     def words(self) -> str:
-        """The history of the scale."""
+        """The history of the scale, in one or two sentences."""
         highest = max(s.loss_scale or 0.0 for s in self.steps)
         fell = f" It was at {highest:g} before." if highest > self.scale else ""
         if not is_dynamic(self.steps):
@@ -83,7 +85,7 @@ class _Course:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the gradient with most subnormal elements."""
+    """At most one finding: the gradient that keeps the fewest significant bits."""
     courses = [_Course(steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
     if not courses:
         return Checked.not_applicable("no loss scale is in force")
@@ -157,6 +159,7 @@ def _finding(
 
 
 def _room_words(limiting: Overflow | None, room: float) -> str:
+    """A sentence: how many binades the scale can grow by, or the layer that keeps it low."""
     if limiting is None:
         return f"It could be 2^{int(room)} times larger without an overflow on any recorded step."
     return (

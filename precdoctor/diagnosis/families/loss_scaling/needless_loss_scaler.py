@@ -41,7 +41,7 @@ _FP16 = "float16"
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for the run."""
+    """At most one finding, for the process that skipped most steps."""
     courses = [(p, steps) for p, steps in scaled_steps(view) if is_dynamic(steps)]
     if not courses:
         return Checked.not_applicable("no GradScaler was seen")
@@ -97,7 +97,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _half_precision(view: RunView) -> str | None:
-    """What is FP16 in this run; None without any."""
+    """What the run has in FP16: ``FP16 autocast``, ``FP16 weights`` or ``FP16 tensors``; None if nothing."""
     for process in view.processes:
         facts = view.facts(process)
         if any(text(a).endswith(f":{_FP16}") for a in facts.get("autocast") or ()):

@@ -1,4 +1,4 @@
-"""The layer that made a loss scaler skip its steps: the first non-finite tensor of the recorded skipped steps."""
+"""The layer that made a loss scaler skip steps: the module of the first non-finite tensor on sampled skipped steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from precdoctor.diagnosis.survey.rows import (
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Skipped steps whose rows are read, evenly spread: bounds the work.
+#: Number of skipped steps whose rows are read, evenly spread; bounds the work.
 _EXAMINED = 16
 
 
@@ -32,7 +32,10 @@ class Overflow:
     """Where one skipped step first became non-finite.
 
     Attributes:
-        dtype: format of the computation; autocast widens the gradient of an FP32 weight after it was computed in FP16.
+        row: the first non-finite tensor.
+        root, module, module_class, phase: the code that made it.
+        path: the tensors before it, and ``row`` itself.
+        dtype: format of the computation; autocast computes the gradient of an FP32 weight in FP16 and then widens it.
     """
 
     row: TensorRow
@@ -50,13 +53,13 @@ class Overflow:
 
 @dataclass(frozen=True)
 class Culprits:
-    """Where the examined steps first became non-finite."""
+    """Where each of the examined skipped steps first became non-finite."""
 
     overflows: Sequence[Overflow]
 
     @property
     def places(self) -> Counter[tuple[str, str]]:
-        """``(root, module)`` and the number of steps on which it was the first."""
+        """The number of steps on which each ``(root, module)`` was the first to overflow."""
         return Counter((o.root, o.module) for o in self.overflows)
 
     @property
@@ -67,7 +70,7 @@ class Culprits:
 
     @property
     def hits(self) -> int:
-        """Steps on which that place was the first."""
+        """Number of steps on which the most frequent place was the first to overflow."""
         return max(self.places.values(), default=0)
 
     def name(self, view: RunView) -> str:
@@ -79,7 +82,7 @@ class Culprits:
         return f"`{shown.module or shown.root}`" + (f" of {shown.root}" if several else "")
 
     def words(self, view: RunView) -> str:
-        """A sentence for the message."""
+        """A sentence for the message: which layer overflows first, and on how many steps."""
         shown = self.shown
         if shown is None:
             return "No skipped step was recorded with its tensors, so the overflowing layer is unknown."
@@ -92,7 +95,7 @@ class Culprits:
         return f"First to overflow {when}: {shown.row.label} ({shown.dtype}), in {shown.root}."
 
     def location(self, process: Process, step: int) -> Location:
-        """The most frequent place; without any the backward pass."""
+        """The most frequent place as a finding's location; without any, the backward pass."""
         shown = self.shown
         if shown is None:
             return location(None, Phase.BACKWARD, process, step)
@@ -100,18 +103,23 @@ class Culprits:
         return tensor_location(place, shown.module_class, shown.row.kind, shown.phase, process, step)
 
     def as_evidence(self) -> list[dict[str, object]]:
-        """The five most frequent places."""
+        """The five most frequent places, with their numbers of steps."""
         return [{"root": k[0], "module": k[1], "steps": n} for k, n in self.places.most_common(5)]
 
 
 def _computed_in(view: RunView, row: TensorRow) -> str:
+    """The dtype that a gradient was computed in: under FP16 autocast float16 for every weight gradient."""
     facts = view.step_facts(row.process, row.step)
     autocast = facts.autocast_dtype if facts is not None else None
     return autocast if autocast == "float16" and row.kind == "weight_grad" else row.dtype
 
 
 def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> Culprits:
-    """The first non-finite tensor of each examined step: in the forward pass if there is one, else backward."""
+    """The first non-finite tensor of each examined step: of the forward pass if it has one, else of the backward pass.
+
+    Args:
+        skipped: skipped steps of the process; only sampled ones can be examined.
+    """
     sampled = [s.step for s in skipped if s.sampled]
     chosen = sampled[:: max(1, len(sampled) // _EXAMINED)][:_EXAMINED]
     found: list[Overflow] = []

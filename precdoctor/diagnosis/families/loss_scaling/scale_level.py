@@ -1,4 +1,7 @@
-"""The gradient that suffers most at the level of a loss scale, and what would let the scale stay higher."""
+"""The gradient that a low loss scale harms most, and the changes that allow a higher scale.
+
+PD301 and PD303 ask for both.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,13 @@ from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
-#: The limits of PD201.
+#: PD201's limits of the flushed share of elements and of magnitude.
 _FLUSHED, _MAGNITUDE = (o.default for o in FLUSH_OPTIONS[:2])
 
 
 @dataclass(frozen=True)
 class LostGradient:
-    """The FP16 gradient that suffers most, over the healthy steps."""
+    """The FP16 output gradient that the loss scale harms most, over the healthy steps."""
 
     key: Key
     series: GradientSeries
@@ -48,7 +51,7 @@ class LostGradient:
 
 
 def lost_gradient(view: RunView) -> LostGradient | None:
-    """The FP16 output gradient with most harm by PD201's and PD303's measure; None if none has any."""
+    """The FP16 output gradient that is harmed most: by PD201's limits, else by PD303's; None if none exceeds them."""
     found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
     half = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
     hurt = {k: t for k, t in half.items() if is_harmed(view, k, t, (_FLUSHED, _MAGNITUDE))} or {
@@ -66,13 +69,15 @@ def lost_gradient(view: RunView) -> LostGradient | None:
 
 
 def higher_level(view: RunView, lost: LostGradient, shown: Overflow | None, level: float) -> tuple[Prescription, ...]:
-    """Prescriptions for a higher scale: the overflowing layer in FP32, up to the limit of all other gradients; or BF16.
+    """Prescriptions that save a lost gradient: the overflowing layer in FP32 with a higher scale, and BF16.
+
+    The scale is limited by the gradients of all other layers. BF16 alone if the layer is unknown or this gains nothing.
 
     Args:
         view: the run.
         lost: the gradient that needs a larger scale.
         shown: the layer that overflows, if known.
-        level: the scale in force.
+        level: the current scale.
     """
     wide = Prescription(
         title=f"use BF16 autocast, which needs no loss scale: flushed {percent(lost.series.share)} -> 0 %",
@@ -113,7 +118,7 @@ def higher_level(view: RunView, lost: LostGradient, shown: Overflow | None, leve
 
 
 def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
-    """The largest FP16 output gradient of a step, which would overflow first; None without any."""
+    """The largest FP16 output gradient of a step, as the overflow that limits the scale; None without any."""
     half = [r for r in rows if r.kind == "grad_output" and r.dtype == FP16.dtype and r.amax]
     row = max(half, key=lambda r: r.amax or 0.0, default=None)
     if row is None:

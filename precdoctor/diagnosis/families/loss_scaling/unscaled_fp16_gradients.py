@@ -60,7 +60,7 @@ out of the subnormal range. BF16 needs no scaling at all.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the gradient with most subnormal elements."""
+    """At most one finding: the gradient that keeps the fewest significant bits."""
     if any(s.loss_scale is not None for steps in view.timeline.values() for s in steps):
         return Checked.not_applicable("a loss scale is in force")
     found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])

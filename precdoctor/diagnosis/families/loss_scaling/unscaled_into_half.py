@@ -1,4 +1,4 @@
-"""PD308: gradients are unscaled in FP16, and what the loss scale had saved is flushed again."""
+"""PD308: gradients are unscaled in FP16, which flushes the elements that the loss scale had saved."""
 
 from __future__ import annotations
 
@@ -75,10 +75,12 @@ _COLUMNS = ("dtype", "numel", "zero", "nan", "pos_inf", "neg_inf", "scale")
 
 @dataclass(frozen=True)
 class _GradientHistory:
-    """A weight's gradient.
+    """A weight gradient over the steps on which it was recorded before and after unscaling.
 
     Attributes:
-        share: non-zero elements that unscaling set to zero, median over so many ``steps``.
+        numel: its number of elements.
+        share: share of its non-zero elements that unscaling set to zero, median over the steps.
+        steps: the number of steps.
         worst: process and step with the largest share.
     """
 
@@ -89,7 +91,7 @@ class _GradientHistory:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the weight that loses most."""
+    """At most one finding: the weight gradient that loses the largest share."""
     limit = options["flushed_share"]
     gradients = {p: g for p, g in _survey(view).items() if g.share < limit or _flushed_by_half(*_rows(view, p, g))}
     if not gradients:
@@ -104,6 +106,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
+    """The scaled FP16 weight gradients, with the zeros that unscaling added; steps that clip or skip are left out."""
     plain = {(p, s.step) for p, steps in view.timeline.items() for s in steps if not s.skipped and s.clip_norm is None}
     kinds = ("weight_grad", "weight_grad_step")
     where = [("dtype", "in", ("float16", "float32"))]
@@ -121,20 +124,27 @@ def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
 
 
 def _rows(view: RunView, place: Parameter, gradient: _GradientHistory) -> tuple[TensorRow, TensorRow]:
-    """Its gradient before and after unscaling, at the worst step."""
+    """A weight's gradient before and after unscaling, at its worst step."""
     mine = {r.kind: r for r in view.rows(*gradient.worst) if r.owner == place}
     return mine["weight_grad"], mine["weight_grad_step"]
 
 
 def _flushed_by_half(row: TensorRow, given: TensorRow) -> bool:
-    """Whether FP16 made the zeros of what is FP32 by now: as many as it flushes, and nothing between its numbers."""
+    """Whether FP16 flushed the gradient: it is FP16 now, or its FP32 values look as if they came from FP16.
+
+    Such values have at most as many new zeros as FP16 flushes, and none is below FP16's smallest number.
+
+    Args:
+        row: the gradient before unscaling.
+        given: the gradient that the optimizer got.
+    """
     flushed = row.histogram.flushed(FP16, 1.0 / (row.scale or 1.0)).high
     least = given.amin_nonzero or FP16.min_subnormal
     return given.dtype == "float16" or (least >= FP16.min_subnormal and given.zero - row.zero <= flushed)
 
 
 def _lost(row: TensorRow) -> float:
-    """Share of the sum of magnitudes that falls below FP16's flush limit if divided by the scale."""
+    """Share of the gradient's magnitude in elements that FP16 flushes if they are divided by the loss scale."""
     limit = FP16.flush_limit * (row.scale or 1.0)
     total, kept = magnitude(row.histogram), magnitude(row.histogram[round(math.log2(limit)) :])
     return 1.0 - kept / total if total else 0.0
