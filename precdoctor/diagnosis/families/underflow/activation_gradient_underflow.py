@@ -93,13 +93,13 @@ a false alarm is the worse error. tests/unit/numerics/test_tail.py holds it to t
         "IEEE 754-2019, section 7.5 (underflow)",
     ),
 )
-#: Share of the non-zero elements, and of the magnitude, that a scanned op must flush. The smaller half of a Gaussian
-#: holds a fifth of its magnitude; where a few elements carry everything, it holds far less than an eighth.
+#: Minimum share of the non-zero elements, and of the magnitude, that a scanned op flushes. The smaller half of a
+#: Gaussian's elements holds a fifth of its magnitude; if a few elements carry everything, far less than an eighth.
 _OP_FLUSHED, _OP_LOST = 0.5, 0.125
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the worst tensor, with all others above the limits as evidence."""
+    """At most one finding: the worst tensor, with all others above the limits as evidence; else a scanned op."""
     found = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
     flushes = _check_ops(view)
     if not found.tensors:
@@ -129,7 +129,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         guilty,
         target=options["flushed_share"] / 10.0,
         margin=options["margin_binades"],
-        subnormal=SUBNORMAL_SHARE.default / 10.0,  # or else PD303 fires on the run with the scale
+        subnormal=SUBNORMAL_SHARE.default / 10.0,  # otherwise PD303 fires on a run with the prescribed scale
     )
     channels = lost_channels(view, key, tensor)
     confidence, why = _confidence(tensor, row, found)
@@ -178,6 +178,7 @@ def _range_words(row: TensorRow, fmt: Format) -> str:
 
 
 def _confidence(tensor: GradientSeries, row: TensorRow, found: GradientSurvey) -> tuple[float, str]:
+    """Confidence and its reason."""
     if tensor.dead:
         return 0.7, "the tensor is zero throughout; the gradient before it was dying"
     if row.numel - row.zero < 1000:
@@ -188,9 +189,10 @@ def _confidence(tensor: GradientSeries, row: TensorRow, found: GradientSurvey) -
 
 
 def _check_ops(view: RunView) -> Checked:
-    """One finding: the scanned op of the backward pass that flushed most."""
+    """At most one finding: the scanned op of the backward pass that flushed most of a gradient's magnitude."""
 
     def guilty(fact: Fact) -> float:
+        """The share of the magnitude that the op flushed; 0 below the limits."""
         flushed = fact.share("flushed", "of") >= _OP_FLUSHED
         return fact.number("lost") if flushed and fact.number("lost") >= _OP_LOST else 0.0
 

@@ -1,8 +1,8 @@
 """PD203: layers whose weights get a gradient of exactly zero, or none.
 
-Four detectors, one finding: layers with a zero gradient for good (here), whose gradient FP16 flushed
-(:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or whose output saturates the
-function behind it (:mod:`.dead_layer_saturated`).
+One finding from four detectors: layers with a gradient of zero to the end of the run (here), layers whose gradient FP16
+flushed (:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or whose output saturates the
+function after it (:mod:`.dead_layer_saturated`).
 """
 
 from __future__ import annotations
@@ -77,24 +77,25 @@ layer that died, 0.7 if some of its units still live. If rows were dropped, a mi
         "PyTorch documentation: torch.Tensor.grad, autograd mechanics",
     ),
 )
-#: Share of the recorded steps on which a layer must be dead or saturated. Chosen empirically: most of the run.
+#: Minimum share of the recorded steps on which a layer is dead or saturated. Chosen empirically: most of the run.
 _MOST = 0.75
-#: Share of the sum of magnitudes that is negative in an output that stops at a ReLU. Chosen empirically: nearly all.
+#: An output is almost all negative if its sum is below minus this share of its magnitude. Chosen empirically.
 _NEGATIVE = 0.75
-#: tanh is 1 in FP32 from here on, in magnitude; a sigmoid from 17 on.
+#: Magnitude from which tanh is 1 in FP32; a sigmoid is from 17 on.
 _FLAT = 9.0
 
-#: Kinds that the path to a tensor of a kind goes through.
+#: The kinds that the evidence's path to an output, or to a weight gradient, consists of.
 _AROUND = {"output": ("batch", "input", "output"), "weight_grad": ("loss", "grad_output")}
 
 
 @dataclass(frozen=True)
 class _GradientHistory:
-    """One weight's gradient over the run.
+    """The gradient of one weight over the run.
 
     Attributes:
+        numel: its number of elements.
         steps: number of steps on which any rank recorded it.
-        dead_steps: those after the last one with a non-zero element on any rank.
+        dead_steps: number of steps after the last one on which any rank had a non-zero element.
         last: process and step of the last row.
     """
 
@@ -108,7 +109,7 @@ _Gradients = Mapping[Parameter, _GradientHistory]
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most two findings: the dead layer nearest the loss, or a saturated one; and the layers no gradient reaches."""
+    """At most two findings: layers that are dead, died or are saturated; and layers that no gradient reaches."""
     steps = _training_steps(view)
     gradients = _gradients(view, steps)
     if not gradients:
@@ -139,7 +140,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _training_steps(view: RunView) -> list[int]:
-    """Recorded healthy steps with an update at a learning rate above zero."""
+    """The sampled healthy steps that were not skipped and had a learning rate above zero, or an unknown one."""
     moving = {
         s.step for steps in view.timeline.values() for s in steps if not s.skipped and (s.lr is None or s.lr > 0.0)
     }
@@ -147,6 +148,7 @@ def _training_steps(view: RunView) -> list[int]:
 
 
 def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
+    """The gradients of all weight matrices over these steps."""
     rows = view.measured(("dimensions",), ("weight_grad",), columns=("numel", "zero"), steps=steps)
     rows = rows[rows["dimensions"] >= 2]
     ids, step = groups(rows, PARAMETER), rows["step"].to_numpy()
@@ -161,7 +163,10 @@ def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
 
 
 def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], options: Options) -> dict[Parameter, str]:
-    """Trainable matrices without any gradient, of modules that ran in a root that was trained; with their class."""
+    """The trainable weight matrices that never got a gradient, each with the class of its module.
+
+    Their module ran on at least ``min_steps`` of the steps, in a root whose other weights were trained.
+    """
     trained = {root for root, _, _ in gradients}
     touched = {(root, module) for root, module, _ in gradients} | _given(view, steps)
     rows = view.measured((), ("output",), columns=("phase",), steps=steps)
@@ -186,13 +191,17 @@ def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], optio
 
 
 def _given(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
-    """Modules with a gradient that an optimizer was given; a schedule of pipeline stages may write `grad` itself."""
+    """Root and module of all weights for which an optimizer received a non-zero gradient.
+
+    A pipeline schedule may write ``grad`` itself, so that the log has no ``weight_grad`` for a trained module.
+    """
     rows = view.measured((), ("weight_grad_step",), columns=("numel", "zero"), steps=steps)
     rows = rows[rows["zero"] != rows["numel"]]
     return set(zip(rows["root"], rows["module"], strict=True))
 
 
 def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: Options) -> Finding:
+    """One finding for all dead weights, at the output that blocks the gradient, else at the one nearest the loss."""
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
     row = next(r for r in rows if r.kind == "weight_grad" and r.owner in dead)  # nearest the loss
@@ -257,7 +266,7 @@ def _trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
 
 
 def _layer(row: TensorRow) -> tuple[str, str]:
-    """The layer that a weight is of, and its name there; also where a parametrization computes it."""
+    """FQN of the layer that a weight belongs to, and its name in that layer; parametrizations are resolved."""
     layer, parametrized, name = f".{row.module}".partition(".parametrizations.")
     return (layer[1:], name) if parametrized else (row.module, row.name)
 
@@ -273,7 +282,7 @@ def _freeze_part(row: TensorRow, weights: int) -> Prescription:
 
 
 def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
-    """A sentence on what stops the gradient; and whether the loss itself gives none."""
+    """A sentence on what stops the gradient of ``row``, and whether the loss itself gives the layer none."""
     if blocker is not None:
         words = (
             f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: no gradient passes."
@@ -289,7 +298,7 @@ def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -
 
 
 def _revive(dead: _Gradients, blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
-    """Initialise again the layer that feeds the zero output, or the dead layer itself."""
+    """Initialise again the last dead layer before the zero output, or the dead layer itself."""
     behind = [m for _, m, _ in dead if blocker is None or m < blocker.module]
     module = behind[-1] if blocker is not None and behind else _layer(row)[0]
     return Prescription(
@@ -305,7 +314,7 @@ def _revive(dead: _Gradients, blocker: TensorRow | None, row: TensorRow, element
 
 
 def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
-    """The first output that is zero throughout, from the first dead layer on in execution order."""
+    """The first output that is zero throughout, at or after the first dead layer in execution order; else None."""
     outputs = [r for r in rows if r.kind == "output" and r.order is not None and r.phase == "train"]
     places = {(root, module) for root, module, _ in dead}
     start = min((r.order or 0 for r in outputs if (r.root, r.module) in places), default=None)
@@ -315,12 +324,13 @@ def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
 
 
 def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
+    """Whether the gradient of the module's output was recorded, and is zero in every call."""
     mine = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (row.root, row.module)]
     return bool(mine) and all(r.zero == r.numel for r in mine)
 
 
 def _how_cut(row: TensorRow, rows: Sequence[TensorRow]) -> str:
-    """The property of the layer's output that makes an activation behind it flat; empty without any."""
+    """A predicate: why the activation after the layer's output is flat; empty if the output does not show it."""
     mine = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
     for output in mine:
         if output.sum is not None and -output.sum >= _NEGATIVE * magnitude(output.histogram) > 0.0:

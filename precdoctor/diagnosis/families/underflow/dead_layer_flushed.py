@@ -1,8 +1,9 @@
-"""PD203, flushed layers: FP16 flushed the gradient of trained weights to zero; the loss itself gives them one.
+"""PD203, flushed layers: the loss gives weights a gradient, but FP16 flushed it to zero on the way.
 
-The zeros begin behind the last gradient of the backward pass with a non-zero element. If that gradient lies at or below
-FP16's smallest normal number throughout, those after it were flushed. If there is none, the gradient died at the cast
-behind the loss. If gradients elsewhere are well inside the format, the zeros are the loss's own: a weight of zero.
+The zeros begin after the last gradient of the backward pass with a non-zero element. If no element of that gradient is
+above FP16's smallest normal number, the gradients after it were flushed. If there is no such gradient, the cast after
+the loss flushed everything. If gradients elsewhere are well inside the format, the loss itself gives a gradient of zero
+(a weight of zero): no finding of this module.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from precdoctor.diagnosis.survey.rows import (
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 
-#: Share of the elements of all weight matrices that makes the finding an error: half of the model is no single layer.
+#: Share of the elements of all weight matrices from which the finding is an error: that is more than one layer.
 _MOST = 0.5
-#: Binades above the smallest normal number that a loss scale must bring an estimated gradient to. Chosen empirically.
+#: Binades above the smallest normal number to which a loss scale lifts an estimated gradient. Chosen empirically.
 _ROOM = 4
-#: Subnormal share of the last gradient that a proposed loss scale aims at. Chosen empirically.
+#: Subnormal share of the last non-zero gradient that a prescribed loss scale aims at. Chosen empirically.
 _TARGET = 0.01
 
 
@@ -41,9 +42,10 @@ class FlushedZeros:
     """Where the gradients of one step become zero.
 
     Attributes:
-        first: the gradient of the first weight, in backward order, that is zero.
-        last: the last gradient before it with a non-zero element, if any.
-        element: without ``last``, the estimated unscaled gradient of one output element.
+        first: the first weight gradient, in backward order, that is zero.
+        last: the last output gradient before ``first`` with a non-zero element; None if all of them are zero.
+        element: estimate of one element of the model's output gradient, without the loss scale; None with ``last``, or
+            if unknown.
         rows: all tensors of the step.
     """
 
@@ -54,12 +56,12 @@ class FlushedZeros:
 
     @property
     def scale(self) -> float:
-        """The loss scale in force."""
+        """The loss scale of the step."""
         return self.first.scale or 1.0
 
 
 def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[Parameter]) -> FlushedZeros | None:
-    """Where rounding to FP16 cut off the gradients of ``dead``; None if it did not."""
+    """Where FP16 flushed the gradients of the weights ``dead`` on a step; None if something else made them zero."""
     rows = view.rows(process, step)
     facts = view.step_facts(process, step)
     gradients = [r for r in rows if r.kind == "grad_output" and r.order is not None and r.phase != "recompute"]
@@ -80,7 +82,10 @@ def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozens
 
 
 def _element(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
-    """The loss divided by the elements of the gradient nearest to it: exact if the loss is their mean."""
+    """The unscaled loss divided by the number of elements of the output gradient nearest to it; None if unknown.
+
+    The element's exact gradient if the loss is a mean over these elements and proportional to each.
+    """
     loss = next((r.amax / (r.scale or scale) for r in rows if r.kind == "loss" and r.amax), None)
     numel = min(gradients, key=lambda r: r.position).numel if gradients else 0
     return loss / numel if loss and numel else None
@@ -90,13 +95,13 @@ def flushed_finding(
     rule: Rule, view: RunView, zeros: FlushedZeros, parameters: Sequence[str], elements: tuple[int, int],
     steps: tuple[int, int], limit: float,
 ) -> Finding:  # fmt: skip
-    """One finding for all weights whose gradient was flushed.
+    """The finding for all weights whose gradient was flushed.
 
     Args:
         parameters: names of these weights.
         elements: number of their elements, and of the elements of all weight matrices.
         steps: number of recorded steps with a zero gradient, and of all recorded steps.
-        limit: minimum number of such steps.
+        limit: minimum number of steps with a zero gradient.
     """
     first, last = zeros.first, zeros.last
     shown = last or first
@@ -132,6 +137,7 @@ def flushed_finding(
 
 
 def _cause(zeros: FlushedZeros) -> str:
+    """Sentences: the last non-zero gradient, or the estimated one, against FP16's flush limit."""
     last = zeros.last
     if last is not None:
         return (
@@ -146,6 +152,7 @@ def _cause(zeros: FlushedZeros) -> str:
 
 
 def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]) -> tuple[Prescription, ...]:
+    """A loss scale that brings the gradient out of the subnormals, if the log yields one; and BF16."""
     dead = {"from": elements[0], "to": 0}
     wide = Prescription(
         title=f"use BF16 autocast, which has FP32's range: dead elements {elements[0]:,} -> 0",

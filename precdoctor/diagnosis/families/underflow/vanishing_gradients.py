@@ -1,6 +1,6 @@
-"""PD204: gradients shrink, from layer to layer, from call to call or from step to step, until nothing is left.
+"""PD204: gradients vanish, from layer to layer, from call to call of a recurrent cell, or from step to step.
 
-The detector along calls of a recurrent cell is :mod:`.vanishing_gradients_recurrent`.
+:mod:`.vanishing_gradients_recurrent` has the detector along calls.
 """
 
 from __future__ import annotations
@@ -80,16 +80,16 @@ reason is inferred.
     ),
 )
 
-#: Bounded activations and their largest slope, at 0.
+#: Bounded activations and their largest slope, which they have at 0.
 _SLOPES = {"Sigmoid": 0.25, "Hardsigmoid": 1 / 6, "Tanh": 1.0, "Softsign": 1.0}
-#: Layers of a chain lose as much as the activations between them, to within these binades. Chosen empirically.
+#: Chains whose decays differ by less than this many binades lose equally much. Chosen empirically.
 _AS_MUCH = 2.0
 #: Minimum number of an optimizer's steps for a comparison of its oldest and newest quarter: six steps each.
 _MIN_STEPS = 24
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the largest decay along layers, else along calls, else a model starved by its adversary."""
+    """At most one finding: the largest decay along layers, else along calls, else of a model starved by another one."""
     results = []
     for detector in (_along_depth, _along_calls, _through_another):
         results.append(detector(view, options))
@@ -103,6 +103,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _along_depth(view: RunView, options: Options) -> Checked:
+    """The detector along chains of like layers."""
     least = int(options["min_layers"])
     known = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
     alive = [c for c in known if len(c.alive) >= options["min_layers"]]
@@ -117,7 +118,7 @@ def _along_depth(view: RunView, options: Options) -> Checked:
 
 
 def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
-    """The chain that loses most; of layers and the activations between them the layers, which can be changed."""
+    """The chain that loses most; if layers and activations between them lose equally, the layers: they have weights."""
     weighted = {place[:2] for place in view.places("weight")}
     most = max(map(_decay, alive))
     close = [c for c in alive if _decay(c) > most - _AS_MUCH]
@@ -126,12 +127,12 @@ def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
 
 
 def _norms(chain: Chain) -> list[float]:
-    """From the first layer to the last."""
+    """The non-zero L2 norms of the output gradients, from the first layer to the last."""
     return [k.norm for k in chain.alive]
 
 
 def _decay(chain: Chain) -> float:
-    """Binades between the last layer's gradient and the first's."""
+    """Binades that the gradient loses from the last layer to the first."""
     norms = _norms(chain)
     return math.log2(norms[-1] / norms[0])
 
@@ -168,7 +169,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
 
 
 def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescription, ...]:
-    """An unbounded activation if a bounded one lies between the layers; residual connections."""
+    """Use an unbounded activation, if a bounded one lies between the layers; and residual connections."""
     within = {k.module.rpartition(".")[0] for k in chain.links}
     between = {c for (r, m), c in view.module_classes.items() if r == chain.root and m.rpartition(".")[0] in within}
     predicted = {"first_to_last_gradient": {"from": ratio, "to": 1.0}}
@@ -200,6 +201,7 @@ def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescript
 
 
 def _along_calls(view: RunView, options: Options) -> Checked:
+    """The detector along the calls of one module in a step."""
     found, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
     if found is None or fallen is None:
         return Checked.not_applicable("no module is called often enough in a step")
@@ -213,18 +215,19 @@ def _along_calls(view: RunView, options: Options) -> Checked:
 
 # -- through another model --------------------------------------------------------------------------------------------
 #
-# A generator learns through its discriminator, whose weights it does not move. With a loss that saturates, such as
-# log(1 - D(G(z))), its gradient shrinks as the discriminator gets surer, and its loss rises meanwhile.
+# The gradient of a generator comes through its discriminator, which another optimizer trains. With a loss that
+# saturates, such as log(1 - D(G(z))), that gradient shrinks as the discriminator gets surer, while the loss rises.
 
 
 @dataclass(frozen=True)
 class _Player:
-    """An optimizer whose gradients come through the model of another one.
+    """An optimizer whose gradients come through the model of another optimizer.
 
     Attributes:
-        root, through: the model it trains, and the model its gradients come through.
-        norms, losses: medians over the oldest and the newest quarter of its steps.
+        root, through: the model that it trains, and the model that its gradients come through.
+        norms, losses: median gradient norm and loss of the oldest and of the newest quarter of its steps.
         rose: every loss of the newest quarter is above the median of the oldest.
+        steps: all of its steps.
     """
 
     process: Process
@@ -237,11 +240,12 @@ class _Player:
 
     @property
     def fallen(self) -> float:
-        """The factor by which its gradient norm fell."""
+        """The factor by which the median gradient norm fell."""
         return self.norms[0] / self.norms[1]
 
 
 def _through_another(view: RunView, options: Options) -> Checked:
+    """The detector for models that learn through another one."""
     players = _players(view)
     if not players:
         return Checked.not_applicable("no model learns through another one")
@@ -256,7 +260,7 @@ def _through_another(view: RunView, options: Options) -> Checked:
 
 
 def _players(view: RunView) -> list[_Player]:
-    """Players with enough steps that still get a gradient; the one whose gradient fell most comes first."""
+    """The players with enough steps and a non-zero gradient; the one whose gradient fell most comes first."""
     optimizers = by_optimizer(view)
     if len({o for _, o in optimizers}) < 2:
         return []
@@ -283,7 +287,7 @@ def _players(view: RunView) -> list[_Player]:
 
 
 def _roots_by_optimizer(view: RunView, kind: str) -> Mapping[str, set[str]]:
-    """Per optimizer the roots with rows of this kind in its steps."""
+    """The roots that have rows of this kind on the steps of each optimizer."""
     whose = {(p, s.step): s.optimizer for p, steps in view.timeline.items() for s in steps}
     found: dict[str, set[str]] = {}
     rows = view.measured((), (kind,), steps=watched_steps(view))
@@ -332,7 +336,7 @@ def _starved_finding(player: _Player, options: Options) -> Finding:
 
 
 def starved_weights(cause: Finding, effect: Finding) -> bool:
-    """Whether every weight whose gradient Adam's eps dominates is in a layer that the gradient does not reach."""
+    """Whether every weight that Adam's eps dominates (``effect``, PD503) is in the chain of layers of ``cause``."""
     starved = modules_listed(effect, "weights", "parameter")
     return bool(starved) and starved <= modules_listed(cause, "layers", "module")
 

@@ -1,4 +1,4 @@
-"""PD204 along calls: gradients vanish on the way to the first calls of a recurrent cell, and the loss stays up."""
+"""PD204 along calls: gradients vanish before the first calls of a recurrent cell, and the loss does not fall."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from precdoctor.diagnosis.survey.view import RunView
 
 @dataclass(frozen=True)
 class Forgetting:
-    """A module that a step calls many times."""
+    """A module that a step calls many times, with the gradient of its output by call."""
 
     chain: Chain
 
     @property
     def norms(self) -> list[float]:
-        """Non-zero L2 norms of the output's gradient by call."""
+        """The non-zero L2 norms of the output's gradient, from the first call to the last."""
         return [k.norm for k in self.chain.alive]
 
     @property
     def lost(self) -> float:
-        """Binades between the last call's gradient and the first's."""
+        """Binades that the gradient loses from the last call to the first."""
         return math.log2(self.norms[-1] / self.norms[0])
 
     @property
     def steadiness(self) -> float:
-        """Share of the steps from call to call that go down."""
+        """Share of the pairs of consecutive calls along which the gradient falls backwards."""
         return rising_share(self.norms)
 
     @property
     def calls(self) -> int:
-        """Calls in a step; late calls share one row, and its number of elements shows how many they are."""
+        """Number of calls in a step. Late calls share one row; its number of elements shows how many they are."""
         first, last = self.chain.links[0], self.chain.links[-1]
         if last.index < LAST_CALL or not (first.rms and last.rms):
             return last.index + 1
@@ -45,13 +45,13 @@ class Forgetting:
 
 
 def find_forgetting(view: RunView, least: int) -> Forgetting | None:
-    """The module with at least ``least`` calls whose first call gets the smallest share; None without any."""
+    """The module with at least ``least`` calls that loses most from last call to first; None without any."""
     made = [Forgetting(c) for c in call_chains(view, "grad_output", least) if len(c.alive) >= least]
     return max(made, key=lambda f: f.lost, default=None)
 
 
 def learnt_share(view: RunView) -> float | None:
-    """The share by which the loss has fallen from the oldest quarter of the run to the newest; None without losses."""
+    """Share by which the mean loss fell from the oldest to the newest quarter; None with fewer than four losses."""
     losses = [s.loss for steps in view.timeline.values() for s in steps if s.loss is not None and math.isfinite(s.loss)]
     quarter = len(losses) // 4
     if not quarter:
@@ -63,7 +63,12 @@ def learnt_share(view: RunView) -> float | None:
 def forgetting_finding(
     rule: Rule, view: RunView, found: Forgetting, fallen: float, limits: tuple[float, float]
 ) -> Finding:
-    """One finding; ``limits``: of the decay in binades, and of the fall of the loss."""
+    """The finding for a module that forgets.
+
+    Args:
+        fallen: the :func:`learnt_share`.
+        limits: of the decay in binades, and of the share by which the loss may fall.
+    """
     chain, step = found.chain, watched_steps(view)[-1]
     first, last = chain.alive[0], chain.alive[-1]
     later = " and later" if last.index == LAST_CALL else ""
@@ -102,9 +107,9 @@ def forgetting_finding(
 
 
 def _lasting_state(found: Forgetting) -> Prescription:
-    """A cell that keeps its state over the calls of a step.
+    """Initialise the cell so that it keeps its state over the calls of a step.
 
-    A forget gate with the bias log(T - 1) keeps 1 - 1/T of the cell per call, (1 - 1/T)^T after T calls (Tallec and
+    A forget gate with the bias log(T - 1) keeps 1 - 1/T of the state per call, (1 - 1/T)^T after T calls (Tallec and
     Ollivier, arXiv:1804.11188); an orthogonal matrix keeps the norm (Saxe et al., arXiv:1312.6120).
     """
     module, ratio = found.chain.links[0].module, found.norms[0] / found.norms[-1]
