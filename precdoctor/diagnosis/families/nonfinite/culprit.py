@@ -108,9 +108,9 @@ def _only_passes_on(op: Op) -> bool:
 
 
 def _from_op(replay: Replay, op: Op) -> CulpritOp | None:
-    """The candidate for an origin of the replay: the op, or the later op that an intended infinity became harmful in.
+    """The candidate for an op that made a non-finite value: that op itself, or, for an intended infinity, a later op.
 
-    None if the infinities of the op do no harm.
+    That is the op that turned the infinity into something worse; None if none did.
     """
     if op.bad_out == NEG_INF and op.short in _FILLS:
         turned = _turning_point(replay, op.index)

@@ -169,6 +169,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
 
 
 def _channel_words(lost: float) -> str:
+    """A sentence on the share of lost channels; empty if none is lost."""
     return f"It leaves {percent(lost)} of the module's weight gradient exactly zero. " if lost else ""
 
 

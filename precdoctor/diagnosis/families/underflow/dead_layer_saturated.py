@@ -66,8 +66,7 @@ def find_saturated_layers(
         view: the run.
         steps: the steps to examine.
         share: minimum share of zeros in the output's gradient, and of flat elements in the output.
-        most: minimum share of the examined steps on which both hold; so early steps are among them, whereas a function
-            may saturate late because the layer has learnt.
+        most: minimum share of the examined steps on which both hold; a function that saturates late has learnt to.
     """
     chosen = list(steps)[:: max(1, -(-len(steps) // _STEPS))]
     weighted = {place[:2] for place in view.places("weight")} | {place[:2] for place in view.places("weight_grad")}
