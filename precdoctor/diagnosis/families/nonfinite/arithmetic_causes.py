@@ -16,11 +16,11 @@ from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import known_format
 
 #: Phrases to search for in ``Cause.why``: the format flushed a divisor, or rounding made a root's operand negative.
-UNDERFLOWED, ROUNDED, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
+UNDERFLOWED, ROUNDING_ERROR, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
 #: Phrases to search for in ``Cause.why``: the op averaged over nothing.
-NOTHING, NO_TARGET = "0 / 0", "no target counts"
+ZERO_QUOTIENT, NO_TARGET = "0 / 0", "no target counts"
 #: Units in the last place up to which rounding explains a negative difference: two means are off by a few each.
-_ROUNDING = 8
+_ROUNDING_ULPS = 8
 
 
 def op_names(spaced: str) -> frozenset[str]:
@@ -50,13 +50,13 @@ _WEIGHT_NORMS = op_names("_weight_norm _weight_norm_interface")
 _DOMAINS = op_names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
 SOFTMAXES = op_names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
 #: Losses that average over the targets that are not ignored, and divide by the sum of the targets' weights.
-_COUNTED = op_names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
+_MEAN_LOSSES = op_names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
 #: Ops in which an infinite Python scalar is a fault; as a fill value or a bound it is intended.
 _WITH_SCALARS = op_names("add sub rsub mul div pow lerp addcmul")
 _NORMS = op_names("linalg_vector_norm norm frobenius_norm sqrt hypot")
 _SPREADS = op_names("std std_mean var var_mean")
 #: Ops whose result is a norm if their operand is one.
-_SAME = op_names("clone _to_copy expand unsqueeze squeeze view reshape add clamp clamp_min detach")
+_NORM_PRESERVING = op_names("clone _to_copy expand unsqueeze squeeze view reshape add clamp clamp_min detach")
 _QUOTIENTS = op_names("div reciprocal true_divide addcdiv remainder floor_divide")
 
 
@@ -95,7 +95,7 @@ def scalar_cause(op: Op) -> Cause | None:
 def _inner_quotient_cause(op: Op) -> Cause | None:
     """The cause if an op divides by zero inside: by the number of targets, or by the length of a filter; else None."""
     counts = len(op.results) < 2 or bool(op.results[1].amax)  # the second result is the sum of the targets' weights
-    if op.short in _COUNTED and op.bad_out & NAN and not counts:
+    if op.short in _MEAN_LOSSES and op.bad_out & NAN and not counts:
         ignored = op.settings.get("ignore_index")
         why = f"{NO_TARGET} (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
         return Cause("division-by-zero", 0.95, why)
@@ -115,22 +115,22 @@ def _root_cause(replay: Replay, op: Op, operand: Operand) -> Cause:
 
 def _difference_words(replay: Replay, op: Op, operand: Operand) -> str:
     """Words if a root's negative operand is only the rounding error of a subtraction; empty if it is larger."""
-    made = _maker(replay, op, 0)
-    while made is not None and made.short in {"add", "_to_copy", "clone"} and len(made.operands) == 1:  # skip an eps
-        made = _maker(replay, made, 0)
-    if made is None or made.short != "sub" or len(made.operands) != 2 or operand.min is None:
+    maker = _maker(replay, op, 0)
+    while maker is not None and maker.short in {"add", "_to_copy", "clone"} and len(maker.operands) == 1:  # skip an eps
+        maker = _maker(replay, maker, 0)
+    if maker is None or maker.short != "sub" or len(maker.operands) != 2 or operand.min is None:
         return ""
-    dtype, reach = made.operands[0].dtype, max(o.amax or 0.0 for o in made.operands)
+    dtype, reach = maker.operands[0].dtype, max(o.amax or 0.0 for o in maker.operands)
     fmt = known_format(dtype)
     if fmt is None or not 0.0 < reach < math.inf:
         return ""
-    apart = math.ldexp(1.0, math.frexp(reach)[1] - 1 - fmt.mantissa_bits)
-    if -operand.min > _ROUNDING * apart:
+    ulp = math.ldexp(1.0, math.frexp(reach)[1] - 1 - fmt.mantissa_bits)
+    if -operand.min > _ROUNDING_ULPS * ulp:
         return ""
-    subtracted = _maker(replay, made, 1)
+    subtracted = _maker(replay, maker, 1)
     squares = subtracted is not None and (subtracted.short in {"square", "pow"} or _is_square(subtracted))
     what = SQUARES if squares else "a difference of numbers"
-    return f" {ROUNDED}: it is {what} up to {short_number(reach)}, which are {apart:.2g} apart in {dtype}"
+    return f" {ROUNDING_ERROR}: it is {what} up to {short_number(reach)}, which are {ulp:.2g} apart in {dtype}"
 
 
 def _maker(replay: Replay, op: Op, at: int) -> Op | None:
@@ -142,24 +142,24 @@ def _maker(replay: Replay, op: Op, at: int) -> Op | None:
 
 def is_norm(replay: Replay, op: Op, operand: Operand) -> bool:
     """Whether an operand of ``op`` is a norm or a square root."""
-    return _made_as(replay, op, operand) in _NORMS
+    return _maker_name(replay, op, operand) in _NORMS
 
 
-def _made_as(replay: Replay, op: Op, operand: Operand) -> str:
+def _maker_name(replay: Replay, op: Op, operand: Operand) -> str:
     """Short name of the op that made an operand, past casts, views and additions; empty if the log lacks it."""
     if operand not in op.operands:
         return ""
-    made = _maker(replay, op, op.operands.index(operand))
-    while made is not None and made.short in _SAME and made.makers:
-        made = _maker(replay, made, 0)
-    return made.short if made is not None else ""
+    maker = _maker(replay, op, op.operands.index(operand))
+    while maker is not None and maker.short in _NORM_PRESERVING and maker.makers:
+        maker = _maker(replay, maker, 0)
+    return maker.short if maker is not None else ""
 
 
 def too_large_constant(op: Op) -> float | None:
     """A finite constant in the code beyond the range of the op's format (``-1e9`` added to FP16 scores), or None."""
     fmt = op.result_format
-    found = (op.settings.get(key) for key in ("other", "value", "fill_value"))
-    numbers = (float(x) for x in found if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x))
+    values = (op.settings.get(key) for key in ("other", "value", "fill_value"))
+    numbers = (float(x) for x in values if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x))
     return next((x for x in numbers if fmt is not None and abs(x) > fmt.max), None)
 
 
@@ -170,8 +170,8 @@ def mask_filling(op: Op) -> float | None:
     if operand is None or not value or not math.isfinite(value) or value not in (operand.min, operand.max):
         return None
     source, decade = known_format(operand.dtype), math.log10(abs(value))
-    written = decade > 4 and abs(decade - round(decade)) < 1e-7  # twice the rounding error of a power of ten in FP32
-    return value if written or (source is not None and abs(value) == source.max) else None
+    decimal = decade > 4 and abs(decade - round(decade)) < 1e-7  # twice the rounding error of a power of ten in FP32
+    return value if decimal or (source is not None and abs(value) == source.max) else None
 
 
 def _exp_cause(op: Op) -> Cause | None:
@@ -197,10 +197,10 @@ def _domain_cause(op: Op, operand: Operand) -> Cause:
 def _log_cause(op: Op, first: Operand) -> Cause:
     operand = op.operand("other") or first if op.short.startswith(("xlogy", "special")) else first
     if operand.min is not None and operand.min <= _LOGS[op.short]:
-        held = [plural(operand.zero, "exact zero")] if operand.zero else []
+        counts = [plural(operand.zero, "exact zero")] if operand.zero else []
         if operand.negative:
-            held.append(f"{plural(operand.negative, 'negative value')} down to {short_number(operand.min)}")
-        return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(held)}")
+            counts.append(f"{plural(operand.negative, 'negative value')} down to {short_number(operand.min)}")
+        return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(counts)}")
     return Cause("other", 0.5, f"{op.name} of positive values")
 
 
@@ -212,7 +212,7 @@ def _quotient_cause(replay: Replay, op: Op) -> Cause:
         words = f"the divisor holds {plural(divisor.zero, 'exact zero')}"
         if divisor not in op.integers:
             words = _zero_words(replay, op, op.operands.index(divisor), "the divisor")
-        words += "" if UNDERFLOWED in words else _nothing_words(replay, op, divisor)
+        words += "" if UNDERFLOWED in words else _zero_quotient_words(replay, op, divisor)
         return Cause("division-by-zero", 0.97, words)
     if constant is not None:
         return Cause("division-by-zero", 0.6, f"divided by {constant}")
@@ -222,19 +222,19 @@ def _quotient_cause(replay: Replay, op: Op) -> Cause:
     return Cause("division-by-zero", 0.7, why)
 
 
-def _nothing_words(replay: Replay, op: Op, divisor: Operand) -> str:
+def _zero_quotient_words(replay: Replay, op: Op, divisor: Operand) -> str:
     """Words if a quotient is 0 / 0, so that the divisor probably counted nothing; else empty.
 
     A norm or a standard deviation of zero does not count: its elements exist and are equal.
     """
     divided = op.operand("self")
-    if _made_as(replay, op, divisor) in _NORMS | _SPREADS:
+    if _maker_name(replay, op, divisor) in _NORMS | _SPREADS:
         return ""
     if op.phase != "forward" or not op.bad_out & NAN or divided is None or divided is divisor or divided.bad:
         return ""
     both = all(o.amax == 0.0 or o.value == 0.0 for o in (divided, divisor))
     there = " there" if divisor.amax else ""
-    return f", and the numerator is 0{there}: {NOTHING}, a count of nothing or an empty selection" if both else ""
+    return f", and the numerator is 0{there}: {ZERO_QUOTIENT}, a count of nothing or an empty selection" if both else ""
 
 
 def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:
@@ -270,27 +270,27 @@ def _range_cause(op: Op) -> Cause | None:
         return Cause("matmul-overflow", 0.95, exact)
     if op.short == "square" or (op.short == "mul" and _is_square(op)):
         return Cause("square-overflow", 0.95, exact)
-    if op.short == "mse_loss" and fmt is not None and _farthest(op) > math.sqrt(fmt.max):
+    if op.short == "mse_loss" and fmt is not None and _largest_difference(op) > math.sqrt(fmt.max):
         return Cause("square-overflow", 0.95, f"the square of a difference alone leaves the range: {exact}")
     if op.short in {"add", "sub"} and op.bad_out & NAN and not any(o.bad for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "no two finite numbers make NaN: infinities met that the log does not show")
-    ends = fmt is not None and reach is not None and reach > fmt.max
-    if op.short in _REDUCTIONS or (ends and _sums_up(op)):
+    out_of_range = fmt is not None and reach is not None and reach > fmt.max
+    if op.short in _REDUCTIONS or (out_of_range and _is_reduction(op)):
         if op.finite_in_fp64 is False and op.bad_out & NAN:
-            return Cause("division-by-zero", 0.8, _empty_words(op))
+            return Cause("division-by-zero", 0.8, _empty_mean_words(op))
         return Cause("reduction-overflow", 0.9 if op.short not in {"add", "sub"} else 0.7, exact)
     if op.short == "mul" and op.bad_out & (POS_INF | NAN):
         return Cause("square-overflow", 0.6, f"a product left the range: {exact}")
     return None
 
 
-def _farthest(op: Op) -> float:
+def _largest_difference(op: Op) -> float:
     """A lower bound of the largest difference between elements of the op's two operands."""
     amax = [o.amax or 0.0 for o in op.operands[:2]]
     return max(amax) - min(amax) if len(amax) == 2 else 0.0
 
 
-def _sums_up(op: Op) -> bool:
+def _is_reduction(op: Op) -> bool:
     """Whether the op reduces an operand: its result has fewer elements, as a summed loss has."""
     return any(o.numel > op.results[0].numel for o in op.operands)
 
@@ -300,7 +300,7 @@ def _is_square(op: Op) -> bool:
     return len(op.makers) == 2 and op.makers[0] == op.makers[1] and len(op.operands) == 2
 
 
-def _empty_words(op: Op) -> str:
+def _empty_mean_words(op: Op) -> str:
     first = op.first_operand
     if first is None or not first.numel:
         return "a mean over no elements is 0/0"

@@ -20,7 +20,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     checked_words,
     confidence_options,
 )
-from precdoctor.diagnosis.families.nonfinite.tensor_causes import made_words, provenance
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.bad_data import as_given, delivered_tensor, drop_samples, mend_data
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.op_facts import replay_at
@@ -63,7 +63,7 @@ extreme batch alone; 0.9 if the run became non-finite within `follow_steps` step
 
 
 @dataclass(frozen=True)
-class _Extreme:
+class _ExtremeBatch:
     """A batch whose amax is far above ``before``, the largest amax of the ``steps_before`` recorded steps before it."""
 
     process: Process
@@ -87,7 +87,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason)
     if tensors == 0:
         return Checked.not_applicable("no root module was given a floating-point argument (token ids are integers)")
-    findings = [*_extreme_findings(view, options), *_harmless(view, options)]
+    findings = [*_extreme_findings(view, options), *_harmless_findings(view, options)]
     if findings:
         return Checked(findings, f"{plural(len(findings), 'suspicious batch')} among {seen}")
     return Checked((), f"{seen}, all finite, none {options['extreme_binades']:g} binades above those before")
@@ -103,13 +103,13 @@ def _report(view: RunView, incident: Incident) -> Report:
     replay = replay_at(view, incident.process, incident.step)
     data = (delivered_tensor(replay.bad_data, given) if replay is not None else None) or given
     message = f"{incident.at_step(view).capitalize()}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) "
-    message += f"holds {row.count_words()}; limit 0." + (data.more or made_words(provenance(replay, data)))
+    message += f"holds {row.count_words()}; limit 0." + (data.more or provenance_words(provenance(replay, data)))
     message += incident.consequence_words
     mend = mend_data(data, incident.step, prepared=provenance(replay, data) != "outside-step")
     return Report(data.title(f"`{row.root}`"), f"{message} {incident.resume_advice}", mend)
 
 
-def _harmless(view: RunView, options: Options) -> list[Finding]:
+def _harmless_findings(view: RunView, options: Options) -> list[Finding]:
     """One finding per argument with non-finite values on healthy steps, unless they are usual in this data set."""
     batches = view.survey.batches.to_pandas()
     bad = batches[(batches["nan"] > 0) | (batches["pos_inf"] > 0)]
@@ -148,11 +148,11 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
 
 def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
     """One finding per argument and process with extreme batches; of ranks with the same step, the most confident."""
-    first: dict[tuple[Process, Key], list[_Extreme]] = {}
+    by_argument: dict[tuple[Process, Key], list[_ExtremeBatch]] = {}
     for extreme in _extremes(view, options):
-        first.setdefault((extreme.process, extreme.key), []).append(extreme)
+        by_argument.setdefault((extreme.process, extreme.key), []).append(extreme)
     by_event: dict[tuple[Key, int], Finding] = {}
-    for extremes in first.values():
+    for extremes in by_argument.values():
         finding = _extreme_finding(view, extremes, options)
         event = (extremes[0].key, extremes[0].step)
         if event not in by_event or finding.confidence > by_event[event].confidence:
@@ -160,20 +160,20 @@ def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
     return list(by_event.values())
 
 
-def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
+def _extremes(view: RunView, options: Options) -> Iterator[_ExtremeBatch]:
     """Yield the extreme batches in order of step: amax far above every earlier one of the argument, per process.
 
     Earlier calls of the same step count as earlier batches: a sampler that calls the model on its own output sees its
     argument grow from call to call, and that argument is no data.
     """
     columns = ["step", "rank", "attempt", *IDENTITY, "amax", "numel"]
-    kept = view.measured((), ("batch",), columns=("amax", "numel"))
-    seen = pd.concat([view.survey.batches.select(columns).to_pandas(), kept[columns]])
-    seen = seen[(seen["amax"] > 0.0) & (seen["numel"] >= options["min_elements"])]
-    seen = seen.drop_duplicates([*AT, *IDENTITY]).sort_values([*AT, "call"], kind="stable")
+    sampled = view.measured((), ("batch",), columns=("amax", "numel"))
+    batches = pd.concat([view.survey.batches.select(columns).to_pandas(), sampled[columns]])
+    batches = batches[(batches["amax"] > 0.0) & (batches["numel"] >= options["min_elements"])]
+    batches = batches.drop_duplicates([*AT, *IDENTITY]).sort_values([*AT, "call"], kind="stable")
     found, factor = [], 2.0 ** options["extreme_binades"]
-    for rows in rows_of(groups(seen, ("rank", "attempt", *IDENTITY[:-1]))):
-        amax, step = seen["amax"].to_numpy()[rows].copy(), seen["step"].to_numpy()[rows]
+    for rows in rows_of(groups(batches, ("rank", "attempt", *IDENTITY[:-1]))):
+        amax, step = batches["amax"].to_numpy()[rows].copy(), batches["step"].to_numpy()[rows]
         before = np.append(0, np.cumsum(np.diff(step, prepend=-1) != 0)[:-1])
         while True:
             largest = np.maximum.accumulate(np.append(0.0, amax[:-1]))
@@ -184,11 +184,11 @@ def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
             found.append((int(rows[i]), float(amax[i]), float(largest[i]), int(before[i])))
             amax[i] = 0.0  # an extreme batch must not raise the limit for the next one
     for row, reached, limit, steps in sorted(found):
-        some = seen.iloc[[row]]
-        yield _Extreme(*at(some)[0], keys(some)[0], reached, limit, steps)
+        frame = batches.iloc[[row]]
+        yield _ExtremeBatch(*at(frame)[0], keys(frame)[0], reached, limit, steps)
 
 
-def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) -> Finding:
+def _extreme_finding(view: RunView, extremes: list[_ExtremeBatch], options: Options) -> Finding:
     e = extremes[0]
     until = e.step + int(options["follow_steps"])
     harmed = sorted(s for steps in incident_steps(view).values() for s in steps if e.step <= s <= until)

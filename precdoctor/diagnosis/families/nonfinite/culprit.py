@@ -28,7 +28,7 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.nonfinite import can_make
 
 #: Kind of an external tensor whose maker the replay did not see.
-_UNKNOWN = "unknown"
+_UNKNOWN_KIND = "unknown"
 #: Ops that write a constant: an infinity among their results may be intended.
 _FILLS = op_names(
     "masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril"
@@ -53,8 +53,8 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
         return None
     cause = op_cause(replay, at, gradient_scale(view, process, step))
     if cause.name == "optimizer-division-by-zero" and not at.op.name.startswith("optim."):
-        lost = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
-        cause = Cause(cause.name, cause.confidence, f"{cause.why}; {lost}" if lost else cause.why)
+        flushed = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
+        cause = Cause(cause.name, cause.confidence, f"{cause.why}; {flushed}" if flushed else cause.why)
     culprit = Culprit(replay, at, culprit_phase(view, replay, at), cause)
     if cause.name == "nonfinite-input-batch":
         return replace(culprit, cause=data_cause(replay, culprit.data, cause.why))
@@ -88,15 +88,15 @@ def culprit_op(replay: Replay) -> CulpritOp | None:
 
     Masks are not counted. None if a value of unknown origin came in at or before that op, so that it may not be first.
     """
-    found = [c for i in replay.origins if (c := _from_op(replay, replay.ops[i])) is not None]
+    candidates = [candidate for i in replay.origins if (candidate := _op_candidate(replay, replay.ops[i])) is not None]
     for kind, name, index in replay.externals:
-        if kind != _UNKNOWN and (op := replay.ops.get(index)) is not None:
-            c = _from_external(replay, op, (kind, name))
-            found += [c] if c is not None else []
-    first = min(found, key=lambda c: c.op.index, default=None)
-    dark = [index for kind, _, index in replay.externals if kind == _UNKNOWN]
-    dark += [i for i in replay.origins if _only_passes_on(replay.ops[i])]
-    if first is None or min(dark, default=math.inf) <= first.op.index:
+        if kind != _UNKNOWN_KIND and (op := replay.ops.get(index)) is not None:
+            candidate = _external_candidate(replay, op, (kind, name))
+            candidates += [candidate] if candidate is not None else []
+    first = min(candidates, key=lambda candidate: candidate.op.index, default=None)
+    unknown = [index for kind, _, index in replay.externals if kind == _UNKNOWN_KIND]
+    unknown += [i for i in replay.origins if _only_passes_on(replay.ops[i])]
+    if first is None or min(unknown, default=math.inf) <= first.op.index:
         return None
     return None if first.external is None and _only_passes_on(first.op) else first
 
@@ -107,45 +107,45 @@ def _only_passes_on(op: Op) -> bool:
     return op.phase == "forward" and real and not can_make(op.short, op.bad_out)
 
 
-def _from_op(replay: Replay, op: Op) -> CulpritOp | None:
+def _op_candidate(replay: Replay, op: Op) -> CulpritOp | None:
     """The candidate for an op that made a non-finite value: that op itself, or, for an intended infinity, a later op.
 
     That is the op that turned the infinity into something worse; None if none did.
     """
     if op.bad_out == NEG_INF and op.short in _FILLS:
-        turned = _turning_point(replay, op.index)
-        return CulpritOp(turned, mask=op) if turned is not None else None
+        harmed = _turning_point(replay, op.index)
+        return CulpritOp(harmed, mask=op) if harmed is not None else None
     if op.bad_out and not op.bad_out & NAN and op.short in _FILLS and not op.finite_in_fp64:
-        turned = _first_nan(replay, op.index)  # +Inf is an intended constant ("no path yet", "outside")
-        return CulpritOp(turned, mask=op) if turned is not None else CulpritOp(op)
+        harmed = _first_nan(replay, op.index)  # +Inf is an intended constant ("no path yet", "outside")
+        return CulpritOp(harmed, mask=op) if harmed is not None else CulpritOp(op)
     return CulpritOp(op)
 
 
-def _from_external(replay: Replay, op: Op, external: tuple[str, str]) -> CulpritOp | None:
+def _external_candidate(replay: Replay, op: Op, external: tuple[str, str]) -> CulpritOp | None:
     """The candidate for a tensor that was non-finite before the step; None if it is a mask that does no harm.
 
     Args:
         op: the first op that read the tensor.
         external: kind and name of the tensor.
     """
-    kinds = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
-    masked = bool(kinds) and all(k == NEG_INF for k in kinds)
+    bad_in = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
+    masked = bool(bad_in) and all(k == NEG_INF for k in bad_in)
     if external[0] == "literal":
-        turned = op if op.bad_out & NAN else _first_nan(replay, op.index)
-        return CulpritOp(turned, mask=external) if turned is not None else None
+        harmed = op if op.bad_out & NAN else _first_nan(replay, op.index)
+        return CulpritOp(harmed, mask=external) if harmed is not None else None
     if external[0] == "argument" and masked:
-        behind = (replay.ops[i] for i in replay.path if i >= op.index)
-        turned = next((o for o in behind if o.bad_out & NAN), None)  # not +Inf: the model may negate its mask
-        return CulpritOp(turned, mask=external) if turned is not None else CulpritOp(op, external=external)
-    if external[0] != "argument" and masked and not _computes_with(op):
-        turned = op if _is_worse(op) else _turning_point(replay, op.index)
-        return CulpritOp(turned, mask=external) if turned is not None else None
+        later = (replay.ops[i] for i in replay.path if i >= op.index)
+        harmed = next((o for o in later if o.bad_out & NAN), None)  # not +Inf: the model may negate its mask
+        return CulpritOp(harmed, mask=external) if harmed is not None else CulpritOp(op, external=external)
+    if external[0] != "argument" and masked and not _reads_numbers(op):
+        harmed = op if _is_worse_than_mask(op) else _turning_point(replay, op.index)
+        return CulpritOp(harmed, mask=external) if harmed is not None else None
     return CulpritOp(op, external=external)
 
 
-def _computes_with(op: Op) -> bool:
+def _reads_numbers(op: Op) -> bool:
     """Whether an op computes with its operand as with numbers; masks are only added, compared and normalised."""
-    return _is_worse(op) and op.short in _ARITHMETIC
+    return _is_worse_than_mask(op) and op.short in _ARITHMETIC
 
 
 def _turning_point(replay: Replay, after: int) -> Op | None:
@@ -154,9 +154,9 @@ def _turning_point(replay: Replay, after: int) -> Op | None:
     None if no later result holds more than ``-inf``.
     """
     later = [replay.ops[i] for i in replay.path if i > after]
-    if not any(map(_is_worse, later)):
+    if not any(map(_is_worse_than_mask, later)):
         return None
-    return next(op for op in later if _is_worse(op) or (op.short == "logsumexp" and op.bad_out))
+    return next(op for op in later if _is_worse_than_mask(op) or (op.short == "logsumexp" and op.bad_out))
 
 
 def _first_nan(replay: Replay, after: int) -> Op | None:
@@ -164,7 +164,7 @@ def _first_nan(replay: Replay, after: int) -> Op | None:
     return next((replay.ops[i] for i in replay.path if i > after and replay.ops[i].bad_out & NAN), None)
 
 
-def _is_worse(op: Op) -> bool:
+def _is_worse_than_mask(op: Op) -> bool:
     """Whether a result of the op holds NaN or +Inf, so that it is no mask."""
     return bool(op.bad_out & (NAN | POS_INF))
 
@@ -206,10 +206,10 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
         return _mask_cause(op)
     if replay.phase == "backward" and op.phase != "backward" and not replay.by_hand:
         return discarded_value_cause(replay, op)
-    found = gradient_cause(replay, op, loss_scale) if op.phase == "backward" else None
-    found = found or arithmetic_cause(replay, op)
-    if found is not None:
-        return found
+    cause = gradient_cause(replay, op, loss_scale) if op.phase == "backward" else None
+    cause = cause or arithmetic_cause(replay, op)
+    if cause is not None:
+        return cause
     if op.operands:
         return Cause("other", 0.5, f"{op.name} made it of finite operands")
     return Cause("other", 0.4, f"{op.name} returned it; the log lacks its operands, which may have been non-finite")
@@ -260,8 +260,8 @@ def _settings_cause(op: Op, settings: Sequence[BadSetting]) -> Cause | None:
     if (gradient := op.operand("grad")) is not None and gradient.bad:
         return None
     if settings:
-        same = [s for s in settings if s.name == settings[0].name]
-        return Cause("other", 0.97, f"{settings_words(same)}, and so is every weight that it is multiplied with")
+        same_name = [s for s in settings if s.name == settings[0].name]
+        return Cause("other", 0.97, f"{settings_words(same_name)}, and so is every weight that it is multiplied with")
     return None if op.name.startswith("optim.") else scalar_cause(op)
 
 

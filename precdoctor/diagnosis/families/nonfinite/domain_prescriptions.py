@@ -11,7 +11,7 @@ from precdoctor.diagnosis.advice.narrow_formats import is_narrow, widened
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING, SQUARES, TWO_SIDED, is_norm
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, TWO_SIDED, ZERO_QUOTIENT, is_norm
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.operand import Operand
@@ -30,7 +30,7 @@ _TINY = 1e-12
 #: Eps for a divisor in FP16 or FP8, which would flush a smaller one.
 _NARROW_EPS = 1e-3
 #: Distance from the end of a domain that survives one rounding in FP32.
-_NEAR_ONE = 1e-6
+_EDGE_MARGIN = 1e-6
 
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
@@ -83,7 +83,7 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
         return stop_and_inspect(view, incident, culprit)
     largest = math.floor(math.log(fmt.max))
     if culprit.op.short in TWO_SIDED:
-        return _clamp_both(culprit, largest, operand)
+        return _clamp_both_sides(culprit, largest, operand)
     return Prescription(
         title=f"clamp the operand of exp at {largest}{culprit.at_line}, or subtract the maximum first (logsumexp)",
         change={"clamp_max": largest},
@@ -95,7 +95,7 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     )
 
 
-def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
+def _clamp_both_sides(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
     """Clamp the operand of ``sinh`` or ``cosh`` on both sides."""
     name = culprit.op.short
     return Prescription(
@@ -110,7 +110,7 @@ def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescriptio
     )
 
 
-def bounded_before(culprit: Culprit) -> Prescription | None:
+def bound_operand(culprit: Culprit) -> Prescription | None:
     """Bound the operand of ``exp`` if only its result is clamped; None for other functions."""
     fmt = culprit.op.result_format
     if culprit.op.short != "exp" or fmt is None:
@@ -177,8 +177,8 @@ def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Pr
 
 def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Write a norm, which has no derivative at 0 and no eps argument, as the root of a sum of squares plus an eps."""
-    made = culprit.forward_op
-    name = made.short if made is not None else "the norm"
+    forward_op = culprit.forward_op
+    name = forward_op.short if forward_op is not None else "the norm"
     sums = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
     return Prescription(
         title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
@@ -206,7 +206,7 @@ def _clamp_off_edge(culprit: Culprit) -> Prescription:
 def _limits(name: str) -> dict[str, float]:
     """Bounds within which a function and its derivative are finite: a millionth inside its domain."""
     low, high = _DOMAINS.get(name, (0.0, None))
-    return {"min": low + _NEAR_ONE} | ({} if high is None else {"max": high - _NEAR_ONE})
+    return {"min": low + _EDGE_MARGIN} | ({} if high is None else {"max": high - _EDGE_MARGIN})
 
 
 def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
@@ -269,8 +269,8 @@ def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
 
 def _zeros_words(culprit: Culprit) -> str:
     """`` (3 elements are exactly 0 there)``: zeros in the operand of the forward op; empty if there are none."""
-    before = culprit.forward_op.first_operand if culprit.forward_op is not None else None
-    return f" ({there_are(before.zero, 'element')} exactly 0 there)" if before is not None and before.zero else ""
+    operand = culprit.forward_op.first_operand if culprit.forward_op is not None else None
+    return f" ({there_are(operand.zero, 'element')} exactly 0 there)" if operand is not None and operand.zero else ""
 
 
 def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
@@ -288,8 +288,8 @@ def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
 
 def _counts_nothing(culprit: Culprit, divisor: Operand) -> bool:
     """Whether a floating-point divisor of a 0 / 0 is a count: its recorded extremes are whole numbers."""
-    known = (x for x in (divisor.amin_nonzero, divisor.max) if x is not None)
-    return NOTHING in culprit.cause.why and not divisor.negative and all(x == int(x) for x in known)
+    extremes = (x for x in (divisor.amin_nonzero, divisor.max) if x is not None)
+    return ZERO_QUOTIENT in culprit.cause.why and not divisor.negative and all(x == int(x) for x in extremes)
 
 
 def _guard_divisor(culprit: Culprit) -> Prescription:
@@ -301,11 +301,11 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
     fmt = known_format(operand.dtype) if operand is not None else None
     eps = _NARROW_EPS if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
     zeros = operand.zero if operand is not None else None
-    root = culprit.op.short == "rsqrt"  # code can change only its operand, not its divisor
+    is_rsqrt = culprit.op.short == "rsqrt"  # code can change only its operand, not its divisor
     divisor = "norm" if operand is not None and is_norm(culprit.replay, op, operand) else "divisor"
-    divided = "torch.rsqrt(x" if root else f"x / ({divisor}"
+    divided = "torch.rsqrt(x" if is_rsqrt else f"x / ({divisor}"
     return Prescription(
-        title=f"add eps {eps:g} to {'the operand of rsqrt' if root else 'the divisor'}{culprit.at_line}"
+        title=f"add eps {eps:g} to {'the operand of rsqrt' if is_rsqrt else 'the divisor'}{culprit.at_line}"
         + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {fmt.dtype}" if eps == _NARROW_EPS and fmt else ""),
         change={"eps": {"from": 0.0, "to": eps}},
         predicted={

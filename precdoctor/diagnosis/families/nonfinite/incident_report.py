@@ -36,15 +36,15 @@ LEAD_TO_NONFINITE = (
     *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606"),
 )
 #: Occurrences listed in the evidence; a screen holds no more.
-_LISTED = 16
+_MAX_LISTED = 16
 #: Backward passes after the last optimizer step, as a multiple of the most per step; accumulation stays below it.
 _LATER_PASSES = 4
 #: Highest confidence of a finding that leads with a divergence: the divergence is inferred, not seen at an op.
 _DIVERGED_CONFIDENCE = 0.85
 #: Up to this many binades above a format's maximum the format is at fault, not the numbers. Chosen empirically.
-_BEYOND = 2.0
+_SLIGHTLY_BEYOND = 2.0
 #: ``Origin.how`` if the origin was inferred from the tensors on both sides of code without hooks.
-_INFERRED = ("functional", "between-roots", "loss-backward", "between")
+_INFERRED_ORIGINS = ("functional", "between-roots", "loss-backward", "between")
 #: Causes that a divergence explains, because its operands are huge; undefined operations have a fault of their own.
 _CAUSES_OF_MAGNITUDE = frozenset(
     (
@@ -88,8 +88,8 @@ def check_incidents(view: RunView, rule: Rule, options: Options, describe: Descr
     if mine:
         findings = [_finding(view, rule, options, incident, describe) for incident in mine]
         return Checked(findings, f"{plural(len(findings), 'origin')} in {seen}")
-    if others := sorted({f"{i.code} at step {i.step}" for i in incidents(view)}):
-        return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({', '.join(others)})")
+    if elsewhere := sorted({f"{i.code} at step {i.step}" for i in incidents(view)}):
+        return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({', '.join(elsewhere)})")
     return Checked((), f"{seen}, all finite, masks aside")
 
 
@@ -146,11 +146,11 @@ def _never_stepped_again(view: RunView, incident: Incident) -> str:
     Scripts that skip the optimizer step after a non-finite value often skip ``zero_grad()`` as well.
     """
     facts = view.step_facts(incident.process, incident.step)
-    usual = [s.micro_steps for s in view.timeline.get(incident.process, ()) if s.complete]
-    if facts is None or facts.complete or not usual:
+    micro_steps = [s.micro_steps for s in view.timeline.get(incident.process, ()) if s.complete]
+    if facts is None or facts.complete or not micro_steps:
         return ""
-    more = facts.micro_steps - max(usual)
-    if more < _LATER_PASSES * max(usual):
+    more = facts.micro_steps - max(micro_steps)
+    if more < _LATER_PASSES * max(micro_steps):
         return ""
     return (
         f" The run went on with {plural(more, 'backward pass')} but took no further optimizer step. If the script "
@@ -177,7 +177,7 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
         "last_finite_step": incident.last_finite,
         "last_bad_step": incident.last_step,
         "bad_steps": incident.bad_steps,
-        "steps": list(incident.occurrences[:_LISTED]),
+        "steps": list(incident.occurrences[:_MAX_LISTED]),
         "occurrences": len(incident.occurrences),
         "ranks": list(incident.ranks),
         "recovered": incident.recovered,
@@ -186,14 +186,14 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
     if incident.cause.name == "nonfinite-input-batch":
         evidence["provenance"] = provenance(replay_at(view, incident.process, incident.step), incident.given)
     if incident.likely:
-        evidence["likely_steps"] = list(incident.likely[:_LISTED])
+        evidence["likely_steps"] = list(incident.likely[:_MAX_LISTED])
     detected = view.detection(incident.process, incident.step)
     if detected is not None:
         evidence["detected_at"] = detected
-    folded = {_RULE_OF_KIND[k]: n for k, n in incident.bad.items() if k in _RULE_OF_KIND}
+    consequences = {_RULE_OF_KIND[k]: n for k, n in incident.bad.items() if k in _RULE_OF_KIND}
     evidence["consequences"] = [
         {"code": code, "name": name, "message": f"{plural(count, 'tensor')} at step {incident.step}"}
-        for (code, name), count in sorted(folded.items())
+        for (code, name), count in sorted(consequences.items())
         if code != incident.code
     ]
     if incident.unrecorded is not None:
@@ -220,11 +220,11 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
 
 def location_of(incident: Incident) -> Location:
     """Where an incident happened, by its tensors alone; :func:`.op_report.culprit_location` narrows it to an op."""
-    known, origin = location(None, incident.phase, incident.process, incident.step), incident.origin
+    place, origin = location(None, incident.phase, incident.process, incident.step), incident.origin
     if origin is None:
-        return known
+        return place
     return replace(
-        known,
+        place,
         root=origin.root,
         module=origin.module if origin.how != "loss-backward" else None,
         module_class=origin.module_class or None,
@@ -243,7 +243,7 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
     confidence, origin = options["confidence"], incident.origin
     if incident.phase is Phase.DATA:
         confidence = min(confidence, incident.cause.confidence)
-    if origin is not None and origin.how in _INFERRED:
+    if origin is not None and origin.how in _INFERRED_ORIGINS:
         confidence -= 0.05
     if view.partial_modules:
         confidence -= 0.2
@@ -260,8 +260,8 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
 def with_divergence(view: RunView, incident: Incident) -> Incident:
     """Add the divergence before the incident, if there is one that can have made the operands huge."""
     culprit = incident.culprit
-    given = culprit is not None and (culprit.replay.bad_settings or culprit.external is not None)
-    if incident.cause.name not in _CAUSES_OF_MAGNITUDE or incident.recovered or given:
+    has_other_reason = culprit is not None and (culprit.replay.bad_settings or culprit.external is not None)
+    if incident.cause.name not in _CAUSES_OF_MAGNITUDE or incident.recovered or has_other_reason:
         return incident
     poisoned = incident.poison is not None and incident.cause.name != "optimizer-overflow"
     if incident.phase is Phase.DATA or incident.how == "start" or poisoned:
@@ -273,13 +273,13 @@ def with_divergence(view: RunView, incident: Incident) -> Incident:
 
 
 def _just_beyond(incident: Incident) -> bool:
-    """Whether the op's result in FP64 is at most ``_BEYOND`` binades above the maximum of its format."""
+    """Whether the op's result in FP64 is at most ``_SLIGHTLY_BEYOND`` binades above the maximum of its format."""
     op = incident.culprit.op if incident.culprit is not None else None
-    wide = op.reference if op is not None else None
+    reference = op.reference if op is not None else None
     fmt = op.result_format if op is not None else None
-    if fmt is None or wide is None or wide.bad or not wide.amax:
+    if fmt is None or reference is None or reference.bad or not reference.amax:
         return False
-    return fmt.headroom(wide.amax) >= -_BEYOND
+    return fmt.headroom(reference.amax) >= -_SLIGHTLY_BEYOND
 
 
 def _report_divergence(view: RunView, incident: Incident, divergence: Divergence) -> Report:
@@ -287,9 +287,9 @@ def _report_divergence(view: RunView, incident: Incident, divergence: Divergence
     end = _end_words(incident)
     limits = f"{REPLACED:g} for update / weight, {EXPLODED:g} times for a norm, {JUMP:g} times for a rate"
     other = divergence.process.rank
-    begun = f" It began on rank {other}, with another stage of the pipeline." if other != incident.process.rank else ""
+    where = f" It began on rank {other}, with another stage of the pipeline." if other != incident.process.rank else ""
     message = (
-        f"{chain_words(divergence, incident.step, end)}{begun} The limits are {limits}.{incident.cause.sentence} A "
+        f"{chain_words(divergence, incident.step, end)}{where} The limits are {limits}.{incident.cause.sentence} A "
         f"wider format or a clamp at that place would only hide it. {incident.resume_advice}"
     )
     title = f"{root_words(view, divergence)}; at step {incident.step} {end}"

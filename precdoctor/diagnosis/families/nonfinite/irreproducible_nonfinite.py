@@ -62,9 +62,9 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no non-finite step was replayed")
     words = plural(len(replayed), "replayed step")
     for incident, replay in replayed:
-        room = _least_headroom(view, incident.process, incident.step)
-        if _not_reproduced(replay) and room is not None and room >= options["headroom"]:
-            finding = _finding(view, incident, replay, room, options)
+        headroom = _least_headroom(view, incident.process, incident.step)
+        if _not_reproduced(replay) and headroom is not None and headroom >= options["headroom"]:
+            finding = _finding(view, incident, replay, headroom, options)
             return Checked([finding], f"one of {words} was finite")
     return Checked((), f"{words}, non-finite again or finite for a known reason")
 
@@ -79,8 +79,8 @@ def _least_headroom(view: RunView, process: Process, step: int) -> float | None:
     """Smallest headroom of an activation on the last sampled step before ``step``, in binades; None if unknown."""
     before = [s.step for s in view.timeline.get(process, ()) if s.sampled and s.step < step]
     rows = view.rows(process, before[-1]) if before else ()
-    rooms = [r.headroom for r in rows if r.kind in FORWARD_KINDS and not r.bad]
-    return min((room for room in rooms if room is not None and math.isfinite(room)), default=None)
+    headrooms = [r.headroom for r in rows if r.kind in FORWARD_KINDS and not r.bad]
+    return min((headroom for headroom in headrooms if headroom is not None and math.isfinite(headroom)), default=None)
 
 
 def _others_finite(view: RunView, incident: Incident) -> int:
@@ -93,8 +93,8 @@ def _allows_two_results(view: RunView, process: Process) -> bool:
     """Whether kernels may give different bits for the same operands: off the CPU, unless determinism is enforced."""
     facts = view.facts(process)
     flags, device = facts.get("flags") or {}, facts.get("device") or {}
-    strict = flags.get("deterministic_algorithms") is True and not flags.get("deterministic_warn_only")
-    return device.get("type") != "cpu" and not strict
+    deterministic = flags.get("deterministic_algorithms") is True and not flags.get("deterministic_warn_only")
+    return device.get("type") != "cpu" and not deterministic
 
 
 def _device_words(rank: str, others: int, *, suspected: bool) -> str:

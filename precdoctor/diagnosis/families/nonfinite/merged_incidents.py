@@ -81,9 +81,9 @@ def _follows_from_weights(view: RunView, incident: Incident, first: Incident) ->
     if place is None or first.recovered or (facts is not None and facts.skipped):
         return False
     rows = view.rows(first.process, first.step)
-    given = [r for r in rows if r.kind in _OPTIMIZER_KINDS and (r.root, r.module) == place]
+    optimizer_rows = [r for r in rows if r.kind in _OPTIMIZER_KINDS and (r.root, r.module) == place]
     between = (f.step for f in view.timeline.get(first.process, ()) if first.step < f.step < incident.step)
-    return any(r.bad for r in given) and not any(
+    return any(r.bad for r in optimizer_rows) and not any(
         r.kind == "output" and (r.root, r.module) == place and not r.bad
         for step in between
         for r in view.rows(first.process, step)
@@ -110,7 +110,7 @@ def merged_over_ranks(found: Sequence[Incident]) -> list[Incident]:
         if host is None:
             merged.append(incident)
         else:
-            merged[host] = _with_course(merged[host], incident)
+            merged[host] = _combined(merged[host], incident)
     return merged
 
 
@@ -119,7 +119,7 @@ def _same_event(first: Incident, other: Incident) -> bool:
     return close and other.process.rank not in first.ranks and other.process.attempt == first.process.attempt
 
 
-def _with_course(first: Incident, other: Incident) -> Incident:
+def _combined(first: Incident, other: Incident) -> Incident:
     """``first`` with the ranks, the last bad step and the recovery of both incidents."""
     return replace(
         first,
@@ -142,12 +142,12 @@ def merged_over_time(found: Sequence[Incident]) -> list[Incident]:
             merged[incident.identity] = incident
         else:
             again = replace(first, occurrences=(*first.occurrences, *incident.occurrences))
-            merged[incident.identity] = _with_repetition(again, incident)
+            merged[incident.identity] = _with_bad_steps(again, incident)
     return _with_likely(merged.values())
 
 
-def _with_repetition(first: Incident, incident: Incident) -> Incident:
-    return replace(_with_course(first, incident), bad_steps=first.bad_steps + incident.bad_steps)
+def _with_bad_steps(first: Incident, incident: Incident) -> Incident:
+    return replace(_combined(first, incident), bad_steps=first.bad_steps + incident.bad_steps)
 
 
 def _with_likely(found: Iterable[Incident]) -> list[Incident]:
@@ -160,7 +160,7 @@ def _with_likely(found: Iterable[Incident]) -> list[Incident]:
             continue
         first = result[hosts[0]]
         likely = replace(first, likely=(*first.likely, *incident.occurrences))
-        result[hosts[0]] = _with_repetition(likely, incident)
+        result[hosts[0]] = _with_bad_steps(likely, incident)
     return result
 
 
@@ -170,8 +170,8 @@ def _compatible(incident: Incident, first: Incident) -> bool:
     An incident that the run did not get past is always reported by itself. So is one with a culprit: its identity
     already decided whether it is a repetition.
     """
-    alike = (incident.code, incident.how) == (first.code, first.how) and incident.passed and first.passed
-    if not alike or incident.culprit is not None or incident.poison is not None:
+    same_kind = (incident.code, incident.how) == (first.code, first.how) and incident.passed and first.passed
+    if not same_kind or incident.culprit is not None or incident.poison is not None:
         return False
     if incident.origin is None:
         return first.origin is not None or first.culprit is not None

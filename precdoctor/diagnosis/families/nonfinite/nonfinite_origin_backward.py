@@ -113,10 +113,10 @@ def _lower_scale(view: RunView, incident: Incident, largest: float) -> Prescript
     facts = view.step_facts(incident.process, incident.step)
     row = incident.origin.row if incident.origin is not None else None
     scale = (row.scale if row is not None else None) or (facts.loss_scale if facts is not None else None) or 1.0
-    spare = [s.headroom for s in incident.history if s.headroom is not None and s.step < incident.step]
+    headrooms = [s.headroom for s in incident.history if s.headroom is not None and s.step < incident.step]
     # The gradient's headroom on healthy steps shows how far to lower the scale; the overflow alone proves one binade.
-    down = max(1, math.ceil(1.0 - min(spare))) if spare else 1
-    target = 2.0 ** math.floor(math.log2(scale) - down)
+    binades = max(1, math.ceil(1.0 - min(headrooms))) if headrooms else 1
+    target = 2.0 ** math.floor(math.log2(scale) - binades)
     return Prescription(
         title=f"lower the loss scale from {scale:g} to {target:g} and let GradScaler skip what still overflows",
         change={"loss_scale": {"from": scale, "to": target}},

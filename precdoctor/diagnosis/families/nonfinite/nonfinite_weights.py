@@ -84,9 +84,9 @@ def _report(view: RunView, incident: Incident) -> Report:
     }
     message = incident.held_words(view, row)
     if incident.how == "optimizer":
-        given = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
-        if given is not None and given.amax is not None:
-            message += f" The gradient that the optimizer received is finite and reaches {given.amax:.4g}."
+        gradient = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
+        if gradient is not None and gradient.amax is not None:
+            message += f" The gradient that the optimizer received is finite and reaches {gradient.amax:.4g}."
         message += incident.cause.sentence
     binades = len(row.histogram.counts)
     if incident.how == "start" and binades >= _UNINITIALISED_SPREAD:

@@ -84,7 +84,7 @@ def provenance(replay: Replay | None, read: BadTensor | None) -> str:
     return "outside-step" if replay is not None and replay.made_outside else "unknown"
 
 
-def made_words(made_by: str) -> str:
+def provenance_words(made_by: str) -> str:
     """A sentence on who can have made a tensor that was non-finite before the model read it; empty if known."""
     if made_by == "outside-step":
         return (
@@ -103,29 +103,29 @@ def _product_cause(
     product cannot overflow with the last recorded weights, they became non-finite since.
     """
     before = [r for r in rows if r.kind in FORWARD_KINDS and r.position < origin.row.position and r.amax is not None]
-    widest = max((r.amax or 0.0 for r in before), default=0.0)
-    own = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
-    reach = _reach(own or earlier_weights)
+    x_amax = max((r.amax or 0.0 for r in before), default=0.0)
+    own_weights = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
+    reach = _weight_reach(own_weights or earlier_weights)
     if not reach or not before:
         return Cause("matmul-overflow", 0.8, "finite operands of a matrix product can only become Inf by overflow")
     terms = max(math.prod(shape[1:]) for shape, _, _ in reach)
-    _, widest_weight, moved = max(reach, key=lambda r: r[1])
-    bound = terms * widest * widest_weight
+    _, w_amax, update = max(reach, key=lambda r: r[1])
+    bound = terms * x_amax * w_amax
     if bound >= largest:
-        grown = f" (the update before moved them by up to {moved:.3g})" if moved > 0.5 * widest_weight else ""
-        why = f"{terms:,} products of inputs up to {widest:.4g} and weights up to {widest_weight:.4g}{grown} can reach "
+        grown = f" (the update before moved them by up to {update:.3g})" if update > 0.5 * w_amax else ""
+        why = f"{terms:,} products of inputs up to {x_amax:.4g} and weights up to {w_amax:.4g}{grown} can reach "
         return Cause("matmul-overflow", 0.9, f"{why}{bound:.3g} > {largest:g}")
-    if own:
+    if own_weights:
         return UNKNOWN
     why = f"with the last recorded weights the product cannot exceed {bound:.3g}, so they must have changed since"
     return Cause("nonfinite-weights", 0.7, why)
 
 
-def _reach(rows: Sequence[TensorRow]) -> list[tuple[Sequence[int], float, float]]:
+def _weight_reach(rows: Sequence[TensorRow]) -> list[tuple[Sequence[int], float, float]]:
     """Per weight matrix: its shape, an upper bound of its amax after the recorded update, and the update's amax."""
-    moved = {r.name: r.amax or 0.0 for r in rows if r.kind == "update"}
+    updates = {r.name: r.amax or 0.0 for r in rows if r.kind == "update"}
     return [
-        (r.shape, r.amax + moved.get(r.name, 0.0), moved.get(r.name, 0.0))
+        (r.shape, r.amax + updates.get(r.name, 0.0), updates.get(r.name, 0.0))
         for r in rows
         if r.kind == "weight" and r.amax is not None and len(r.shape) > 1
     ]
@@ -159,7 +159,7 @@ def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) 
 def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause:
     """The cause in functional code between two tensors, from their shapes and the range of the first (``after``)."""
     amax = after.amax or 0.0
-    terms = _summed(after.shape, row.shape)
+    terms = _terms_per_sum(after.shape, row.shape)
     looks_like_probabilities = after.zero > 0 and amax <= 1.0
     if row.inf and not row.nan and looks_like_probabilities:
         return Cause(
@@ -177,11 +177,11 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
     return UNKNOWN
 
 
-def _summed(before: Sequence[int], after: Sequence[int]) -> int:
+def _terms_per_sum(before: Sequence[int], after: Sequence[int]) -> int:
     """Number of elements per sum, if the shapes look like a reduction over one dimension; else 1."""
     if len(before) == len(after):
-        changed = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
-        return changed[0][0] if len(changed) == 1 and changed[0][1] == 1 else 1
+        differing = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
+        return differing[0][0] if len(differing) == 1 and differing[0][1] == 1 else 1
     dropped = [i for i in range(len(before)) if [*before[:i], *before[i + 1 :]] == list(after)]
     return max((before[i] for i in dropped), default=1)
 
@@ -189,12 +189,12 @@ def _summed(before: Sequence[int], after: Sequence[int]) -> int:
 def backward_cause(origin: Origin, rows: Sequence[TensorRow], loss_scale: float | None) -> Cause:
     """The cause of a backward origin, from the rows of its step; ``UNKNOWN`` unless FP16 scaling or a root fits."""
     row = origin.row
-    own = next((r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)), None)
+    output = next((r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)), None)
     if row.dtype == "float16" and row.inf and (row.scale or loss_scale or 1.0) > 1.0:
         return Cause(
             "loss-scale-overflow", 0.85, f"FP16 gradients at loss scale {row.scale or loss_scale:g} became Inf"
         )
-    if row.kind == "grad_output" and own is not None and own.zero and row.non_finite == own.zero:
-        why = f"exactly the {own.zero:,} zeros of the tensor have a non-finite gradient"
+    if row.kind == "grad_output" and output is not None and output.zero and row.non_finite == output.zero:
+        why = f"exactly the {output.zero:,} zeros of the tensor have a non-finite gradient"
         return Cause("sqrt-gradient-at-zero", 0.6, why)
     return UNKNOWN
