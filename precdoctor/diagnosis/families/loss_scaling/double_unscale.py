@@ -64,23 +64,23 @@ only after the last micro-batch.
 )
 _COLUMNS = ("numel", "nan", "pos_inf", "neg_inf")
 #: Process and step.
-_At = tuple[Process, int]
+_StepKey = tuple[Process, int]
 
 
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: repeated ``unscale_`` calls, else ``backward`` on an unscaled loss, else the ratio."""
-    again = _most(_repeated_unscales(view), options["share"])
-    if again is not None:
-        reason = f"{again.steps:,} of {plural(again.of, 'step')} unscaled several times"
-        return Checked([_repeated_finding(view, again, options)], reason)
-    unused = _most(_unscaled_losses(view), options["share"])
+    repeated = _worst_misuse(_repeated_unscales(view), options["share"])
+    if repeated is not None:
+        reason = f"{repeated.steps:,} of {plural(repeated.of, 'step')} unscaled several times"
+        return Checked([_repeated_finding(view, repeated, options)], reason)
+    unused = _worst_misuse(_unscaled_losses(view), options["share"])
     if unused is not None:
         reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
         return Checked([_unscaled_loss_finding(view, unused, options)], reason)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
     if not steps:
         return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")
-    guilty = {at: s for at, s in steps.items() if s.off <= options["tolerance"]}
+    guilty = {at: s for at, s in steps.items() if s.distance <= options["tolerance"]}
     share = len(guilty) / len(steps)
     if not guilty or share < options["share"]:
         usual = median(s.factor for s in steps.values())
@@ -107,12 +107,12 @@ class _Step:
     weights: int
 
     @property
-    def off(self) -> float:
+    def distance(self) -> float:
         """Distance in binades of the factor from 1 / scale, the factor of one more division; infinite for 0."""
         return abs(math.log2(self.factor * self.scale)) if self.factor > 0.0 else math.inf
 
 
-def _survey(view: RunView) -> Mapping[_At, _Step]:
+def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
     """The steps with weight gradients that were recorded both before unscaling and as the optimizer got them."""
     evaluated = {
         (p, s.step)
@@ -123,19 +123,19 @@ def _survey(view: RunView) -> Mapping[_At, _Step]:
     kinds = ("weight_grad", "weight_grad_step")
     rows = view.measured(("norm",), kinds, columns=_COLUMNS, steps=watched_steps(view))
     scale = rows["scale"]
-    due = np.where(rows["kind"] == "weight_grad", scale > 0.0, scale.isna() | (scale == 1.0))
-    rows = rows[due & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, evaluated)]
+    relevant = np.where(rows["kind"] == "weight_grad", scale > 0.0, scale.isna() | (scale == 1.0))
+    rows = rows[relevant & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, evaluated)]
     before, after = pairs(rows, *kinds)
-    whole = column(before, "numel") == column(after, "numel")  # a shard of a gradient has another norm
-    factors = (column(after, "norm") / column(before, "norm"))[whole]
-    before = before[whole]
+    same_size = column(before, "numel") == column(after, "numel")  # a shard of a gradient has another norm
+    factors = (column(after, "norm") / column(before, "norm"))[same_size]
+    before = before[same_size]
     ids = groups(before, AT)
     first, middle = before.iloc[firsts(ids)], pd.Series(factors).groupby(ids).median()
-    described = zip(first["scale"], middle, np.bincount(ids).tolist(), strict=True)
-    return {key: _Step(*own) for key, own in zip(at(first), described, strict=True)}
+    columns = zip(first["scale"], middle, np.bincount(ids).tolist(), strict=True)
+    return {key: _Step(*own) for key, own in zip(at(first), columns, strict=True)}
 
 
-def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Finding:
+def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -> Finding:
     (process, first), facts = min(guilty.items(), key=lambda item: item[0])
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
     message = (
@@ -224,7 +224,7 @@ def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
         yield _Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
 
 
-def _most(found: Iterator[_Misuse], share: float) -> _Misuse | None:
+def _worst_misuse(found: Iterator[_Misuse], share: float) -> _Misuse | None:
     """The misuse with most steps; None if its share of the steps is below ``share``."""
     most = max(found, key=lambda m: (m.steps, -m.process.rank), default=None)
     return most if most is not None and most.steps and most.share >= share else None

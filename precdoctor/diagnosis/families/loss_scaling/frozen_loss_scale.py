@@ -112,15 +112,15 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
     scale = steps[0].loss_scale or 0.0
     skipped = [s for s in steps if s.skipped]
     clean = len(steps) - len(skipped)
-    made = len(view.facts(process).get("scalers") or ())
+    scalers = len(view.facts(process).get("scalers") or ())
     message = (
         f"Over {plural(len(steps), 'step')} (limit {options['min_steps']:g}) the scale stayed at {scale:g} and the "
         f"scaler's count of clean steps at 0, after {plural(clean, 'clean step')} and "
         f"{plural(len(skipped), 'overflow')}. "
     )
     message += (
-        f"The script made {plural(made, 'scaler')}, and each starts over: make one before the loop."
-        if made > 1
+        f"The script made {plural(scalers, 'scaler')}, and each starts over: make one before the loop."
+        if scalers > 1
         else "The script does not call `scaler.update()`, makes a new scaler each time, or pins its scale."
     )
     if skipped:
@@ -138,7 +138,7 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
             "clean_steps_counted": 0,
             "clean_steps": clean,
             "overflows": len(skipped),
-            "scalers_made": made,
+            "scalers_made": scalers,
             "last_bad_step": steps[-1].step,
             "confidence_reason": "the scaler's own counter was read on every step",
         },

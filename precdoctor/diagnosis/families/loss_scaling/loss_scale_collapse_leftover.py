@@ -17,12 +17,12 @@ from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Number of later steps whose rows are read, evenly spread; bounds the work.
-_EXAMINED = 16
+_MAX_EXAMINED = 16
 #: Modules whose parameter gradients are sums of products, without a root or a quotient: if large terms did not
 #: overflow, smaller ones cannot.
 _PLAIN = re.compile(r"(?:Linear|(?:Lazy)?Conv(?:Transpose)?[123]d|(?:Layer|Group|RMS|(?:Sync)?Batch)Norm(?:[123]d)?)$")
 #: Minimum factor by which the new output gradients are smaller than at first: three backoffs. Chosen empirically.
-_SMALLER = 8.0
+_SHRINKAGE = 8.0
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,18 @@ def find_leftover_gradients(
     later = [s.step for s in tail[1:] if s.sampled]
     if len(tail) - 1 < least or len(later) < least or not tail[0].sampled:
         return None
-    begun = view.rows(process, tail[0].step)
-    leftover = _non_finite(begun)
+    first_rows = view.rows(process, tail[0].step)
+    leftover = _non_finite(first_rows)
     if not leftover:
         return None
-    bad, rows = dict(leftover), begun
-    for step in later[:: max(1, len(later) // _EXAMINED)]:
+    bad, rows = dict(leftover), first_rows
+    for step in later[:: max(1, len(later) // _MAX_EXAMINED)]:
         rows = view.rows(process, step)
-        now = _non_finite(rows)
-        if _makes_its_own(rows) or any(now.get(key, 0) < count for key, count in bad.items()):
+        counts = _non_finite(rows)
+        if _makes_nonfinite(rows) or any(counts.get(key, 0) < count for key, count in bad.items()):
             return None
-        bad |= now
-    if not _makes_its_own(begun) and not _cannot_overflow(begun, rows):
+        bad |= counts
+    if not _makes_nonfinite(first_rows) and not _cannot_overflow(first_rows, rows):
         return None
     return LeftoverGradients(tail[0].step, len(tail) - 1, len(leftover))
 
@@ -105,29 +105,29 @@ def _non_finite(rows: Sequence[TensorRow]) -> Mapping[Key, int]:
     return {r.key: r.non_finite for r in rows if r.kind == "weight_grad" and r.bad}
 
 
-def _makes_its_own(rows: Sequence[TensorRow]) -> bool:
+def _makes_nonfinite(rows: Sequence[TensorRow]) -> bool:
     """Whether a step made non-finite values itself, outside of weight gradients; masks of ``-inf`` do not count."""
     forward = any(r.nan or r.pos_inf for r in rows if r.kind in FORWARD_KINDS)
     return forward or any(r.bad for r in rows if r.kind in ("loss", "grad_output"))
 
 
-def _cannot_overflow(begun: Sequence[TensorRow], now: Sequence[TensorRow]) -> bool:
-    """Whether a plain layer's weight gradient is non-finite ``now``, with a far smaller output gradient than at first.
+def _cannot_overflow(first_rows: Sequence[TensorRow], last_rows: Sequence[TensorRow]) -> bool:
+    """Whether a plain layer's weight gradient is still non-finite, with a far smaller output gradient than at first.
 
     Args:
-        begun: rows of the first skipped step.
-        now: rows of the last examined step.
+        first_rows: rows of the first skipped step.
+        last_rows: rows of the last examined step.
     """
-    before, after = _sizes(begun), _sizes(now)
-    shrunk = {place for place, amax in after.items() if _SMALLER * amax <= before.get(place, 0.0)}
+    before, after = _output_gradient_amax(first_rows), _output_gradient_amax(last_rows)
+    shrunk = {place for place, amax in after.items() if _SHRINKAGE * amax <= before.get(place, 0.0)}
     return any(
         _PLAIN.match(r.module_class) and r.name in ("weight", "bias") and (r.root, r.module) in shrunk
-        for r in now
+        for r in last_rows
         if r.kind == "weight_grad" and r.bad
     )
 
 
-def _sizes(rows: Sequence[TensorRow]) -> Mapping[tuple[str, str], float]:
+def _output_gradient_amax(rows: Sequence[TensorRow]) -> Mapping[tuple[str, str], float]:
     """The amax of each module's output gradients, loss scale included, by root and module."""
     sizes: dict[tuple[str, str], float] = {}
     for r in rows:

@@ -46,9 +46,9 @@ def check(view: RunView, options: Options) -> Checked:
     if not courses:
         return Checked.not_applicable("no GradScaler was seen")
     count = max(len(steps) for _, steps in courses)
-    half = _half_precision(view)
-    if half is not None:
-        return Checked((), f"the scaler scales {half} over {plural(count, 'step')}")
+    fp16 = _half_precision(view)
+    if fp16 is not None:
+        return Checked((), f"the scaler scales {fp16} over {plural(count, 'step')}")
     if view.missing is not None:
         return Checked.indeterminate(f"no FP16 tensor was recorded, but {view.missing}")
     if count < options["min_steps"]:

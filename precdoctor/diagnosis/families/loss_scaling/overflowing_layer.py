@@ -24,7 +24,7 @@ from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Number of skipped steps whose rows are read, evenly spread; bounds the work.
-_EXAMINED = 16
+_MAX_EXAMINED = 16
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Culprits:
         return Counter((o.root, o.module) for o in self.overflows)
 
     @property
-    def shown(self) -> Overflow | None:
+    def most_frequent(self) -> Overflow | None:
         """An overflow at the most frequent place; None if no skipped step was recorded."""
         places = self.places.most_common(1)
         return next((o for o in self.overflows if (o.root, o.module) == places[0][0]), None) if places else None
@@ -75,7 +75,7 @@ class Culprits:
 
     def name(self, view: RunView) -> str:
         """The most frequent place, with its root if there are several."""
-        shown = self.shown
+        shown = self.most_frequent
         if shown is None:
             return "an unknown layer"
         several = shown.module and len(view.models) > 1
@@ -83,7 +83,7 @@ class Culprits:
 
     def words(self, view: RunView) -> str:
         """A sentence for the message: which layer overflows first, and on how many steps."""
-        shown = self.shown
+        shown = self.most_frequent
         if shown is None:
             return "No skipped step was recorded with its tensors, so the overflowing layer is unknown."
         when = f"in {self.hits} of {plural(len(self.overflows), 'examined step')}"
@@ -96,7 +96,7 @@ class Culprits:
 
     def location(self, process: Process, step: int) -> Location:
         """The most frequent place as a finding's location; without any, the backward pass."""
-        shown = self.shown
+        shown = self.most_frequent
         if shown is None:
             return location(None, Phase.BACKWARD, process, step)
         place = (shown.root, shown.module)
@@ -121,12 +121,12 @@ def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> C
         skipped: skipped steps of the process; only sampled ones can be examined.
     """
     sampled = [s.step for s in skipped if s.sampled]
-    chosen = sampled[:: max(1, len(sampled) // _EXAMINED)][:_EXAMINED]
+    examined = sampled[:: max(1, len(sampled) // _MAX_EXAMINED)][:_MAX_EXAMINED]
     found: list[Overflow] = []
-    if not chosen:
+    if not examined:
         return Culprits(found)
-    reference = reference_of(view, process, chosen[0], frozenset(sampled))
-    for step in chosen:
+    reference = reference_of(view, process, examined[0], frozenset(sampled))
+    for step in examined:
         rows = view.rows(process, step)
         forward = [r for r in rows if r.kind in FORWARD_KINDS and r.phase != "recompute"]
         row, masks = suspicious(forward, reference, loss_is_finite=True)

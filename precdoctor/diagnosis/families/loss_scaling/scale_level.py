@@ -53,22 +53,22 @@ class LostGradient:
 def lost_gradient(view: RunView) -> LostGradient | None:
     """The FP16 output gradient that is harmed most: by PD201's limits, else by PD303's; None if none exceeds them."""
     found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
-    half = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
-    hurt = {k: t for k, t in half.items() if is_harmed(view, k, t, (_FLUSHED, _MAGNITUDE))} or {
+    fp16 = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
+    harmed = {k: t for k, t in fp16.items() if is_harmed(view, k, t, (_FLUSHED, _MAGNITUDE))} or {
         k: t
-        for k, t in half.items()
+        for k, t in fp16.items()
         if not t.dead
         and t.subnormal_share >= SUBNORMAL_SHARE.default
         and t.mean_bits < ENOUGH_BITS.default
         and is_faint(view, k, t, FAINT_SHARE.default, ENOUGH_BITS.default)
     }
-    if not hurt:
+    if not harmed:
         return None
-    key, series = max(hurt.items(), key=lambda item: (item[1].share, -item[1].mean_bits))
+    key, series = max(harmed.items(), key=lambda item: (item[1].share, -item[1].mean_bits))
     return LostGradient(key, series)
 
 
-def higher_level(view: RunView, lost: LostGradient, shown: Overflow | None, level: float) -> tuple[Prescription, ...]:
+def higher_level(view: RunView, lost: LostGradient, layer: Overflow | None, level: float) -> tuple[Prescription, ...]:
     """Prescriptions that save a lost gradient: the overflowing layer in FP32 with a higher scale, and BF16.
 
     The scale is limited by the gradients of all other layers. BF16 alone if the layer is unknown or this gains nothing.
@@ -76,44 +76,44 @@ def higher_level(view: RunView, lost: LostGradient, shown: Overflow | None, leve
     Args:
         view: the run.
         lost: the gradient that needs a larger scale.
-        shown: the layer that overflows, if known.
+        layer: the layer that overflows, if known.
         level: the current scale.
     """
-    wide = Prescription(
+    bfloat16 = Prescription(
         title=f"use BF16 autocast, which needs no loss scale: flushed {percent(lost.series.share)} -> 0 %",
         change={"autocast_dtype": {"from": FP16.dtype, "to": "bfloat16"}},
         predicted={"flushed_share": {"from": lost.series.share, "to": 0.0}},
         snippet=snippets.bfloat16_autocast(view.device),
     )
-    if shown is None or not shown.module:
-        return (wide,)
+    if layer is None or not layer.module:
+        return (bfloat16,)
     found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
     rows = view.rows(*lost.series.worst)
-    largest = max((r.amax or 0.0 for r in rows if r.kind in BACKWARD_KINDS and not _within(r, shown)), default=0.0)
+    largest = max((r.amax or 0.0 for r in rows if r.kind in BACKWARD_KINDS and not _overlaps(r, layer)), default=0.0)
     if not largest:
-        return (wide,)
-    room = replace(found, headroom=FP16.headroom(largest))
+        return (bfloat16,)
+    others = replace(found, headroom=FP16.headroom(largest))
     guilty = {lost.key: lost.series}
-    chosen = plan_scale(view, room, guilty, target=_FLUSHED / 10.0, margin=MARGIN_BINADES.default)
+    chosen = plan_scale(view, others, guilty, target=_FLUSHED / 10.0, margin=MARGIN_BINADES.default)
     if chosen.binades < 1:
-        return (wide,)
+        return (bfloat16,)
     scale = multiplied(level, chosen.binades)
     return (
         Prescription(
-            title=f"run `{shown.module}` in FP32, so that the scale can stay at {scale:g}: flushed in "
+            title=f"run `{layer.module}` in FP32, so that the scale can stay at {scale:g}: flushed in "
             f"`{lost.key[1] or lost.key[0]}` {percent(chosen.before)} -> {percent(chosen.after)}",
             change={
-                "module": shown.module,
-                "dtype": {"from": shown.dtype, "to": "float32"},
+                "module": layer.module,
+                "dtype": {"from": layer.dtype, "to": "float32"},
                 "loss_scale": {"from": level, "to": scale},
             },
             predicted={
                 "flushed_share": {"from": chosen.before, "to": chosen.after},
                 "headroom_binades": round(chosen.headroom, 1),
             },
-            snippet=snippets.run_in_float32(shown.module, view.device),
+            snippet=snippets.run_in_float32(layer.module, view.device),
         ),
-        wide,
+        bfloat16,
     )
 
 
@@ -126,8 +126,8 @@ def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
     return Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, (row,), row.dtype)
 
 
-def _within(row: TensorRow, shown: Overflow) -> bool:
+def _overlaps(row: TensorRow, layer: Overflow) -> bool:
     """Whether a gradient belongs to the overflowing layer, or to a module around or inside it."""
-    if row.root != shown.root:
+    if row.root != layer.root:
         return False
-    return row.module == shown.module or is_below(row.module, shown.module) or is_below(shown.module, row.module)
+    return row.module == layer.module or is_below(row.module, layer.module) or is_below(layer.module, row.module)

@@ -112,15 +112,15 @@ def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
     where = [("dtype", "in", ("float16", "float32"))]
     rows = view.measured((), kinds, columns=_COLUMNS, steps=watched_steps(view), where=where)
     accumulated = rows["kind"] == "weight_grad"
-    due = ((rows["scale"] > 1.0) == accumulated) & (~accumulated | (rows["dtype"] == "float16"))
-    before, after = pairs(rows[due & finite(rows) & on_steps(rows, plain)], *kinds)
+    relevant = ((rows["scale"] > 1.0) == accumulated) & (~accumulated | (rows["dtype"] == "float16"))
+    before, after = pairs(rows[relevant & finite(rows) & on_steps(rows, plain)], *kinds)
     zero = column(before, "zero")
     shares = np.maximum(column(after, "zero") - zero, 0.0) / np.maximum(column(before, "numel") - zero, 1.0)
     ids = groups(before, PARAMETER)
     first, worst = before.iloc[firsts(ids)], before.iloc[[own[0] for own in rows_of(ids, -shares)]]
-    described = zip(first["numel"], pd.Series(shares).groupby(ids).median(), np.bincount(ids).tolist(), at(worst),
+    columns = zip(first["numel"], pd.Series(shares).groupby(ids).median(), np.bincount(ids).tolist(), at(worst),
                     strict=True)  # fmt: skip
-    return {place: _GradientHistory(*own) for place, own in zip(parameters(first), described, strict=True)}
+    return {place: _GradientHistory(*own) for place, own in zip(parameters(first), columns, strict=True)}
 
 
 def _rows(view: RunView, place: Parameter, gradient: _GradientHistory) -> tuple[TensorRow, TensorRow]:
@@ -143,7 +143,7 @@ def _flushed_by_half(row: TensorRow, given: TensorRow) -> bool:
     return given.dtype == "float16" or (least >= FP16.min_subnormal and given.zero - row.zero <= flushed)
 
 
-def _lost(row: TensorRow) -> float:
+def _lost_share(row: TensorRow) -> float:
     """Share of the gradient's magnitude in elements that FP16 flushes if they are divided by the loss scale."""
     limit = FP16.flush_limit * (row.scale or 1.0)
     total, kept = magnitude(row.histogram), magnitude(row.histogram[round(math.log2(limit)) :])
@@ -154,7 +154,7 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], option
     place, gradient = max(guilty.items(), key=lambda item: (item[1].share, item[1].numel))
     process, step = gradient.worst
     row, given = _rows(view, place, gradient)
-    lost, scale = _lost(row), row.scale or 1.0
+    lost, scale = _lost_share(row), row.scale or 1.0
     few = gradient.steps < 4
     message = (
         f"The division by the loss scale, {scale:g}, in float16 set {percent(gradient.share)} of the non-zero gradient "

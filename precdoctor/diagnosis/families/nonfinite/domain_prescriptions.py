@@ -154,7 +154,7 @@ def _prune_magnitude(culprit: Culprit) -> Prescription:
     return Prescription(
         title="keep whole filters of `v` from being zero: zero the magnitude `g` instead, or take weight_norm off",
         change={"module": culprit.module, "parameter": {"from": "v", "to": "g"}},
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet=(
             "# prune by the magnitude; the direction keeps a length\n"
             "layer.parametrizations.weight.original0.data[pruned] = 0.0\n"
@@ -168,7 +168,7 @@ def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Pr
         title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
         change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
         predicted={
-            **culprit.mended,
+            **culprit.predicted_effect,
             "largest_derivative": 0.5 / math.sqrt(1e-12),
         },
         snippet="import torch\n\ny = torch.sqrt(x + 1e-12)  # the derivative at 0 is 5e5, not infinite\n",
@@ -183,7 +183,7 @@ def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Presc
     return Prescription(
         title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
         change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
-        predicted={**culprit.mended, "largest_derivative": 1.0},
+        predicted={**culprit.predicted_effect, "largest_derivative": 1.0},
         snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
     )
 
@@ -227,7 +227,7 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     return Prescription(
         title=f"clamp the operand of {name} at {where}{culprit.at_line}: it is not defined beyond",
         change={"clamp": clamp, "module": culprit.module},
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet=f"y = x.clamp({limits}).{call}  # rounding alone can push x past the end\n",
     )
 
@@ -251,7 +251,7 @@ def _count_at_least_one(culprit: Culprit) -> Prescription:
         if spread
         else f"skip batches without a counted target, or divide the sum by max(count, 1){culprit.at_line}",
         change={"correction": 0} if spread else {"divisor": "max(count, 1)"},
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet=snippet,
     )
 
@@ -262,7 +262,7 @@ def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
         title=f"use {math.copysign(1e4, constant):g} in place of the constant {constant:g}{culprit.at_line}: "
         "it fits into every format, and exp(-1e4) is 0",
         change={"constant": {"from": constant, "to": math.copysign(1e4, constant)}},
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32\n",
     )
 
@@ -280,7 +280,7 @@ def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
         change={"divisor": "max(count, 1)"},
         predicted={
             "zero_divisors": {"from": count.zero, "to": 0},
-            **culprit.mended,
+            **culprit.predicted_effect,
         },
         snippet="mean = total / count.clamp_min(1)  # 0 where nothing is counted, and so is its gradient\n",
     )
@@ -310,7 +310,7 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
         change={"eps": {"from": 0.0, "to": eps}},
         predicted={
             "zero_divisors": {"from": zeros, "to": 0},
-            **culprit.mended,
+            **culprit.predicted_effect,
         },
         snippet=f"y = {divided} + {eps!r})  # {eps!r} is representable in the divisor's format\n",
     )

@@ -126,7 +126,7 @@ class Culprit:
         return self.op.first_operand
 
     @property
-    def mended(self) -> dict[str, Any]:
+    def predicted_effect(self) -> dict[str, Any]:
         """A prescription's predicted effect if all results of the op become finite."""
         return {"nonfinite_elements": {"from": self.bad_elements, "to": 0}}
 
@@ -185,18 +185,18 @@ class Incident:
     #: Steps at which the same incident began.
     occurrences: tuple[int, ...] = ()
     #: Steps of later, not fully recorded incidents that are probably this one again.
-    likely: tuple[int, ...] = ()
+    likely_steps: tuple[int, ...] = ()
     #: Only one step was non-finite, or a step followed that was neither non-finite nor skipped.
     passed: bool = False
     #: The replay of a step that made only buffers or optimizer state non-finite.
     poison: Replay | None = None
     #: The first step at which the poisoned tensor made the loss or a gradient non-finite; None if none did.
-    shown: int | None = None
+    shown_at: int | None = None
     #: How training diverged before the incident, if the divergence made the operands huge.
     divergence: Divergence | None = None
 
     @property
-    def given(self) -> BadTensor | None:
+    def bad_tensor(self) -> BadTensor | None:
         """The tensor that was non-finite before the model read it; None if the incident is not in the data."""
         if self.culprit is not None:
             return self.culprit.data
@@ -239,7 +239,7 @@ class Incident:
     @property
     def unseen_words(self) -> str:
         """``, unseen by the loss`` if the poisoned tensor made no loss or gradient non-finite; else empty."""
-        return ", unseen by the loss" if self.shown is None else ""
+        return ", unseen by the loss" if self.shown_at is None else ""
 
     @property
     def headroom_words(self) -> str:

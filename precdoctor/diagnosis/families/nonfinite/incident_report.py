@@ -132,7 +132,7 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
 
 
 def _repetition_words(incident: Incident) -> str:
-    more, likely = len(incident.occurrences) - 1, len(incident.likely)
+    more, likely = len(incident.occurrences) - 1, len(incident.likely_steps)
     words = f" The same happened at {plural(more, 'later step')}." if more > 0 else ""
     if likely:
         were = "was" if likely == 1 else "were"
@@ -184,9 +184,9 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
         "confidence_reason": incident.cause.why,
     }
     if incident.cause.name == "nonfinite-input-batch":
-        evidence["provenance"] = provenance(replay_at(view, incident.process, incident.step), incident.given)
-    if incident.likely:
-        evidence["likely_steps"] = list(incident.likely[:_MAX_LISTED])
+        evidence["provenance"] = provenance(replay_at(view, incident.process, incident.step), incident.bad_tensor)
+    if incident.likely_steps:
+        evidence["likely_steps"] = list(incident.likely_steps[:_MAX_LISTED])
     detected = view.detection(incident.process, incident.step)
     if detected is not None:
         evidence["detected_at"] = detected

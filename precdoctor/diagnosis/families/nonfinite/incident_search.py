@@ -103,7 +103,7 @@ def _with_outcome(
     visible = (s for s in episode[1:] if bad_steps[s] & {"loss", *GRADIENTS})
     return replace(
         incident,
-        shown=next(visible, None) if incident.poison is not None else None,
+        shown_at=next(visible, None) if incident.poison is not None else None,
         last_finite=None if inference else _last_finite(view, incident, clean_steps, order),
         inference=inference,
         last_step=episode[-1],

@@ -49,7 +49,7 @@ def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Pres
             title="leave out batches in which nothing is counted: labels that are all ignored, a mask without a 1"
             + (f" (called{at_line(line)})" if line is not None else ""),
             change={**change, "filter": "counted"},
-            predicted=culprit.mended,
+            predicted=culprit.predicted_effect,
             snippet=(
                 "# where batches are made; -100 is the label that torch and transformers ignore\n"
                 "if not (labels != -100).any():\n"
@@ -60,6 +60,6 @@ def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Pres
     return Prescription(
         title=f"change the arguments of the call{at_line(line)} or the data, not the library: {wanted}",
         change=change,
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet=snippets.halt_on_nonfinite(culprit.module or ""),
     )

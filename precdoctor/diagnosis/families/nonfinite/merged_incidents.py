@@ -46,7 +46,7 @@ def _without_poisoned(found: Sequence[Incident]) -> list[Incident]:
         host = next((k for k, p in enumerate(result) if p.poison and _reads_poisoned(incident, p.poison)), None)
         if host is not None:
             first = _with_later_steps(result[host], incident)
-            result[host] = replace(first, shown=incident.step if first.shown is None else first.shown)
+            result[host] = replace(first, shown_at=incident.step if first.shown_at is None else first.shown_at)
             continue
         earlier = [p.last_finite for p in result if p.poison is not None and p.step < incident.step]
         if earlier and incident.last_finite is not None:
@@ -134,7 +134,7 @@ def _combined(first: Incident, other: Incident) -> Incident:
 
 
 def merged_over_time(found: Sequence[Incident]) -> list[Incident]:
-    """Merge incidents with the same origin: later ones become ``occurrences`` or ``likely`` steps of the first."""
+    """Merge incidents with the same origin: later ones become ``occurrences`` or ``likely_steps`` of the first."""
     merged: dict[tuple[object, ...], Incident] = {}
     for incident in found:
         first = merged.get(incident.identity)
@@ -159,7 +159,7 @@ def _with_likely(found: Iterable[Incident]) -> list[Incident]:
             result.append(incident)
             continue
         first = result[hosts[0]]
-        likely = replace(first, likely=(*first.likely, *incident.occurrences))
+        likely = replace(first, likely_steps=(*first.likely_steps, *incident.occurrences))
         result[hosts[0]] = _with_bad_steps(likely, incident)
     return result
 

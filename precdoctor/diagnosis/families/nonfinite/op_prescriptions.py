@@ -238,7 +238,7 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
     return Prescription(
         title=f"add a small constant to what the optimizer divides by{culprit.at_line}",
         change={"eps": {"to": 1e-12}},
-        predicted={**culprit.mended, "resume_from_step": incident.last_finite},
+        predicted={**culprit.predicted_effect, "resume_from_step": incident.last_finite},
         snippet="scale = rho / (norm + 1e-12)  # a gradient of 0 has a norm of 0\n",
     )
 

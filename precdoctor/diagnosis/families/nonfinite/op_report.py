@@ -323,8 +323,8 @@ def _poison_words(incident: Incident) -> str:
     what = "optimizer state" if replay.target == "optimizer-state" else "buffer"
     more = f" (and {len(others)} more)" if others else ""
     words = f" {what.capitalize()} `{first.full_name}`{more} holds {first.facts.count_words()} from this step on"
-    if incident.shown is not None:
-        return f"{words}; the loss or a gradient showed it at step {incident.shown}."
+    if incident.shown_at is not None:
+        return f"{words}; the loss or a gradient showed it at step {incident.shown_at}."
     if incident.poison is not None:
         return f"{words}, while loss and gradients stay finite; training does not mend it."
     return f"{words}; skipping the step does not mend it."
