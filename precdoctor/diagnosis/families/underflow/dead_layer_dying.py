@@ -23,7 +23,7 @@ from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
 #: Minimum share of the recorded steps that lie after the death, and of these steps on which the layer is dead. Chosen
 #: empirically.
-_MOST, _NEARLY_ALL = 0.5, 0.9
+_MIN_DEAD_SHARE, _NEARLY_ALL = 0.5, 0.9
 #: Share of zeros below which the gradient of the layer nearest the loss is alive. Half of a healthy ReLU's is zero.
 _ALIVE = 0.5
 #: Minimum number of losses after the death, and the share by which they fall if the run still learns; both empirical.
@@ -47,9 +47,9 @@ class _ZeroHistory:
             least: minimum number of steps from the death on.
         """
         dead = self.shares >= limit
-        still = dead[::-1].cumsum()[::-1] >= _NEARLY_ALL * np.arange(dead.size, 0, -1)
-        at = int(np.argmax(dead & still))
-        if not at or dead.size - at < max(least, _MOST * dead.size):
+        lasting = dead[::-1].cumsum()[::-1] >= _NEARLY_ALL * np.arange(dead.size, 0, -1)
+        at = int(np.argmax(dead & lasting))
+        if not at or dead.size - at < max(least, _MIN_DEAD_SHARE * dead.size):
             return None
         return int(self.steps[at]) if np.median(self.shares[:at]) < limit else None
 
@@ -113,21 +113,21 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
     if not dead:
         return None
     activations = _zeros(view, steps, ("input", "output"))
-    gone = {key: at for key, z in activations.items() if (at := z.death(limit, least)) is not None}
-    process = next((p for p in view.processes if gone and view.rows(p, steps[-1])), None)
+    dead_activations = {key: at for key, z in activations.items() if (at := z.death(limit, least)) is not None}
+    process = next((p for p in view.processes if dead_activations and view.rows(p, steps[-1])), None)
     if process is None:
         return None
     rows = view.rows(process, steps[-1])
     layers = []
     gradients = {r.key: r for r in rows if r.kind == "weight_grad"}
-    for row, layer in _producers(rows, dead, gone):
+    for row, layer in _producers(rows, dead, dead_activations):
         weight, at = dead[layer.root, layer.module]
         if weight not in gradients:  # the weight got no gradient on the last step
             continue
-        at = max(at, gone[row.key])
+        at = max(at, dead_activations[row.key])
         zeros, gradient = activations[row.key], weights[weight]
         layers.append(DeadLayer(gradients[weight], at, zeros.until(at), zeros.since(at), gradient.since(at)))
-    if not layers or not _loss_gives(view, rows, min(d.step for d in layers), steps):
+    if not layers or not _loss_gives_gradient(view, rows, min(d.step for d in layers), steps):
         return None
     losses = _losses_since(view, process, max(d.step for d in layers))
     if losses is None or losses[0] - losses[1] >= _LEARNT * abs(losses[0]):
@@ -148,14 +148,14 @@ def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Ke
 
 
 def _producers(
-    rows: Sequence[TensorRow], dead: Mapping[tuple[str, str], object], gone: Mapping[Key, int]
+    rows: Sequence[TensorRow], dead: Mapping[tuple[str, str], object], dead_activations: Mapping[Key, int]
 ) -> list[tuple[TensorRow, TensorRow]]:
     """Pairs of a dead activation and the output of the dead layer right before it; the pair nearest the loss is first.
 
     Args:
         rows: the rows of one step.
         dead: root and module of the layers whose weight gradient died.
-        gone: the activations that died, with the step of their death.
+        dead_activations: the activations that died, with the step of their death.
     """
     found: dict[tuple[str, str], tuple[TensorRow, TensorRow]] = {}
     layer: TensorRow | None = None
@@ -164,12 +164,12 @@ def _producers(
     for r in forward:
         if r.kind == "output" and (r.root, r.module) in weighted:
             layer = r if (r.root, r.module) in dead else None
-        elif layer is not None and r.key in gone:
+        elif layer is not None and r.key in dead_activations:
             found.setdefault((layer.root, layer.module), (r, layer))
     return list(found.values())[::-1]
 
 
-def _loss_gives(view: RunView, rows: Sequence[TensorRow], since: int, steps: Sequence[int]) -> bool:
+def _loss_gives_gradient(view: RunView, rows: Sequence[TensorRow], since: int, steps: Sequence[int]) -> bool:
     """Whether the output gradient of the layer nearest the loss is mostly non-zero, in the median since the death."""
     last = next((r for r in rows if r.kind == "weight_grad" and len(r.shape) > 1), None)
     if last is None:
@@ -202,9 +202,9 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
         "it still gives the last layer a gradient. A unit that never activates gets no gradient, so it cannot recover."
         + (f" The model's input reaches {batch:.4g}." if batch >= _LARGE_INPUT else "")
     )
-    whole = any(d.gradient == 1.0 for d in death.layers)
+    fully_dead = any(d.gradient == 1.0 for d in death.layers)
     return rule.finding(
-        confidence=0.85 if whole else 0.7,
+        confidence=0.85 if fully_dead else 0.7,
         title=f"`{name}` died at step {worst.step}: {percent(worst.since)} of the activations after it are zero since, "
         "and the loss has not fallen",
         message=message,
@@ -222,7 +222,7 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
             "steps_examined": death.examined,
             **gradient_evidence(rows, row),
             "confidence_reason": "zeros were counted in activations and gradients"
-            + ("" if whole else "; some units still live"),
+            + ("" if fully_dead else "; some units still live"),
         },
         prescriptions=_prescriptions(view, death, worst, batch),
     )
@@ -231,10 +231,10 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
 def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) -> tuple[Prescription, ...]:
     """Divide the inputs if they are large, else lower the learning rate; and use an activation that is flat nowhere."""
     zeros = {"zero_share": {"from": worst.since, "to": worst.before}}
-    moved = [s for s in view.timeline[death.process] if s.step < worst.step and s.lr]
-    made = []
+    earlier = [s for s in view.timeline[death.process] if s.step < worst.step and s.lr]
+    chosen = []
     if batch >= _LARGE_INPUT:
-        made.append(
+        chosen.append(
             Prescription(
                 title=f"divide the inputs by {batch:.4g}: amax {batch:.4g} -> 1",
                 change={"input_scale": {"from": 1.0, "to": 1.0 / batch}},
@@ -242,9 +242,9 @@ def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) 
                 snippet=f"x = x / {batch!r}  # better: subtract the mean of the data and divide by its deviation\n",
             )
         )
-    elif moved:
-        rate = max(s.lr or 0.0 for s in moved)
-        made.append(
+    elif earlier:
+        rate = max(s.lr or 0.0 for s in earlier)
+        chosen.append(
             Prescription(
                 title=f"learning rate {rate / 10:.3g} instead of {rate:.3g}, or a warm-up over the first "
                 f"{plural(10 * worst.step, 'step')}: zeros {percent(worst.since)} -> {percent(worst.before)}",
@@ -259,4 +259,4 @@ def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) 
         predicted={"zero_share": {"from": worst.since, "to": 0.0}},
         snippet="import torch.nn.functional as F\n\nx = F.leaky_relu(x)  # was: F.relu(x)\n",
     )
-    return (*made, leaky)
+    return (*chosen, leaky)

@@ -30,11 +30,11 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 
 #: Share of the elements of all weight matrices from which the finding is an error: that is more than one layer.
-_MOST = 0.5
+_ERROR_SHARE = 0.5
 #: Binades above the smallest normal number to which a loss scale lifts an estimated gradient. Chosen empirically.
-_ROOM = 4
+_MARGIN = 4
 #: Subnormal share of the last non-zero gradient that a prescribed loss scale aims at. Chosen empirically.
-_TARGET = 0.01
+_TARGET_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozens
         return FlushedZeros(first, last, None, rows) if (last.amax or 0.0) <= limit else None
     if any(mean_bits(r.histogram, FP16) >= FINE_BITS.default for r in alive):
         return None
-    return FlushedZeros(first, None, _element(gradients, rows, first.scale or 1.0), rows)
+    return FlushedZeros(first, None, _element_gradient(gradients, rows, first.scale or 1.0), rows)
 
 
-def _element(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
+def _element_gradient(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
     """The unscaled loss divided by the number of elements of the output gradient nearest to it; None if unknown.
 
     The element's exact gradient if the loss is a mean over these elements and proportional to each.
@@ -112,7 +112,7 @@ def flushed_finding(
         f"gradient. {_cause(zeros)} Loss scale: {zeros.scale:g}."
     )
     return rule.finding(
-        severity=Severity.ERROR if elements[0] >= _MOST * elements[1] else Severity.WARNING,
+        severity=Severity.ERROR if elements[0] >= _ERROR_SHARE * elements[1] else Severity.WARNING,
         confidence=0.85 if last is not None else 0.75,
         title=f"gradients are flushed to zero in FP16 {begin}: {plural(len(parameters), 'weight')} got none on "
         f"{steps[0]:,} steps",
@@ -154,7 +154,7 @@ def _cause(zeros: FlushedZeros) -> str:
 def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]) -> tuple[Prescription, ...]:
     """A loss scale that brings the gradient out of the subnormals, if the log yields one; and BF16."""
     dead = {"from": elements[0], "to": 0}
-    wide = Prescription(
+    bfloat16 = Prescription(
         title=f"use BF16 autocast, which has FP32's range: dead elements {elements[0]:,} -> 0",
         change={"autocast_dtype": {"from": FP16.dtype, "to": "bfloat16"}},
         predicted={"dead_elements": dead},
@@ -165,8 +165,8 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
         largest = max((r.amax or 0.0 for r in zeros.rows if r.kind in ("grad_output", "weight_grad")), default=0.0)
         room = FP16.headroom(largest) - MARGIN_BINADES.default if largest else 0.0
         if room < 1.0:
-            return (wide,)
-        binades, after = out_of_subnormals(last, room, target=_TARGET)
+            return (bfloat16,)
+        binades, after = out_of_subnormals(last, room, target=_TARGET_SHARE)
         before = subnormal_share(last, 0)
         to = multiplied(scale, binades)
         scaled = Prescription(
@@ -176,10 +176,10 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
             predicted={"subnormal_share": {"from": before, "to": after}, "headroom_binades": round(room - binades, 1)},
             snippet=snippets.grad_scaler(view.device, to),
         )
-        return scaled, wide
+        return scaled, bfloat16
     if not zeros.element or zeros.element * scale > FP16.min_normal:
-        return (wide,)
-    needed = math.ceil(math.log2(FP16.min_normal / zeros.element)) + _ROOM
+        return (bfloat16,)
+    needed = math.ceil(math.log2(FP16.min_normal / zeros.element)) + _MARGIN
     scaled = Prescription(
         title=f"loss scale 2^{needed}, which makes an element of the output's gradient about "
         f"{zeros.element * 2.0**needed:.2g}: dead elements {elements[0]:,} -> 0",
@@ -187,4 +187,4 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
         predicted={"dead_elements": dead},
         snippet=snippets.grad_scaler(view.device, 2.0**needed),
     )
-    return scaled, wide
+    return scaled, bfloat16

@@ -25,7 +25,7 @@ from precdoctor.diagnosis.survey.rows import (
 from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: Number of steps whose rows are read, evenly spread; bounds the work.
-_STEPS = 16
+_MAX_STEPS = 16
 #: Outputs above 2^3 in magnitude count as flat: of the bins of an exponent histogram, this one begins nearest to 9.
 _FLAT_BIN = 3
 #: A bounded function's result has at least this amax, and its saturated elements lie in the bin from a half to 1.
@@ -68,7 +68,7 @@ def find_saturated_layers(
         share: minimum share of zeros in the output's gradient, and of flat elements in the output.
         most: minimum share of the examined steps on which both hold; a function that saturates late has learnt to.
     """
-    chosen = list(steps)[:: max(1, -(-len(steps) // _STEPS))]
+    chosen = list(steps)[:: max(1, -(-len(steps) // _MAX_STEPS))]
     weighted = {place[:2] for place in view.places("weight")} | {place[:2] for place in view.places("weight_grad")}
     rows = view.measured((), ("grad_output",), columns=("numel", "zero"), steps=chosen)
     rows = rows[(share * rows["numel"] <= rows["zero"]) & (rows["zero"] < rows["numel"])]
@@ -131,7 +131,7 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
     binades = max(1, math.ceil(math.log2(rms)))
     after = output.histogram[_FLAT_BIN + binades :].total / output.numel
     return rule.finding(
-        confidence=0.85 if len(worst.zero) >= _STEPS // 2 else 0.7,
+        confidence=0.85 if len(worst.zero) >= _MAX_STEPS // 2 else 0.7,
         title=f"{percent(zero)} of the gradient of `{name}` is exactly zero: the function behind it is saturated",
         message=(
             f"{percent(flat)} of the output of `{name}` is larger than {2**_FLAT_BIN} (amax {output.amax or 0.0:.3g}, "

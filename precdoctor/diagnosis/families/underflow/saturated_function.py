@@ -63,7 +63,7 @@ twice: the tensor was followed from one function to the other.
     ),
 )
 #: Functions that are flat everywhere; they count only if a weight's gradient is exactly zero.
-_STEPS = ("round", "floor", "ceil", "trunc", "sign")
+_STEP_FUNCTIONS = ("round", "floor", "ceil", "trunc", "sign")
 _REASON = "each element of the gradient was counted in front of the function and behind it"
 
 
@@ -78,7 +78,7 @@ def check(view: RunView, options: Options) -> Checked:
         if _function(fact) == "softmax":
             return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
         channels = fact.number("channels")
-        if _function(fact) in _STEPS and not fact.count("zero_gradients"):
+        if _function(fact) in _STEP_FUNCTIONS and not fact.count("zero_gradients"):
             return 0.0  # the gradient takes another path, as with a straight-through estimate
         return max(lost, channels) if lost >= options["lost"] or channels >= options["channels"] else 0.0
 
@@ -86,8 +86,8 @@ def check(view: RunView, options: Options) -> Checked:
         """Whether the function was at its bound on the first scanned step, or passes nothing on the last one."""
         done = done_steps(view, group)
         last = [f for f in group.facts if f.step == done[-1] and f.data.get("near") is not True]
-        told = [f for f in last if f.module or f.count("zero_gradients")]
-        most = max((f.number("channels") for f in told), default=0.0)
+        conclusive = [f for f in last if f.module or f.count("zero_gradients")]
+        most = max((f.number("channels") for f in conclusive), default=0.0)
         return stands(view, group) and (done[0] in group.steps or most >= options["all_channels"])
 
     return check_facts(
@@ -103,9 +103,9 @@ def _function(fact: Fact) -> str:
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     if fact.data.get("again") is True:
-        return _twice(view, group)
+        return _twice_finding(view, group)
     if fact.data.get("without_log") is True:
-        return _without_log(view, group)
+        return _without_log_finding(view, group)
     near = fact.data.get("near") is True
     function, lost, distance = _function(fact), fact.number("lost"), fact.number("distance")
     if function == "softmax":
@@ -151,7 +151,7 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _twice(view: RunView, group: Group) -> Finding:
+def _twice_finding(view: RunView, group: Group) -> Finding:
     """The finding for a loss that reads probabilities as logits, and so normalises twice."""
     fact = group.worst
     function, classes = _function(fact), max(fact.count("classes"), 2)
@@ -180,7 +180,7 @@ def _twice(view: RunView, group: Group) -> Finding:
     )
 
 
-def _without_log(view: RunView, group: Group) -> Finding:
+def _without_log_finding(view: RunView, group: Group) -> Finding:
     """The finding for ``nll_loss`` of probabilities, which it reads as their logarithms."""
     fact = group.worst
     return place_finding(

@@ -83,7 +83,7 @@ reason is inferred.
 #: Bounded activations and their largest slope, which they have at 0.
 _SLOPES = {"Sigmoid": 0.25, "Hardsigmoid": 1 / 6, "Tanh": 1.0, "Softsign": 1.0}
 #: Chains whose decays differ by less than this many binades lose equally much. Chosen empirically.
-_AS_MUCH = 2.0
+_EQUAL_DECAY = 2.0
 #: Minimum number of an optimizer's steps for a comparison of its oldest and newest quarter: six steps each.
 _MIN_STEPS = 24
 
@@ -91,7 +91,7 @@ _MIN_STEPS = 24
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the largest decay along layers, else along calls, else of a model starved by another one."""
     results = []
-    for detector in (_along_depth, _along_calls, _through_another):
+    for detector in (_check_layers, _check_calls, _check_players):
         results.append(detector(view, options))
         if results[-1].findings:
             return results[-1]
@@ -102,7 +102,7 @@ def check(view: RunView, options: Options) -> Checked:
 # -- along layers -----------------------------------------------------------------------------------------------------
 
 
-def _along_depth(view: RunView, options: Options) -> Checked:
+def _check_layers(view: RunView, options: Options) -> Checked:
     """The detector along chains of like layers."""
     least = int(options["min_layers"])
     known = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
@@ -121,7 +121,7 @@ def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
     """The chain that loses most; if layers and activations between them lose equally, the layers: they have weights."""
     weighted = {place[:2] for place in view.places("weight")}
     most = max(map(_decay, alive))
-    close = [c for c in alive if _decay(c) > most - _AS_MUCH]
+    close = [c for c in alive if _decay(c) > most - _EQUAL_DECAY]
     layers = [c for c in close if (c.root, c.links[0].module) in weighted]
     return max(layers or close, key=_decay)
 
@@ -140,7 +140,7 @@ def _decay(chain: Chain) -> float:
 def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     alive = chain.alive
     first, last, lost = alive[0], alive[-1], _decay(chain)
-    each = slope(_norms(chain))
+    per_layer = slope(_norms(chain))
     step = watched_steps(view)[-1]
     mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.module in {k.module for k in alive}]
     row = next((r for r in mine if r.module == first.module), None)
@@ -148,7 +148,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
         f"{last.norm:.3g} at `{last.module}` to {first.norm:.3g} at `{first.module}` (L2, median of "
         f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{options['decay']:g}), a factor of "
-        f"{2.0**each:.3g} per layer. The RMS at the first layer is {first.rms:.2g}."
+        f"{2.0**per_layer:.3g} per layer. The RMS at the first layer is {first.rms:.2g}."
     )
     return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
@@ -158,7 +158,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         evidence={
             "decay_binades": lost,
             "limit": options["decay"],
-            "binades_per_layer": each,
+            "binades_per_layer": per_layer,
             "layers": chain.as_evidence()[:64],
             "steps_examined": chain.steps,
             "confidence_reason": f"it falls in {rising_share(_norms(chain)):.0%} of the steps from layer to layer",
@@ -200,7 +200,7 @@ def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescript
 # -- along the calls of a recurrent cell ------------------------------------------------------------------------------
 
 
-def _along_calls(view: RunView, options: Options) -> Checked:
+def _check_calls(view: RunView, options: Options) -> Checked:
     """The detector along the calls of one module in a step."""
     found, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
     if found is None or fallen is None:
@@ -244,7 +244,7 @@ class _Player:
         return self.norms[0] / self.norms[1]
 
 
-def _through_another(view: RunView, options: Options) -> Checked:
+def _check_players(view: RunView, options: Options) -> Checked:
     """The detector for models that learn through another one."""
     players = _players(view)
     if not players:
@@ -288,12 +288,12 @@ def _players(view: RunView) -> list[_Player]:
 
 def _roots_by_optimizer(view: RunView, kind: str) -> Mapping[str, set[str]]:
     """The roots that have rows of this kind on the steps of each optimizer."""
-    whose = {(p, s.step): s.optimizer for p, steps in view.timeline.items() for s in steps}
+    optimizers = {(p, s.step): s.optimizer for p, steps in view.timeline.items() for s in steps}
     found: dict[str, set[str]] = {}
     rows = view.measured((), (kind,), steps=watched_steps(view))
     one = rows.iloc[firsts(groups(rows, (*AT, "root")))]
     for key, root in zip(at(one), one["root"], strict=True):
-        found.setdefault(whose.get(key, ""), set()).add(root)
+        found.setdefault(optimizers.get(key, ""), set()).add(root)
     return found
 
 

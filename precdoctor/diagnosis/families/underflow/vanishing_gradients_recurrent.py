@@ -46,8 +46,8 @@ class Forgetting:
 
 def find_forgetting(view: RunView, least: int) -> Forgetting | None:
     """The module with at least ``least`` calls that loses most from last call to first; None without any."""
-    made = [Forgetting(c) for c in call_chains(view, "grad_output", least) if len(c.alive) >= least]
-    return max(made, key=lambda f: f.lost, default=None)
+    candidates = [Forgetting(c) for c in call_chains(view, "grad_output", least) if len(c.alive) >= least]
+    return max(candidates, key=lambda f: f.lost, default=None)
 
 
 def learnt_share(view: RunView) -> float | None:
@@ -75,12 +75,12 @@ def forgetting_finding(
     place = chain.root, first.module
     mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
     row = next((r for r in mine if r.call == first.index), None)
-    each = slope(found.norms[:-1] if later else found.norms)
+    per_call = slope(found.norms[:-1] if later else found.norms)
     message = (
         f"A step calls `{first.module}` ({chain.module_class}) {found.calls} times. The gradient of its output falls "
         f"from {last.norm:.3g} at call {last.index}{later} to {first.norm:.3g} at call {first.index} (L2, median of "
         f"{plural(chain.steps, 'step')}). That is a fall by 2^{found.lost:.1f} (limit 2^{limits[0]:g}), a factor of "
-        f"{2.0**each:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. From the "
+        f"{2.0**per_call:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. From the "
         f"oldest quarter of the run to the newest the loss has fallen by {percent(max(0.0, fallen))} (limit "
         f"{percent(limits[1])}). The cell does not learn from its first calls."
     )
@@ -93,7 +93,7 @@ def forgetting_finding(
         evidence={
             "decay_binades": found.lost,
             "limit": limits[0],
-            "binades_per_call": each,
+            "binades_per_call": per_call,
             "calls": found.calls,
             "loss_fell_by": fallen,
             "links": [{"call": k.index, "norm": k.norm} for k in chain.links],

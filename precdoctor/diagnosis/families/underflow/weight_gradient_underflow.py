@@ -87,14 +87,14 @@ def check(view: RunView, options: Options) -> Checked:
     if guilty:
         finding = _finding(view, found, guilty, options)
         return Checked([finding], f"{plural(len(guilty), 'gradient')} of {seen} above the limit")
-    coarse = {
+    gridded = {
         k: g
-        for k, g in _gridded(view, options["max_steps"]).items()
+        for k, g in _gridded_gradients(view, options["max_steps"]).items()
         if g.share >= limits[0] and g.lost_share >= limits[1] and _finer(view, k, g) is not None
     }
-    if coarse:
-        finding = _grid_finding(view, coarse, options)
-        return Checked([finding], f"{plural(len(coarse), 'FP32 gradient')} rounded to a coarse grid")
+    if gridded:
+        finding = _grid_finding(view, gridded, options)
+        return Checked([finding], f"{plural(len(gridded), 'FP32 gradient')} rounded to a coarse grid")
     if not found.tensors:
         return Checked.not_applicable("no weight gradient is stored in FP16 or BF16, or was rounded to it")
     worst = max(t.share for t in found.tensors.values())
@@ -120,9 +120,11 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         f"{name} flushes up to {tensor.fmt.flush_limit:.3g}. Loss scale: {current:g}. "
         f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
     )
-    made = next((r for r in rows if r.kind == "grad_output" and r.key[:2] == key[:2] and r.amax), None)
-    if made is not None:
-        message += f" The gradient of the module's output reaches {made.amax:.3g}, so the module's input is small."
+    output_gradient = next((r for r in rows if r.kind == "grad_output" and r.key[:2] == key[:2] and r.amax), None)
+    if output_gradient is not None:
+        message += (
+            f" The gradient of the module's output reaches {output_gradient.amax:.3g}, so the module's input is small."
+        )
     confidence, why = _confidence(tensor, row.numel - row.zero, len(found.steps))
     return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
@@ -138,7 +140,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
             "computed_in": tensor.fmt.dtype,
             "loss_scale": current,
             "steps_examined": len(found.steps),
-            "tensors": _listed({k: g.share for k, g in guilty.items()}),
+            "tensors": _listed_tensors({k: g.share for k, g in guilty.items()}),
             **gradient_evidence(rows, row),
             "confidence_reason": why,
         },
@@ -146,7 +148,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
     )
 
 
-def _listed(shares: Mapping[Key, float]) -> list[dict[str, object]]:
+def _listed_tensors(shares: Mapping[Key, float]) -> list[dict[str, object]]:
     """The sixteen gradients with the largest flushed share, for the evidence."""
     worst = sorted(shares.items(), key=lambda item: -item[1])[:16]
     return [{"root": k[0], "parameter": dotted(k[1], k[3]), "flushed_share": share} for k, share in worst]
@@ -188,7 +190,7 @@ class _GriddedSeries:
     worst: tuple[Process, int]
 
 
-def _gridded(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
+def _gridded_gradients(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
     """The FP32 weight gradients on the same grid on all steps, none of them with FP16 autocast or a loss scale."""
     steps = examined_steps(view, int(max_steps))
     where = [("dtype", "in", ("float32",))]
@@ -201,10 +203,10 @@ def _gridded(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
         if s.autocast_dtype != FP16.dtype and s.loss_scale is None
     }
     ids, grid = groups(rows, IDENTITY), np.where(on_steps(rows, plain), _grid(rows), np.nan)
-    same = grid == grid[firsts(ids)][ids]
-    whole = np.bincount(ids, same) == np.bincount(ids)
-    rows = rows.assign(grid=grid)[(whole & (np.bincount(ids) >= _GRID_STEPS))[ids]]
-    return _series(rows) if len(rows) else {}
+    on_grid = grid == grid[firsts(ids)][ids]
+    always = np.bincount(ids, on_grid) == np.bincount(ids)
+    rows = rows.assign(grid=grid)[(always & (np.bincount(ids) >= _GRID_STEPS))[ids]]
+    return _gridded_series(rows) if len(rows) else {}
 
 
 def _grid(rows: pd.DataFrame) -> Floats:
@@ -219,7 +221,7 @@ def _grid(rows: pd.DataFrame) -> Floats:
     return np.where(divides & finite(rows) & (np.frexp(least)[0] == 0.5), least, np.nan)
 
 
-def _series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
+def _gridded_series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
     """The flushed shares of the gridded gradients, by PD201's estimator after a shift of their grid to FP16's."""
     grid, found = column(rows, "grid"), histograms(rows)
     binades = np.frexp(FP16.min_subnormal / grid)[1] - 1  # from the gradient's grid to FP16's
@@ -230,8 +232,8 @@ def _series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
     ids = groups(rows, IDENTITY)
     first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -shares)]]
     medians = rows[["share", "lost"]].groupby(ids).median().to_numpy().tolist()
-    described = zip(keys(first), first["grid"], np.bincount(ids).tolist(), medians, at(worst), strict=True)
-    return {key: _GriddedSeries(own, steps, share, lost, of) for key, own, steps, (share, lost), of in described}
+    columns = zip(keys(first), first["grid"], np.bincount(ids).tolist(), medians, at(worst), strict=True)
+    return {key: _GriddedSeries(own, steps, share, lost, of) for key, own, steps, (share, lost), of in columns}
 
 
 def _finer(view: RunView, key: Key, gradient: _GriddedSeries) -> float | None:
@@ -267,7 +269,7 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
             "lost_magnitude_share": worst.lost_share,
             "grid": worst.grid,
             "steps_examined": worst.steps,
-            "tensors": _listed({k: g.share for k, g in guilty.items()}),
+            "tensors": _listed_tensors({k: g.share for k, g in guilty.items()}),
             **gradient_evidence(rows, row),
             "confidence_reason": "sums and squares are whole multiples of one power of two on every step; the share is "
             "estimated from the survivors",
