@@ -197,6 +197,7 @@ class _Misuse:
 
     @property
     def share(self) -> float:
+        """Share of the step attempts with the misuse."""
         return self.steps / max(self.of, 1)
 
 

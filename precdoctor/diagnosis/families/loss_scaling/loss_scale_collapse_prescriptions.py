@@ -107,6 +107,7 @@ def _candidates(
 
 
 def _layer_in_float32(view: RunView, layer: Overflow, saved: int, examined: int) -> Prescription:
+    """Run the overflowing layer in FP32, which saves ``saved`` of the ``examined`` overflows."""
     return Prescription(
         title=f"run `{layer.module}` in FP32: its gradients overflow FP16 ({FP16.max:g}), those around it fit; "
         f"overflows in examined steps {examined} -> {examined - saved}",
@@ -117,6 +118,7 @@ def _layer_in_float32(view: RunView, layer: Overflow, saved: int, examined: int)
 
 
 def _lower_start(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescription:
+    """Start at the scale that the run ended at, with the stock growth interval."""
     target = 2.0 ** math.floor(math.log2(end))
     over = sum(s.skipped and (s.loss_scale or 0.0) <= target for s in steps)
     skipped = sum(s.skipped for s in steps)
@@ -130,6 +132,7 @@ def _lower_start(view: RunView, steps: Sequence[StepFacts], end: float) -> Presc
 
 
 def _without_bound(view: RunView, steps: Sequence[StepFacts], bound: float) -> Prescription:
+    """Remove the scaler's lower bound; the predicted number of skips is an upper limit."""
     skipped = sum(s.skipped for s in steps)
     above = sum(s.skipped and (s.loss_scale or 0.0) > bound for s in steps)
     halvings = math.ceil(math.log2(bound))  # down to a scale of 1, and each costs a skipped step

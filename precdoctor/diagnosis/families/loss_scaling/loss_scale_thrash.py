@@ -61,6 +61,7 @@ class _Thrash:
 
     @property
     def share(self) -> float:
+        """Share of the steps that were lost to probes."""
         return len(self.probes) / len(self.steps)
 
     @property

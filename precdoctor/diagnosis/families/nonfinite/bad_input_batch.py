@@ -75,6 +75,7 @@ class _ExtremeBatch:
 
     @property
     def binades(self) -> float:
+        """Binades above all earlier batches."""
         return math.log2(self.amax / self.before)
 
 
@@ -97,6 +98,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _report(view: RunView, incident: Incident) -> Report:
+    """The texts for a non-finite batch that led to an incident."""
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD104"
     row, given = origin.row, as_given(origin.row)

@@ -163,6 +163,7 @@ class Incident:
     #: None if only an op is known, or if the step's tensors are not in the log; ``unrecorded`` then says why.
     origin: Origin | None
     cause: Cause
+    #: The tensors around the origin in order of execution, for the evidence.
     path: tuple[TensorRow, ...] = ()
     unrecorded: str | None = None
     #: How weights became non-finite: ``optimizer`` (in its step), ``between`` (since the step before) or ``start``
@@ -179,7 +180,9 @@ class Incident:
     bad_steps: int = 1
     #: The loss scaler skipped every non-finite step, and a healthy one followed.
     recovered: bool = False
+    #: The origin's tensor on healthy steps.
     history: tuple[Sighting, ...] = ()
+    #: The ranks that reported the incident.
     ranks: tuple[int, ...] = ()
     culprit: Culprit | None = None
     #: Steps at which the same incident began.
@@ -214,7 +217,7 @@ class Incident:
 
     @property
     def preceding(self) -> TensorRow | None:
-        """The last healthy tensor before the origin."""
+        """The last healthy tensor before the origin; None if the log has none."""
         return self.origin.after if self.origin is not None else None
 
     @property

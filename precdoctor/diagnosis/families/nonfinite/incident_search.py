@@ -44,6 +44,7 @@ def incidents(view: RunView) -> tuple[Incident, ...]:
 
 
 def _all_incidents(view: RunView) -> list[Incident]:
+    """The incidents of all processes, merged over ranks and over time."""
     found = [i for process in view.processes for i in _process_incidents(view, process)]
     found.sort(key=_priority)
     return merged_over_time(merged_over_ranks(found))
@@ -334,6 +335,7 @@ def _optimizer_incident(at: _Step, row: TensorRow) -> Incident:
 
 
 def _origin_in_optimizer(row: TensorRow) -> Origin:
+    """A weight or update as the origin of an incident in the optimizer."""
     return Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
 
 

@@ -98,6 +98,7 @@ def _allows_two_results(view: RunView, process: Process) -> bool:
 
 
 def _device_words(rank: str, others: int, *, suspected: bool) -> str:
+    """Sentences on the ``others``, ranks with a finite loss, and on whether the rank's device is a suspect."""
     finite = f"{plural(others, 'other rank')} had a finite loss at that step. " if others else ""
     if not suspected:
         words = f"If it stays with {rank}, suspect its device. " if others else ""

@@ -115,6 +115,7 @@ def merged_over_ranks(found: Sequence[Incident]) -> list[Incident]:
 
 
 def _same_event(first: Incident, other: Incident) -> bool:
+    """Whether another rank reports the event of ``first``, at the same step or one step later."""
     close = first.step <= other.step <= first.step + 1
     return close and other.process.rank not in first.ranks and other.process.attempt == first.process.attempt
 

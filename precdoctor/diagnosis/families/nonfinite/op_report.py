@@ -219,6 +219,7 @@ def _op_path(replay: Replay, at: int) -> list[dict[str, Any]]:
 
 
 def _operand_facts(operand: Operand) -> dict[str, Any]:
+    """The known fields of an operand, for the evidence."""
     return {name: value for name, value in vars(operand).items() if value not in (None, "")}
 
 

@@ -272,6 +272,7 @@ def _layer(row: TensorRow) -> tuple[str, str]:
 
 
 def _freeze_part(row: TensorRow, weights: int) -> Prescription:
+    """Feed or freeze one parameter of a layer whose other parameters are trained."""
     return Prescription(
         title=f"feed `{dotted(row.module, row.name)}` something other than zeros, or freeze it: weights without "
         f"gradient {weights} -> 0",
@@ -362,6 +363,7 @@ def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Opt
 
 
 def _freeze(place: str, module: str, weights: int) -> Prescription:
+    """Freeze a module that the loss gives no gradient, or use its output."""
     return Prescription(
         title=f"freeze `{place}`, or use its output in the loss: weights without gradient {weights} -> 0",
         change={"module": module, "requires_grad": {"from": True, "to": False}},

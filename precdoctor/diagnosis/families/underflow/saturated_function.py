@@ -97,6 +97,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _function(fact: Fact) -> str:
+    """The name of the bounded function: ``softmax``, ``tanh``, ``clamp`` ..."""
     return text(fact.data.get("function"))
 
 
