@@ -133,9 +133,8 @@ def _find_collapse(view: RunView, history: _ScaleHistory, options: Options) -> _
         begin, end = max(range(low), key=lambda i: (scales[i], i)), min(scales[low:])
         words = f"the loss scale fell from {scales[begin]:g} to {end:g} (limit {options['floor']:g}),"
         return _Collapse(history.steps[begin].step, history.steps[-1].step, scales[begin], end, words, severe=True)
-    never = _never_stepped(history, options)
     return (
-        never
+        _never_stepped(history, options)
         or _deepest_fall(history, options)
         or _frequent_skips(view, history, options)
         or _calibration_collapse(view, history, options)

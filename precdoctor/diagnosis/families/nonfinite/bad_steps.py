@@ -45,7 +45,7 @@ def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
             by_step.setdefault(step, frozenset({"output"}))
         if steps and not steps[-1].complete and steps[-1].step not in by_step and _is_bad_end(view, process, steps[-1]):
             by_step[steps[-1].step] = frozenset({"output"})
-    return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}
+    return {p: dict(sorted(m.items())) for p, m in kinds.items()}
 
 
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:

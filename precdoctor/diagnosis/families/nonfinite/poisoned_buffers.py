@@ -79,13 +79,13 @@ def _poisoned(rows: pd.DataFrame, min_steps: float) -> dict[tuple[Process, Param
     bad = ((rows["nan"] > 0) | (rows["pos_inf"] > 0)).to_numpy()
     finite = largest(ids, np.where(bad, np.nan, at_))
     since = bad & (at_ > finite[ids])
-    first = -largest(ids, np.where(since, -at_, np.nan))
+    first, counts = -largest(ids, np.where(since, -at_, np.nan)), sums(ids, since)
     found = {}
-    for i in np.flatnonzero(sums(ids, since) >= max(1.0, min_steps)):
+    for i in np.flatnonzero(counts >= max(1.0, min_steps)):
         begun = rows.iloc[[int(first[i])]]
-        last_finite, count = int(rows["step"].iloc[int(finite[i])]), int(since[ids == i].sum())
         [(process, step)] = at(begun)
-        found[process, parameters(begun)[0]] = _Buffer(last_finite, step, count)
+        last_finite = int(rows["step"].iloc[int(finite[i])])
+        found[process, parameters(begun)[0]] = _Buffer(last_finite, step, int(counts[i]))
     return found
 
 

@@ -32,7 +32,7 @@ _RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
 
 
 def forward_cause(
-    origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], replay: Replay | None = None
+    origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], replay: Replay | None
 ) -> Cause:
     """The cause of a forward or loss origin; ``UNKNOWN`` if the surrounding rows do not leave exactly one.
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,9 +14,12 @@ from precdoctor.diagnosis.claims.relations import anywhere, modules_listed, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent import (
+    decay,
     find_forgetting,
     forgetting_finding,
     learnt_share,
+    link_norms,
+    number_of_calls,
 )
 from precdoctor.diagnosis.survey.depth import Chain, chain_evidence, chains, joined_chains, rising_share, slope
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups
@@ -111,36 +113,25 @@ def _check_layers(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
     seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
     worst = _worst(view, alive)
-    if _decay(worst) < options["decay"] or rising_share(_norms(worst)) < options["consistent_share"]:
-        words = f"{_decay(worst):.1f} binades lost in the worst" if _decay(worst) > 0.05 else "none is lost"
+    if decay(worst) < options["decay"] or rising_share(link_norms(worst)) < options["consistent_share"]:
+        words = f"{decay(worst):.1f} binades lost in the worst" if decay(worst) > 0.05 else "none is lost"
         return Checked((), f"{seen}: {words} (limit {options['decay']:g})")
-    return Checked([_finding(view, worst, options)], f"{_decay(worst):.0f} binades lost in {seen}")
+    return Checked([_finding(view, worst, options)], f"{decay(worst):.0f} binades lost in {seen}")
 
 
 def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
     """The chain that loses most; if layers and activations between them lose equally, the layers: they have weights."""
     weighted = {place[:2] for place in view.places("weight")}
-    most = max(map(_decay, alive))
-    close = [c for c in alive if _decay(c) > most - _EQUAL_DECAY]
+    most = max(map(decay, alive))
+    close = [c for c in alive if decay(c) > most - _EQUAL_DECAY]
     layers = [c for c in close if (c.root, c.links[0].module) in weighted]
-    return max(layers or close, key=_decay)
-
-
-def _norms(chain: Chain) -> list[float]:
-    """The non-zero L2 norms of the output gradients, from the first layer to the last."""
-    return [k.norm for k in chain.alive]
-
-
-def _decay(chain: Chain) -> float:
-    """Binades that the gradient loses from the last layer to the first."""
-    norms = _norms(chain)
-    return math.log2(norms[-1] / norms[0])
+    return max(layers or close, key=decay)
 
 
 def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     alive = chain.alive
-    first, last, lost = alive[0], alive[-1], _decay(chain)
-    per_layer = slope(_norms(chain))
+    first, last, lost = alive[0], alive[-1], decay(chain)
+    per_layer = slope(link_norms(chain))
     step = watched_steps(view)[-1]
     mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.module in {k.module for k in alive}]
     row = next((r for r in mine if r.module == first.module), None)
@@ -161,7 +152,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
             "binades_per_layer": per_layer,
             "layers": chain.as_evidence()[:64],
             "steps_examined": chain.steps,
-            "confidence_reason": f"it falls in {rising_share(_norms(chain)):.0%} of the steps from layer to layer",
+            "confidence_reason": f"it falls in {rising_share(link_norms(chain)):.0%} of the steps from layer to layer",
             **chain_evidence(row, mine),
         },
         prescriptions=_prescriptions(view, chain, first.norm / last.norm),
@@ -205,10 +196,10 @@ def _check_calls(view: RunView, options: Options) -> Checked:
     found, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
     if found is None or fallen is None:
         return Checked.not_applicable("no module is called often enough in a step")
-    lost = max(0.0, found.lost)
-    words = f"the gradient along {found.calls} calls of `{found.chain.pattern}`: {lost:.1f} binades lost"
+    lost = max(0.0, decay(found))
+    words = f"the gradient along {number_of_calls(found)} calls of `{found.pattern}`: {lost:.1f} binades lost"
     limits = options["call_decay"], options["learnt"]
-    if found.lost < limits[0] or found.steadiness < options["consistent_share"] or fallen >= limits[1]:
+    if decay(found) < limits[0] or rising_share(link_norms(found)) < options["consistent_share"] or fallen >= limits[1]:
         return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
     return Checked([forgetting_finding(RULE, view, found, fallen, limits)], words)
 
