@@ -215,9 +215,9 @@ def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
 
 
 def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
-    """Yield per process the number of steps whose ``backward`` calls ignored the result of ``scaler.scale``.
+    """Yield per process the number of steps that ran ``backward`` only on losses passed to ``scaler.scale``.
 
-    All of these calls were made on a loss that was passed to ``scaler.scale``.
+    A step that ran it on the result of ``scaler.scale``, or on another tensor, does not count.
     """
     for process, event in view.warnings_about("scale-unused"):
         steps, of = _counts(event, "steps", "of")

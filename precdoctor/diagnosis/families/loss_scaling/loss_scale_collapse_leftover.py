@@ -66,7 +66,7 @@ class LeftoverGradients:
 def find_leftover_gradients(
     view: RunView, process: Process, steps: Sequence[StepFacts], least: float
 ) -> LeftoverGradients | None:
-    """The leftover gradients because of which the run's last steps were skipped; None if the log does not prove any.
+    """The leftover gradients that made the script skip the run's last steps; None if the log does not prove any.
 
     If a layer makes new non-finite elements on each step, their number differs from batch to batch, they disappear as
     the scale falls, or a non-finite activation or output gradient precedes them. Non-finite elements that are left over

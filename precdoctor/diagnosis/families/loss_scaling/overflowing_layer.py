@@ -29,7 +29,7 @@ _MAX_EXAMINED = 16
 
 @dataclass(frozen=True)
 class Overflow:
-    """Where one skipped step first became non-finite.
+    """The place at which one skipped step first became non-finite.
 
     Attributes:
         row: the first non-finite tensor.
@@ -53,7 +53,7 @@ class Overflow:
 
 @dataclass(frozen=True)
 class Culprits:
-    """Where each of the examined skipped steps first became non-finite."""
+    """The places at which the examined skipped steps first became non-finite."""
 
     overflows: Sequence[Overflow]
 

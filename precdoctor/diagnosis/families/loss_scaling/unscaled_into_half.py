@@ -132,7 +132,7 @@ def _rows(view: RunView, place: Parameter, gradient: _GradientHistory) -> tuple[
 def _flushed_by_half(row: TensorRow, given: TensorRow) -> bool:
     """Whether FP16 flushed the gradient: it is FP16 now, or its FP32 values look as if they came from FP16.
 
-    Such values have at most as many new zeros as FP16 flushes, and none is below FP16's smallest number.
+    They do if none of them is below FP16's smallest number, and no more zeros are new than FP16 flushes.
 
     Args:
         row: the gradient before unscaling.

@@ -89,7 +89,7 @@ def _scaler_cannot_help(view: RunView, process: Process, step: int) -> bool:
 def _is_bad_end(view: RunView, process: Process, facts: StepFacts) -> bool:
     """Whether the forward pass of the incomplete last step made a non-finite tensor that is not a mask.
 
-    A training loop that checks ``isfinite(loss)`` and raises leaves such a step: it never calls ``backward``.
+    A training loop that checks ``isfinite(loss)`` and raises leaves its last step incomplete, without a backward pass.
     """
     rows = [r for r in view.rows(process, facts.step) if r.kind in FORWARD_KINDS and r.phase != "recompute"]
     if not any(r.bad and not r.mask_like and r.kind != "batch" for r in rows):

@@ -38,8 +38,9 @@ _ARITHMETIC = op_names(
     "mm addmm bmm mv addmv dot linear mkldnn_linear convolution _convolution mkldnn_convolution cudnn_convolution "
     "native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit mul div exp log sqrt square pow"
 )
-#: Names of optimizer state by whose root the update is divided.
+#: Names of optimizer state whose root, plus eps, divides the update.
 _SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "v")
+#: Causes that become ``optimizer-overflow`` inside an optimizer step.
 _OVERFLOWS = frozenset(
     ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
 )

@@ -123,7 +123,11 @@ def _is_discarded(replay: Replay, op: Op) -> bool:
 
 
 def _meets_discarding(replay: Replay, ops: Sequence[Op], through: Sequence[str] | None) -> bool:
-    """Whether a discarding op lies up to ``_DEPTH`` ops before ``ops``, behind nodes of ``through`` (None: any)."""
+    """Whether a discarding op made an operand of ``ops``, at most ``_DEPTH`` ops back.
+
+    Args:
+        through: autograd nodes that the search may pass; None for any.
+    """
     level = list(_producers(replay, ops))
     for _ in range(_DEPTH):
         if any(_node(o).startswith(_DISCARDING_NODES) and _zeroes_gradient(o) for o in level):

@@ -276,7 +276,7 @@ class Incident:
 
 
 class Report(NamedTuple):
-    """The texts of a finding about an incident."""
+    """Title, message and prescription of a finding about an incident."""
 
     title: str
     message: str

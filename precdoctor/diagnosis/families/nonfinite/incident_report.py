@@ -219,7 +219,7 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
 
 
 def location_of(incident: Incident) -> Location:
-    """Where an incident happened, by its tensors alone; :func:`.op_report.culprit_location` narrows it to an op."""
+    """The place of an incident, by its tensors alone; :func:`.op_report.culprit_location` narrows it to an op."""
     place, origin = location(None, incident.phase, incident.process, incident.step), incident.origin
     if origin is None:
         return place
@@ -297,7 +297,7 @@ def _report_divergence(view: RunView, incident: Incident, divergence: Divergence
 
 
 def _end_words(incident: Incident) -> str:
-    """Where the divergence ended: ``exp in `blocks.0.attn` becomes non-finite``."""
+    """The end of the divergence, in words: ``exp in `blocks.0.attn` becomes non-finite``."""
     if (culprit := incident.culprit) is not None:
         if culprit.op.phase == "optimizer":
             return f"the optimizer step leaves `{dotted(culprit.op.module or '', culprit.op.parameter)}` non-finite"

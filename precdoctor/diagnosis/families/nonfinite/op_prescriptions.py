@@ -33,7 +33,7 @@ _EXPLOSION_FACTOR = 4.0
 
 
 def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Return the prescription for the culprit's cause; if none can be computed, where to stop and inspect operands."""
+    """Return the prescription for the culprit's cause; without one, stop on the first bad value to inspect operands."""
     if culprit.replay.bad_settings:
         return finite_setting(incident, culprit.replay.bad_settings[0])
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)

@@ -31,11 +31,12 @@ class RankOrder:
         others: number of other ranks that went non-finite, at ``step`` or later.
         last_step: the latest first non-finite step of any rank.
         finite: number of ranks that stayed finite.
-        lead: seconds between the two earliest reports of the ranks in ``first``; None if not all of them reported, or
-            if no loss was non-finite: gradients are reported after their reduction, which all ranks leave together.
+        lead: seconds between the two earliest reports of the ranks in ``first``; None for a single rank, if not all of
+            them reported, or if no loss was non-finite: gradients are reported after their reduction, which all ranks
+            leave together.
         earliest: the rank of the earliest report; None if ``lead`` is None.
         skew: upper bound in seconds of the difference between the clocks of the ranks in ``first``, from the ends of a
-            step that all of them recorded; None without such a step.
+            step that all of them recorded; None without such a step, or if fewer than two had a non-finite loss.
     """
 
     step: int

@@ -21,7 +21,7 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_for
 _PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
-#: Where a tensor was made that was non-finite before the model read it: confidence that it is data, and a clause on it.
+#: Provenance of a tensor that was non-finite before the model read it: confidence that it is data, and a clause on it.
 _PROVENANCES = {
     "loader": (0.97, ""),
     "after-loader": (0.97, ", and what the data loader delivered was finite"),
@@ -76,7 +76,7 @@ def data_cause(replay: Replay | None, read: BadTensor | None, why: str) -> Cause
 
 
 def provenance(replay: Replay | None, read: BadTensor | None) -> str:
-    """Where a tensor was made that was non-finite before the model read it: a key of ``_PROVENANCES``."""
+    """The provenance of a tensor that was non-finite before the model read it: a key of ``_PROVENANCES``."""
     if read is not None and (read.delivered or (replay and delivered_tensor(replay.bad_data, read))):
         return "loader"
     if replay is not None and replay.data_is_finite is True:
@@ -85,7 +85,7 @@ def provenance(replay: Replay | None, read: BadTensor | None) -> str:
 
 
 def provenance_words(made_by: str) -> str:
-    """A sentence on who can have made a tensor that was non-finite before the model read it; empty if known."""
+    """A sentence on what can have made the tensor of this provenance non-finite; empty if the log shows it."""
     if made_by == "outside-step":
         return (
             " The step was traced from its beginning on, and no op of it made the value: it came with the data, from "

@@ -180,7 +180,7 @@ def _loss_gives_gradient(view: RunView, rows: Sequence[TensorRow], since: int, s
 
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:
-    """The mean loss of the oldest and of the newest quarter of the steps from ``step`` on; None if they are too few."""
+    """Mean loss of the oldest and of the newest quarter of the steps from ``step`` on; None with too few losses."""
     known = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
     losses = [s.loss for s in known if s.loss is not None]
     quarter = len(losses) // 4

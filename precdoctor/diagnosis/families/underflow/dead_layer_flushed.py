@@ -39,7 +39,7 @@ _TARGET_SHARE = 0.01
 
 @dataclass(frozen=True)
 class FlushedZeros:
-    """Where the gradients of one step become zero.
+    """The place at which the gradients of one step become zero.
 
     Attributes:
         first: the first weight gradient, in backward order, that is zero.
@@ -61,7 +61,7 @@ class FlushedZeros:
 
 
 def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[Parameter]) -> FlushedZeros | None:
-    """Where FP16 flushed the gradients of the weights ``dead`` on a step; None if something else made them zero."""
+    """The place at which FP16 flushed the gradients of the weights ``dead``; None if something else made them zero."""
     rows = view.rows(process, step)
     facts = view.step_facts(process, step)
     gradients = [r for r in rows if r.kind == "grad_output" and r.order is not None and r.phase != "recompute"]
