@@ -132,7 +132,7 @@ def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
     ids = groups(before, AT)
     first, middle = before.iloc[firsts(ids)], pd.Series(factors).groupby(ids).median()
     columns = zip(first["scale"], middle, np.bincount(ids).tolist(), strict=True)
-    return {key: _Step(*own) for key, own in zip(at(first), columns, strict=True)}
+    return {key: _Step(*values) for key, values in zip(at(first), columns, strict=True)}
 
 
 def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -> Finding:
@@ -225,44 +225,44 @@ def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
         yield _Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
 
 
-def _worst_misuse(found: Iterator[_Misuse], share: float) -> _Misuse | None:
+def _worst_misuse(misuses: Iterator[_Misuse], share: float) -> _Misuse | None:
     """The misuse with most steps; None if its share of the steps is below ``share``."""
-    most = max(found, key=lambda m: (m.steps, -m.process.rank), default=None)
-    return most if most is not None and most.steps and most.share >= share else None
+    worst = max(misuses, key=lambda m: (m.steps, -m.process.rank), default=None)
+    return worst if worst is not None and worst.steps and worst.share >= share else None
 
 
-def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Finding:
-    steps = by_optimizer(view).get((found.process, found.optimizer), ())
+def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
+    steps = by_optimizer(view).get((misuse.process, misuse.optimizer), ())
     first = next((s for s in steps if s.loss_scale), None)
     scale, step = _scale_at(first)
     message = (
-        f"On {plural(found.steps, 'step')} of {found.of:,} ({percent(found.share)}, limit "
-        f"{percent(options['share'])}) the script called `scaler.unscale_` {found.times} times on the same gradients, "
+        f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
+        f"{percent(options['share'])}) the script called `scaler.unscale_` {misuse.times} times on the same gradients, "
         "with `scaler.update()` in between. Each call divides the whole sum so far by the loss scale"
         + (f", {scale:g} at step {step}" if first is not None else "")
         + f". The last micro-batch counts in full, the one before it with 1 / {scale:g}, earlier ones with less."
     )
     return RULE.finding(
         confidence=0.95,
-        title=f"gradients are unscaled {found.times} times a step: one micro-batch of {found.times} counts",
+        title=f"gradients are unscaled {misuse.times} times a step: one micro-batch of {misuse.times} counts",
         message=message,
         location=Location(
-            found.root, "" if found.root else None, phase=Phase.OPTIMIZER, **vars(found.process), step=step
+            misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process), step=step
         ),
         evidence={
-            "unscaled_times": found.times,
-            "given_share": 1.0 / found.times,
+            "unscaled_times": misuse.times,
+            "given_share": 1.0 / misuse.times,
             "loss_scale": scale,
-            "unscaled_twice_share": found.share,
+            "unscaled_twice_share": misuse.share,
             "limit": options["share"],
-            "steps": found.steps,
+            "steps": misuse.steps,
             "confidence_reason": "the calls were observed, and the gradients stayed between them",
         },
         prescriptions=(
             Prescription(
-                title=f"unscale and update once a step: micro-batches that count 1 -> {found.times}",
+                title=f"unscale and update once a step: micro-batches that count 1 -> {misuse.times}",
                 change={"unscale": {"from": "every micro-batch", "to": "before the step"}},
-                predicted={"micro_batches_that_count": {"from": 1, "to": found.times}},
+                predicted={"micro_batches_that_count": {"from": 1, "to": misuse.times}},
                 snippet=(
                     "scaler.scale(loss / accumulated).backward()\n"
                     "if last_of_the_step:  # not in the other micro-batches\n"
@@ -276,27 +276,27 @@ def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Findin
     )
 
 
-def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> Finding:
-    steps = view.timeline.get(found.process, ())
+def _unscaled_loss_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
+    steps = view.timeline.get(misuse.process, ())
     first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
     scale, step = _scale_at(first)
-    line = at_line(found.source)
+    line = at_line(misuse.source)
     return RULE.finding(
         confidence=0.95,
         title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",
         message=(
-            f"On {plural(found.steps, 'step')} of {found.of:,} ({percent(found.share)}, limit "
+            f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
             f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to "
             "`scaler.scale`, not on the result. `scaler.step` still divides: the optimizer gets gradients "
             f"{scale:g} times too small, and nothing protects them from being flushed to zero in FP16."
         ),
-        location=replace(location(None, Phase.OPTIMIZER, found.process, step), source=found.source),
+        location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
         evidence={
             "given_share": 1.0 / scale,
             "loss_scale": scale,
-            "unscaled_loss_share": found.share,
+            "unscaled_loss_share": misuse.share,
             "limit": options["share"],
-            "steps": found.steps,
+            "steps": misuse.steps,
             "confidence_reason": "the tensors were the same object",
         },
         prescriptions=(

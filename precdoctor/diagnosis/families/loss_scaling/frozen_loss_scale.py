@@ -68,8 +68,8 @@ def _stands_still(view: RunView, process: Process, steps: Sequence[StepFacts], o
     """Whether neither the scale nor the scaler's count of clean steps ever changed."""
     if (growth_interval(view, process) or 0.0) <= options["shortest_interval"]:
         return False  # a scaler with an interval of 1 grows on every clean step and resets its count to 0
-    moved = len({s.loss_scale for s in steps}) > 1 or any(s.growth_tracker for s in steps)
-    return not moved and len(steps) >= options["min_steps"]
+    changed = len({s.loss_scale for s in steps}) > 1 or any(s.growth_tracker for s in steps)
+    return not changed and len(steps) >= options["min_steps"]
 
 
 def _always_overflows(steps: Sequence[StepFacts], options: Options) -> bool:

@@ -205,15 +205,15 @@ def _finding(view: RunView, history: _ScaleHistory, collapse: _Collapse, options
     skipped = [s.step for s in steps]
     leftover = find_leftover_gradients(view, history.process, history.steps, options["kept_steps"])
     found = culprits(view, history.process, [s for s in steps if leftover is None or s.step <= leftover.first])
-    known = found.most_frequent is not None
+    layer_known = found.most_frequent is not None
     message = f"On rank {history.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
     message += f"{plural(len(skipped), 'step')} skipped. {found.words(view)}"
     if leftover is not None:
         message += f" {leftover.words}"
     bound = lower_bound(history.steps, options["held_skips"])
     if bound is not None and leftover is None:
-        held = sum((s.loss_scale or 0.0) <= bound for s in steps)
-        message += f" {plural(held, 'skip')} at {bound:g} did not lower the scale: the scaler may not go lower."
+        held_skips = sum((s.loss_scale or 0.0) <= bound for s in steps)
+        message += f" {plural(held_skips, 'skip')} at {bound:g} did not lower the scale: the scaler may not go lower."
     evidence = _evidence(history, collapse, found, skipped)
     clean = _clean_between_skips(history) if collapse.severe and leftover is None else None
     if clean is not None:
@@ -224,12 +224,12 @@ def _finding(view: RunView, history: _ScaleHistory, collapse: _Collapse, options
     evidence |= {"lower_bound": bound, "gradients_kept_since": leftover.first if leftover is not None else None}
     if collapse.lost is not None:
         evidence["flushed_at_level"] = collapse.lost.series.share
-    because = f" because of {found.name(view)}" if known else ""
+    because = f" because of {found.name(view)}" if layer_known else ""
     if leftover is not None:
         because = ": gradients of skipped steps are never zeroed"
     return RULE.finding(
         severity=Severity.ERROR if collapse.severe else Severity.WARNING,
-        confidence=0.95 if collapse.severe or known else 0.8,
+        confidence=0.95 if collapse.severe or layer_known else 0.8,
         title=f"{collapse.measured.rstrip(',')}{because}",
         message=message,
         location=found.location(history.process, collapse.first),
@@ -267,7 +267,7 @@ def _prescriptions(
 def _evidence(
     history: _ScaleHistory, collapse: _Collapse, found: Culprits, skipped: Sequence[int]
 ) -> dict[str, object]:
-    shown = found.most_frequent
+    layer = found.most_frequent
     evidence: dict[str, object] = {
         "first_overflow_step": skipped[0] if skipped else collapse.first,
         "last_bad_step": collapse.last,
@@ -276,9 +276,9 @@ def _evidence(
         "culprits": found.as_evidence(),
         "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(history.steps)],
         "last_finite_step": None,
-        "confidence_reason": "the overflowing layer was recorded" if shown is not None else "no overflow was sampled",
+        "confidence_reason": "the overflowing layer was recorded" if layer is not None else "no overflow was sampled",
     }
-    return evidence if shown is None else evidence | shown.as_evidence()
+    return evidence if layer is None else evidence | layer.as_evidence()
 
 
 def _thinned(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:

@@ -32,13 +32,13 @@ def lower_bound(steps: Sequence[StepFacts], least: float) -> float | None:
     scales = [s.loss_scale or 0.0 for s in steps]
     lowest = min(scales, default=0.0)
     skips = [(scale, after) for s, scale, after in zip(steps, scales, scales[1:], strict=False) if s.skipped]
-    held = sum(scale == lowest for scale, _ in skips)
+    held_skips = sum(scale == lowest for scale, _ in skips)
     falls = any(after < scale for scale, after in skips)
-    return lowest if falls and lowest > 0.0 and held >= least else None
+    return lowest if falls and lowest > 0.0 and held_skips >= least else None
 
 
 def prescriptions(
-    view: RunView, steps: Sequence[StepFacts], start: float, end: float, found: Culprits, bound: float | None
+    view: RunView, steps: Sequence[StepFacts], start: float, end: float, culprits: Culprits, bound: float | None
 ) -> tuple[Prescription, ...]:
     """At least one prescription; those that are predicted to save a good part of the skipped steps come first.
 
@@ -46,10 +46,10 @@ def prescriptions(
         view: the run.
         steps: all scaled steps of the process, including skipped ones.
         start, end: the scale before and after the fall.
-        found: the layers that overflow.
+        culprits: the layers that overflow.
         bound: the scaler's :func:`lower_bound`.
     """
-    candidates = sorted(_candidates(view, steps, start, end, found, bound), key=lambda p: not is_worthwhile(p))
+    candidates = sorted(_candidates(view, steps, start, end, culprits, bound), key=lambda p: not is_worthwhile(p))
     if bound is None:  # with a bound, keep them all: removing it may save more skips than predicted
         candidates = [p for p in candidates if is_worthwhile(p)]
     return tuple(candidates) or (_bfloat16(view, steps, end),)
@@ -78,10 +78,10 @@ def shorter_interval(
 
 
 def _candidates(
-    view: RunView, steps: Sequence[StepFacts], start: float, end: float, found: Culprits, bound: float | None
+    view: RunView, steps: Sequence[StepFacts], start: float, end: float, culprits: Culprits, bound: float | None
 ) -> Iterator[Prescription]:
     """Yield the changes that apply, whatever their effect."""
-    layer, examined, hits = found.most_frequent, len(found.overflows), found.hits
+    layer, examined, hits = culprits.most_frequent, len(culprits.overflows), culprits.hits
     fmt = known_format(layer.dtype) if layer is not None else None
     # An overflowed gradient reaches other layers, so FP32 in one layer may not suffice: _mended_steps counts that.
     forward = layer is not None and layer.phase is Phase.FORWARD
@@ -100,7 +100,7 @@ def _candidates(
         yield _without_bound(view, steps, bound)
     elif end >= 1.0 and any(not s.skipped and s.loss_scale for s in steps):
         yield _lower_start(view, steps, end)
-    if layer is not None and 2 * (saved := _mended_steps(view, steps, found)) >= examined:
+    if layer is not None and 2 * (saved := _mended_steps(view, steps, culprits)) >= examined:
         yield _layer_in_float32(view, layer, saved, examined)
     if bound is not None and bound > 1.0:
         yield _bfloat16(view, steps, end)
@@ -163,19 +163,19 @@ def _bfloat16(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescrip
 # hold every gradient with its scale.
 
 
-def _mended_steps(view: RunView, steps: Sequence[StepFacts], found: Culprits) -> int:
-    """Number of examined steps whose overflow would disappear if the layer ``found.most_frequent`` ran in FP32.
+def _mended_steps(view: RunView, steps: Sequence[StepFacts], culprits: Culprits) -> int:
+    """Number of examined steps whose overflow would disappear if the layer ``culprits.most_frequent`` ran in FP32.
 
     0 if the layer does not overflow in the backward pass, has no name, or is not computed in FP16.
     """
-    layer = found.most_frequent
+    layer = culprits.most_frequent
     if layer is None or layer.phase is not Phase.BACKWARD or not layer.module or layer.dtype != FP16.dtype:
         return 0
     process = layer.row.process
     inside, outside = _largest_amax(view, process, steps, layer)
     scales = {s.step: s.loss_scale or 0.0 for s in steps}
     count = 0
-    for overflow in found.overflows:
+    for overflow in culprits.overflows:
         if (overflow.root, overflow.module, overflow.phase) != (layer.root, layer.module, Phase.BACKWARD):
             continue
         rows, scale = view.rows(process, overflow.row.step), scales.get(overflow.row.step, 0.0)
@@ -224,7 +224,7 @@ def _belongs_to(layer: Overflow, row: TensorRow) -> bool:
 def _is_last(rows: Sequence[TensorRow], layer: Overflow) -> bool:
     """Whether the layer is the last one of its model to run, apart from the modules around it."""
     forward = [r for r in rows if r.kind in FORWARD_KINDS and r.root == layer.root and r.order is not None]
-    own = [r.order or 0 for r in forward if r.module == layer.module and r.kind == "output"]
-    return bool(own) and all(
-        (r.order or 0) <= max(own) or r.module == layer.module or is_below(layer.module, r.module) for r in forward
+    orders = [r.order or 0 for r in forward if r.module == layer.module and r.kind == "output"]
+    return bool(orders) and all(
+        (r.order or 0) <= max(orders) or r.module == layer.module or is_below(layer.module, r.module) for r in forward
     )

@@ -89,12 +89,12 @@ def check(view: RunView, options: Options) -> Checked:
     histories = [_ScaleHistory(steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
     if not histories:
         return Checked.not_applicable("no loss scale is in force")
-    found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
-    fp16 = {k: t for k, t in found.tensors.items() if t.fmt is FP16 and not t.dead}
+    gradients = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
+    fp16 = {k: t for k, t in gradients.tensors.items() if t.fmt is FP16 and not t.dead}
     if not fp16:
         return Checked.not_applicable("no output gradient is in FP16")
     weights = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"], kind="weight_grad")
-    room = min(found.headroom, weights.headroom) - options["margin_binades"]
+    room = min(gradients.headroom, weights.headroom) - options["margin_binades"]
     seen = f"{plural(len(fp16), 'FP16 gradient')} at loss scale {histories[0].scale:g}"
     guilty = {
         k: t

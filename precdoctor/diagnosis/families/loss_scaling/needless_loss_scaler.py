@@ -109,8 +109,8 @@ def _half_precision(view: RunView) -> str | None:
         return "FP16 autocast"
     totals = view.survey.totals
     kinds = pa.array(["input", "output", "grad_output", "weight_grad", "weight"])
-    found = pc.and_(pc.is_in(totals["kind"], kinds), pc.equal(totals["dtype"], _FP16))
-    return "FP16 tensors" if pc.any(found).as_py() else None
+    is_fp16 = pc.and_(pc.is_in(totals["kind"], kinds), pc.equal(totals["dtype"], _FP16))
+    return "FP16 tensors" if pc.any(is_fp16).as_py() else None
 
 
 RULE = Rule(

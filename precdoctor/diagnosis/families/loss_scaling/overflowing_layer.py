@@ -75,32 +75,32 @@ class Culprits:
 
     def name(self, view: RunView) -> str:
         """The most frequent place, with its root if there are several."""
-        shown = self.most_frequent
-        if shown is None:
+        overflow = self.most_frequent
+        if overflow is None:
             return "an unknown layer"
-        several = shown.module and len(view.models) > 1
-        return f"`{shown.module or shown.root}`" + (f" of {shown.root}" if several else "")
+        several = overflow.module and len(view.models) > 1
+        return f"`{overflow.module or overflow.root}`" + (f" of {overflow.root}" if several else "")
 
     def words(self, view: RunView) -> str:
         """A sentence for the message: which layer overflows first, and on how many steps."""
-        shown = self.most_frequent
-        if shown is None:
+        overflow = self.most_frequent
+        if overflow is None:
             return "No skipped step was recorded with its tensors, so the overflowing layer is unknown."
         when = f"in {self.hits} of {plural(len(self.overflows), 'examined step')}"
-        if shown.phase is Phase.FORWARD:
+        if overflow.phase is Phase.FORWARD:
             return (
                 f"The forward pass itself overflows in {self.name(view)} "
-                f"({shown.row.label}, {shown.dtype}) {when}: no loss scale mends that."
+                f"({overflow.row.label}, {overflow.dtype}) {when}: no loss scale mends that."
             )
-        return f"First to overflow {when}: {shown.row.label} ({shown.dtype}), in {shown.root}."
+        return f"First to overflow {when}: {overflow.row.label} ({overflow.dtype}), in {overflow.root}."
 
     def location(self, process: Process, step: int) -> Location:
         """The most frequent place as a finding's location; without any, the backward pass."""
-        shown = self.most_frequent
-        if shown is None:
+        overflow = self.most_frequent
+        if overflow is None:
             return location(None, Phase.BACKWARD, process, step)
-        place = (shown.root, shown.module)
-        return tensor_location(place, shown.module_class, shown.row.kind, shown.phase, process, step)
+        place = (overflow.root, overflow.module)
+        return tensor_location(place, overflow.module_class, overflow.row.kind, overflow.phase, process, step)
 
     def as_evidence(self) -> list[dict[str, object]]:
         """The five most frequent places, with their numbers of steps."""

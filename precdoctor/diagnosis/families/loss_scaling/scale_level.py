@@ -52,8 +52,8 @@ class LostGradient:
 
 def lost_gradient(view: RunView) -> LostGradient | None:
     """The FP16 output gradient that is harmed most: by PD201's limits, else by PD303's; None if none exceeds them."""
-    found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
-    fp16 = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
+    gradients = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
+    fp16 = {k: t for k, t in gradients.tensors.items() if t.fmt is FP16}
     harmed = {k: t for k, t in fp16.items() if is_harmed(view, k, t, (_FLUSHED, _MAGNITUDE))} or {
         k: t
         for k, t in fp16.items()
@@ -87,12 +87,12 @@ def higher_level(view: RunView, lost: LostGradient, layer: Overflow | None, leve
     )
     if layer is None or not layer.module:
         return (bfloat16,)
-    found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
+    gradients = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
     rows = view.rows(*lost.series.worst)
     largest = max((r.amax or 0.0 for r in rows if r.kind in BACKWARD_KINDS and not _overlaps(r, layer)), default=0.0)
     if not largest:
         return (bfloat16,)
-    others = replace(found, headroom=FP16.headroom(largest))
+    others = replace(gradients, headroom=FP16.headroom(largest))
     guilty = {lost.key: lost.series}
     chosen = plan_scale(view, others, guilty, target=_FLUSHED / 10.0, margin=MARGIN_BINADES.default)
     if chosen.binades < 1:

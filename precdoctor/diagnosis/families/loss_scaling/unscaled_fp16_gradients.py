@@ -63,8 +63,8 @@ def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the gradient that keeps the fewest significant bits."""
     if any(s.loss_scale is not None for steps in view.timeline.values() for s in steps):
         return Checked.not_applicable("a loss scale is in force")
-    found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
-    fp16 = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
+    gradients = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
+    fp16 = {k: t for k, t in gradients.tensors.items() if t.fmt is FP16}
     if not fp16:
         return Checked.not_applicable("no output gradient is in FP16")
     faint = {k: t for k, t in fp16.items() if is_faint(view, k, t, options["faint_share"], options["enough_bits"])}
@@ -79,7 +79,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked((), f"{plural(len(faint), 'FP16 gradient')} without a loss scale: {words} in the worst")
     key, worst = min(guilty.items(), key=lambda item: item[1].mean_bits)
     seen = f"{plural(len(faint), 'FP16 gradient')} without a loss scale: {worst.mean_bits:.1f} bits kept in the worst"
-    return Checked([_finding(view, found, key, guilty, options)], seen)
+    return Checked([_finding(view, gradients, key, guilty, options)], seen)
 
 
 def _finding(

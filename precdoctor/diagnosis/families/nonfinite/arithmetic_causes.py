@@ -245,9 +245,9 @@ def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:
         maker = replay.ops.get(index) if isinstance(index, int) else None
         if maker is None or maker.reference is None or not maker.results:
             continue
-        made, exact = maker.results[0], maker.reference
-        if made.zero > exact.zero and exact.amin_nonzero is not None:
-            return f"{words}, {UNDERFLOWED} {made.dtype} at {maker.short} (FP64 keeps {exact.amin_nonzero:.3g})"
+        result, exact = maker.results[0], maker.reference
+        if result.zero > exact.zero and exact.amin_nonzero is not None:
+            return f"{words}, {UNDERFLOWED} {result.dtype} at {maker.short} (FP64 keeps {exact.amin_nonzero:.3g})"
     return words
 
 
@@ -304,8 +304,8 @@ def _empty_mean_words(op: Op) -> str:
     first = op.first_operand
     if first is None or not first.numel:
         return "a mean over no elements is 0/0"
-    made = op.results[0].numel if op.results else 1
-    return f"{op.short} of {plural(first.numel // max(made, 1), 'element')} divides by zero"
+    outputs = op.results[0].numel if op.results else 1
+    return f"{op.short} of {plural(first.numel // max(outputs, 1), 'element')} divides by zero"
 
 
 def short_number(value: float | None) -> str:
@@ -374,8 +374,8 @@ def _power_cause(op: Op) -> Cause:
     a power that is no integer, a large base, a large exponent.
     """
     base, exponent = PowerTerm.of(op, "self"), PowerTerm.of(op, "exponent")
-    whole = exponent.value is not None and math.isfinite(exponent.value) and exponent.value == int(exponent.value)
-    if base.negative and (op.bad_out & NAN) and not whole:
+    is_integer = exponent.value is not None and math.isfinite(exponent.value) and exponent.value == int(exponent.value)
+    if base.negative and (op.bad_out & NAN) and not is_integer:
         name = "sqrt-of-negative" if exponent.value is not None and abs(exponent.value) == 0.5 else "domain-error"
         lowest = base.operand.min if base.operand is not None and base.operand.min is not None else base.value
         return Cause(name, 0.95, f"values down to {short_number(lowest)} to the power {exponent.words()}")

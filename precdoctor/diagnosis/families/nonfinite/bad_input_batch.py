@@ -101,9 +101,9 @@ def _report(view: RunView, incident: Incident) -> Report:
     """The texts for a non-finite batch that led to an incident."""
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD104"
-    row, given = origin.row, as_given(origin.row)
+    row, argument = origin.row, as_given(origin.row)
     replay = replay_at(view, incident.process, incident.step)
-    data = (delivered_tensor(replay.bad_data, given) if replay is not None else None) or given
+    data = (delivered_tensor(replay.bad_data, argument) if replay is not None else None) or argument
     message = f"{incident.at_step(view).capitalize()}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) "
     message += f"holds {row.count_words()}; limit 0." + (data.more or provenance_words(provenance(replay, data)))
     message += incident.consequence_words

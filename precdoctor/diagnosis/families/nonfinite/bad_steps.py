@@ -109,9 +109,9 @@ def _nonfinite_outputs(view: RunView, process: Process, steps: Sequence[int]) ->
     bad_output_steps = {
         r["step"] for r in view.bad if (r["rank"], r["attempt"], r["kind"]) == (process.rank, process.attempt, "output")
     }
-    found = []
+    result = []
     for step in sorted(bad_output_steps.intersection(steps))[:_MAX_OUTPUTS]:
         last = {r.root: r for r in view.rows(process, step) if r.kind == "output"}
         if any(r.bad and not r.mask_like for r in last.values()):
-            found.append(step)
-    return found
+            result.append(step)
+    return result

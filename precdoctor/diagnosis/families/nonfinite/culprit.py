@@ -314,10 +314,10 @@ def _step_cause(op: Op) -> Cause:
 def _zero_divisor_words(op: Op, divisor: Operand) -> str:
     """Why the divisor, the root of a second moment plus eps, is zero; empty if it is not."""
     eps, fmt = op.settings.get("eps"), known_format(divisor.dtype)
-    known = isinstance(eps, (int, float))
+    has_eps = isinstance(eps, (int, float))
     flushed = isinstance(eps, (int, float)) and fmt is not None and 0.0 < eps <= fmt.flush_limit
     zero_there = divisor.value == 0.0 if divisor.value is not None else divisor.zero > 0
-    if not zero_there or (known and eps != 0 and not flushed):
+    if not zero_there or (has_eps and eps != 0 and not flushed):
         return ""
     reason = f"eps {eps:g} is 0 in {divisor.dtype}" if flushed else "eps is 0"
     return f"`{divisor.argument}` holds {plural(divisor.zero, 'exact zero')} ({divisor.dtype}) and {reason}"

@@ -135,9 +135,9 @@ class Culprit:
         """The tensor from before the step, as the model got it, else as the op read it; None if not in the log."""
         if self.external is None:
             return None
-        given = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
+        argument = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
         read = next((o for o, m in zip(self.op.operands, self.op.makers, strict=False) if m == self.external), None)
-        return given if given is not None and self.external[1] else read
+        return argument if argument is not None and self.external[1] else read
 
     @property
     def data(self) -> BadTensor | None:
@@ -248,12 +248,12 @@ class Incident:
     def headroom_words(self) -> str:
         """A sentence: how close the origin's tensor was to its limit on the last healthy step; empty if unknown."""
         until = self.step if self.divergence is None else self.divergence.root
-        seen = [s for s in self.history if s.step < until and s.headroom is not None and s.amax is not None]
-        if not seen:
+        sightings = [s for s in self.history if s.step < until and s.headroom is not None and s.amax is not None]
+        if not sightings:
             return ""
-        headroom = seen[-1].headroom or 0.0
+        headroom = sightings[-1].headroom or 0.0
         room = f"2^{headroom:.1f} times" if headroom >= 0.05 else "just"
-        return f" At healthy step {seen[-1].step} it reached {seen[-1].amax:.4g}, {room} below the limit."
+        return f" At healthy step {sightings[-1].step} it reached {sightings[-1].amax:.4g}, {room} below the limit."
 
     @property
     def consequence_words(self) -> str:

@@ -84,9 +84,9 @@ def check_incidents(view: RunView, rule: Rule, options: Options, describe: Descr
         describe: reports an incident from its tensors; used if it was not replayed.
         seen: the tensors that the rule checked, as words for the reason.
     """
-    mine = [with_divergence(view, i) for i in incidents(view) if i.code == rule.code]
-    if mine:
-        findings = [_finding(view, rule, options, incident, describe) for incident in mine]
+    own = [with_divergence(view, i) for i in incidents(view) if i.code == rule.code]
+    if own:
+        findings = [_finding(view, rule, options, incident, describe) for incident in own]
         return Checked(findings, f"{plural(len(findings), 'origin')} in {seen}")
     if elsewhere := sorted({f"{i.code} at step {i.step}" for i in incidents(view)}):
         return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({', '.join(elsewhere)})")

@@ -20,14 +20,14 @@ _OPTIMIZER_KINDS = frozenset(("weight_grad_step", "update"))
 # -- consequences in one process --------------------------------------------------------------------------------------
 
 
-def without_consequences(view: RunView, found: Sequence[Incident]) -> list[Incident]:
+def without_consequences(view: RunView, incidents: Sequence[Incident]) -> list[Incident]:
     """Merge each incident of a process into the earlier one whose non-finite tensors caused it.
 
     The two need not be consecutive: with several optimizers (a GAN, an actor and a critic) a step of another optimizer
     may be finite in between.
     """
     result: list[Incident] = []
-    for incident in _without_poisoned(found):
+    for incident in _without_poisoned(incidents):
         host = next((k for k, first in enumerate(result) if _follows_from_weights(view, incident, first)), None)
         if host is None:
             result.append(incident)
@@ -36,13 +36,13 @@ def without_consequences(view: RunView, found: Sequence[Incident]) -> list[Incid
     return result
 
 
-def _without_poisoned(found: Sequence[Incident]) -> list[Incident]:
+def _without_poisoned(incidents: Sequence[Incident]) -> list[Incident]:
     """Merge incidents that read a poisoned tensor into the incident of the step that poisoned it.
 
     After a poisoning no step was fully finite, so the ``last_finite`` of later incidents moves back before it.
     """
     result: list[Incident] = []
-    for incident in found:
+    for incident in incidents:
         host = next((k for k, p in enumerate(result) if p.poison and _reads_poisoned(incident, p.poison)), None)
         if host is not None:
             first = _with_later_steps(result[host], incident)
@@ -102,10 +102,10 @@ def _suspected_weights(incident: Incident) -> tuple[str, str] | None:
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def merged_over_ranks(found: Sequence[Incident]) -> list[Incident]:
+def merged_over_ranks(incidents: Sequence[Incident]) -> list[Incident]:
     """Merge ranks that report the same event: at the same step, or one step later, carried over by the weights."""
     merged: list[Incident] = []
-    for incident in found:
+    for incident in incidents:
         host = next((i for i, m in enumerate(merged) if _same_event(m, incident)), None)
         if host is None:
             merged.append(incident)
@@ -134,16 +134,16 @@ def _combined(first: Incident, other: Incident) -> Incident:
 # -- repetitions ------------------------------------------------------------------------------------------------------
 
 
-def merged_over_time(found: Sequence[Incident]) -> list[Incident]:
+def merged_over_time(incidents: Sequence[Incident]) -> list[Incident]:
     """Merge incidents with the same origin: later ones become ``occurrences`` or ``likely_steps`` of the first."""
     merged: dict[tuple[object, ...], Incident] = {}
-    for incident in found:
+    for incident in incidents:
         first = merged.get(incident.identity)
         if first is None:
             merged[incident.identity] = incident
         else:
-            again = replace(first, occurrences=(*first.occurrences, *incident.occurrences))
-            merged[incident.identity] = _with_bad_steps(again, incident)
+            extended = replace(first, occurrences=(*first.occurrences, *incident.occurrences))
+            merged[incident.identity] = _with_bad_steps(extended, incident)
     return _with_likely(merged.values())
 
 
@@ -151,10 +151,10 @@ def _with_bad_steps(first: Incident, incident: Incident) -> Incident:
     return replace(_combined(first, incident), bad_steps=first.bad_steps + incident.bad_steps)
 
 
-def _with_likely(found: Iterable[Incident]) -> list[Incident]:
+def _with_likely(incidents: Iterable[Incident]) -> list[Incident]:
     """Merge each incident that was not fully recorded into the earlier one that it may repeat, if there is only one."""
     result: list[Incident] = []
-    for incident in found:
+    for incident in incidents:
         hosts = [k for k, first in enumerate(result) if _compatible(incident, first)]
         if len(hosts) != 1:
             result.append(incident)

@@ -133,11 +133,11 @@ def _delivered_finite(culprit: Culprit) -> bool:
     return external is not None and external[0] == "batch" and culprit.replay.data_is_finite is True
 
 
-def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known: Location) -> Location:
-    """Narrow ``known``, the location by tensors, to the op and its line."""
+def culprit_location(view: RunView, incident: Incident, culprit: Culprit, by_tensors: Location) -> Location:
+    """Narrow ``by_tensors``, the location by tensors, to the op and its line."""
     forward_op, replay = culprit.forward_op, culprit.replay
     module, op = culprit.module, (forward_op if forward_op is not None else culprit.op).name
-    root, weight = replay.root or culprit.op.root or known.root, replay.weight
+    root, weight = replay.root or culprit.op.root or by_tensors.root, replay.weight
     if weight is not None:
         root, module = weight[0], weight[1]
     elif replay.phase != "optimizer" and not replay.root:
@@ -148,8 +148,8 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known:
     return Location(
         root=root,
         module=module,
-        module_class=class_of(view.module_classes, root or "", module or "") or known.module_class,
-        kind=kind or known.kind,
+        module_class=class_of(view.module_classes, root or "", module or "") or by_tensors.module_class,
+        kind=kind or by_tensors.kind,
         phase=culprit.phase,
         **vars(incident.process),
         step=incident.step,

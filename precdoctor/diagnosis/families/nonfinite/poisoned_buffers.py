@@ -82,10 +82,10 @@ def _poisoned(rows: pd.DataFrame, min_steps: float) -> dict[tuple[Process, Param
     first, counts = -largest(ids, np.where(since, -at_, np.nan)), sums(ids, since)
     found = {}
     for i in np.flatnonzero(counts >= max(1.0, min_steps)):
-        begun = rows.iloc[[int(first[i])]]
-        [(process, step)] = at(begun)
+        first_row = rows.iloc[[int(first[i])]]
+        [(process, step)] = at(first_row)
         last_finite = int(rows["step"].iloc[int(finite[i])])
-        found[process, parameters(begun)[0]] = _Buffer(last_finite, step, int(counts[i]))
+        found[process, parameters(first_row)[0]] = _Buffer(last_finite, step, int(counts[i]))
     return found
 
 
@@ -105,9 +105,9 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
         f"clean one is at or before step {finite}."
     )
     forward = [r for r in rows if r.kind in ("batch", "input", "output")]
-    ahead = next((r for r in forward if r.bad and not r.mask_like), None)
-    if ahead is not None:
-        message += f" First non-finite value of that step: {ahead.label}, {ahead.count_words()}."
+    first_bad = next((r for r in forward if r.bad and not r.mask_like), None)
+    if first_bad is not None:
+        message += f" First non-finite value of that step: {first_bad.label}, {first_bad.count_words()}."
     few = buffer.bad < 2
     return RULE.finding(
         confidence=0.8 if few else 0.97,
@@ -121,7 +121,7 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
             "finite_losses_since": len(losses),
             "last_finite_step": finite,
             "last_bad_step": step,
-            "path": path_evidence([*(path_to(forward, ahead) if ahead is not None else ()), row]),
+            "path": path_evidence([*(path_to(forward, first_bad) if first_bad is not None else ()), row]),
             "confidence_reason": "fewer than two steps were recorded since" if few else "every element was counted",
         },
         prescriptions=(_reset(place, len(poisoned)),),

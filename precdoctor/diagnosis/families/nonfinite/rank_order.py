@@ -51,8 +51,8 @@ class RankOrder:
     @property
     def is_certain(self) -> bool:
         """Whether the log decides which rank was first: only one can be, or its lead exceeds the clock skew."""
-        ahead = self.lead is not None and self.skew is not None and self.lead > self.skew
-        return len(self.first) == 1 or ahead
+        leads = self.lead is not None and self.skew is not None and self.lead > self.skew
+        return len(self.first) == 1 or leads
 
     def words(self, origin: int | None) -> str:
         """One to three sentences for a message.
@@ -70,8 +70,8 @@ class RankOrder:
                 f"{self.skew:.2g} s)."
             )
         elif len(self.first) > 1:
-            apart = "" if self.skew is None else f", because their clocks differ by up to {self.skew:.2g} s"
-            words = f" {_rank_words(self.first)} went non-finite at the same step. Which came first is unknown{apart}."
+            reason = "" if self.skew is None else f", because their clocks differ by up to {self.skew:.2g} s"
+            words = f" {_rank_words(self.first)} went non-finite at the same step. Which came first is unknown{reason}."
         if self.others:
             words += f" {plural(self.others, 'more rank')} followed by step {self.last_step}."
         return words + (f" {plural(self.finite, 'rank')} stayed finite." if self.finite else "")

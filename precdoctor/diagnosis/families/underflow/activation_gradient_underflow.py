@@ -100,19 +100,19 @@ _OP_FLUSHED, _OP_LOST = 0.5, 0.125
 
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the worst tensor, with all others above the limits as evidence; else a scanned op."""
-    found = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
+    gradients = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
     flushes = _check_ops(view)
-    if not found.tensors:
+    if not gradients.tensors:
         return flushes if flushes.findings else Checked.not_applicable("no output gradient is in FP16 or BF16")
-    seen = f"{plural(len(found.tensors), 'output gradient')} on {plural(len(found.steps), 'step')}"
+    seen = f"{plural(len(gradients.tensors), 'output gradient')} on {plural(len(gradients.steps), 'step')}"
     limits = options["flushed_share"], options["lost_magnitude"]
-    guilty = {k: t for k, t in found.tensors.items() if is_harmed(view, k, t, limits)}
+    guilty = {k: t for k, t in gradients.tensors.items() if is_harmed(view, k, t, limits)}
     if guilty:
         reason = f"{plural(len(guilty), 'gradient')} of {seen} above {percent(options['flushed_share'])}"
-        return Checked([_finding(view, found, guilty, options)], reason)
+        return Checked([_finding(view, gradients, guilty, options)], reason)
     if flushes.findings:
         return flushes
-    worst = max(t.share for t in found.tensors.values())
+    worst = max(t.share for t in gradients.tensors.values())
     tail = ", a tail: no recorded weight gradient misses a channel" if worst >= limits[0] else ""
     return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])}){tail}")
 
@@ -178,13 +178,13 @@ def _range_words(row: TensorRow, fmt: Format) -> str:
     return f"Its largest element is {row.amax:.3g}; {limit}." if row.amax else f"No element survived; {limit}."
 
 
-def _confidence(tensor: GradientSeries, row: TensorRow, found: GradientSurvey) -> tuple[float, str]:
+def _confidence(tensor: GradientSeries, row: TensorRow, gradients: GradientSurvey) -> tuple[float, str]:
     """Confidence and its reason."""
     if tensor.dead:
         return 0.7, "the tensor is zero throughout; the gradient before it was dying"
     if row.numel - row.zero < 1000:
         return 0.6, "fewer than 1,000 elements survive"
-    if len(found.steps) < 4:
+    if len(gradients.steps) < 4:
         return 0.7, "fewer than four steps were sampled"
     return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
 

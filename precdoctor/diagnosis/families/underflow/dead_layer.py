@@ -159,7 +159,7 @@ def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
     recorded = np.bincount(ids[one]).tolist()
     dead = np.bincount(ids[one], step[one] > last_alive[ids[one]]).astype(np.int64).tolist()
     columns = zip(first["numel"], recorded, dead, at(last), strict=True)
-    return {place: _GradientHistory(*own) for place, own in zip(parameters(first), columns, strict=True)}
+    return {place: _GradientHistory(*values) for place, values in zip(parameters(first), columns, strict=True)}
 
 
 def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], options: Options) -> dict[Parameter, str]:
@@ -261,8 +261,8 @@ _REVERSE_WORDS = (
 
 def _trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
     """Whether another parameter of the same layer got a gradient."""
-    mine = (r for r in rows if r.kind == "weight_grad" and (r.root, _layer(r)[0]) == (row.root, _layer(row)[0]))
-    return any(r.zero < r.numel for r in mine)
+    layer_rows = (r for r in rows if r.kind == "weight_grad" and (r.root, _layer(r)[0]) == (row.root, _layer(row)[0]))
+    return any(r.zero < r.numel for r in layer_rows)
 
 
 def _layer(row: TensorRow) -> tuple[str, str]:
@@ -326,14 +326,14 @@ def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
 
 def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
     """Whether the gradient of the module's output was recorded, and is zero in every call."""
-    mine = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (row.root, row.module)]
-    return bool(mine) and all(r.zero == r.numel for r in mine)
+    gradients = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (row.root, row.module)]
+    return bool(gradients) and all(r.zero == r.numel for r in gradients)
 
 
 def _flatness_words(row: TensorRow, rows: Sequence[TensorRow]) -> str:
     """A predicate: why the activation after the layer's output is flat; empty if the output does not show it."""
-    mine = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
-    for output in mine:
+    outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
+    for output in outputs:
         if output.sum is not None and -output.sum >= _NEGATIVE * magnitude(output.histogram) > 0.0:
             return "is almost all negative: a ReLU behind it never fires"
         if output.amin_nonzero is not None and output.amin_nonzero >= _FLAT_FROM and not output.zero:

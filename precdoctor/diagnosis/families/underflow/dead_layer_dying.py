@@ -175,14 +175,14 @@ def _loss_gives_gradient(view: RunView, rows: Sequence[TensorRow], since: int, s
     if last is None:
         return False
     where = [("root", "==", last.root), ("module", "==", last.module)]
-    given = view.measured(("zero_share",), ("grad_output",), steps=[s for s in steps if s >= since], where=where)
-    return bool(given["zero_share"].median() < _ALIVE)
+    gradients = view.measured(("zero_share",), ("grad_output",), steps=[s for s in steps if s >= since], where=where)
+    return bool(gradients["zero_share"].median() < _ALIVE)
 
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:
     """Mean loss of the oldest and of the newest quarter of the steps from ``step`` on; None with too few losses."""
-    known = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
-    losses = [s.loss for s in known if s.loss is not None]
+    finite_steps = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
+    losses = [s.loss for s in finite_steps if s.loss is not None]
     quarter = len(losses) // 4
     return (fmean(losses[:quarter]), fmean(losses[-quarter:])) if len(losses) >= _LOSSES else None
 

@@ -104,7 +104,7 @@ def flushed_finding(
         limit: minimum number of steps with a zero gradient.
     """
     first, last = zeros.first, zeros.last
-    shown = last or first
+    row = last or first
     begin = f"behind `{last.place}`" if last is not None else "at the cast of the model's output"
     message = (
         f"The gradient of {named(parameters)} was exactly zero in every element on {steps[0]:,} of "
@@ -124,10 +124,10 @@ def flushed_finding(
             "dead_weights": list(parameters[:16]),
             "dead_elements": elements[0],
             "zeros_begin_at": first.module or first.root,
-            "last_alive": shown.module or shown.root if last is not None else None,
+            "last_alive": row.module or row.root if last is not None else None,
             "loss_scale": zeros.scale,
             **gradient_evidence(zeros.rows, first),
-            "range": range_evidence(shown),
+            "range": range_evidence(row),
             "confidence_reason": "the last non-zero gradient lies at the end of FP16's range"
             if last is not None
             else "every FP16 gradient is zero from the loss on; its exact size is estimated from the loss",

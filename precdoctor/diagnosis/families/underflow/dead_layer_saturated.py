@@ -98,13 +98,13 @@ def _examine(
         if output.kind != "output" or gradient is None or (output.root, output.module) not in suspects:
             continue
         place = (output.root, output.module, output.call)
-        seen = found.setdefault(place, SaturatedLayer())
-        seen.steps += 1
+        layer = found.setdefault(place, SaturatedLayer())
+        layer.steps += 1
         zero, flat = gradient.zero / gradient.numel, output.histogram[_FLAT_BIN:].total / output.numel
         if min(zero, flat) >= share and _is_saturated(forward[i + 1], output, zero, gradients):
-            seen.zero.append(zero)
-            seen.flat.append(flat)
-            seen.last = at
+            layer.zero.append(zero)
+            layer.flat.append(flat)
+            layer.last = at
 
 
 def _is_saturated(after: TensorRow, output: TensorRow, zero: float, gradients: Mapping[Key, TensorRow]) -> bool:
@@ -124,8 +124,8 @@ def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, Saturate
     (root, module, call), worst = max(found.items(), key=lambda item: median(item[1].zero))
     process, step = worst.last
     rows = view.rows(process, step)
-    mine = {r.kind: r for r in rows if (r.root, r.module, r.call) == (root, module, call)}
-    output, gradient = mine["output"], mine["grad_output"]
+    by_kind = {r.kind: r for r in rows if (r.root, r.module, r.call) == (root, module, call)}
+    output, gradient = by_kind["output"], by_kind["grad_output"]
     zero, flat, rms = median(worst.zero), median(worst.flat), output.rms or 1.0
     name = module or root
     binades = max(1, math.ceil(math.log2(rms)))

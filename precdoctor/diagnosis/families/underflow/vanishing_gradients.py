@@ -107,8 +107,8 @@ def check(view: RunView, options: Options) -> Checked:
 def _check_layers(view: RunView, options: Options) -> Checked:
     """The detector along chains of like layers."""
     least = int(options["min_layers"])
-    known = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
-    alive = [c for c in known if len(c.alive) >= options["min_layers"]]
+    candidates = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
+    alive = [c for c in candidates if len(c.alive) >= options["min_layers"]]
     if not alive:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
     seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
@@ -133,8 +133,8 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     first, last, lost = alive[0], alive[-1], decay(chain)
     per_layer = slope(link_norms(chain))
     step = watched_steps(view)[-1]
-    mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.module in {k.module for k in alive}]
-    row = next((r for r in mine if r.module == first.module), None)
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.module in {k.module for k in alive}]
+    row = next((r for r in gradients if r.module == first.module), None)
     message = (
         f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
         f"{last.norm:.3g} at `{last.module}` to {first.norm:.3g} at `{first.module}` (L2, median of "
@@ -153,7 +153,7 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
             "layers": chain.as_evidence()[:64],
             "steps_examined": chain.steps,
             "confidence_reason": f"it falls in {rising_share(link_norms(chain)):.0%} of the steps from layer to layer",
-            **chain_evidence(row, mine),
+            **chain_evidence(row, gradients),
         },
         prescriptions=_prescriptions(view, chain, first.norm / last.norm),
     )
@@ -193,15 +193,15 @@ def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescript
 
 def _check_calls(view: RunView, options: Options) -> Checked:
     """The detector along the calls of one module in a step."""
-    found, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
-    if found is None or fallen is None:
+    chain, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
+    if chain is None or fallen is None:
         return Checked.not_applicable("no module is called often enough in a step")
-    lost = max(0.0, decay(found))
-    words = f"the gradient along {number_of_calls(found)} calls of `{found.pattern}`: {lost:.1f} binades lost"
+    lost = max(0.0, decay(chain))
+    words = f"the gradient along {number_of_calls(chain)} calls of `{chain.pattern}`: {lost:.1f} binades lost"
     limits = options["call_decay"], options["learnt"]
-    if decay(found) < limits[0] or rising_share(link_norms(found)) < options["consistent_share"] or fallen >= limits[1]:
+    if decay(chain) < limits[0] or rising_share(link_norms(chain)) < options["consistent_share"] or fallen >= limits[1]:
         return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
-    return Checked([forgetting_finding(RULE, view, found, fallen, limits)], words)
+    return Checked([forgetting_finding(RULE, view, chain, fallen, limits)], words)
 
 
 # -- through another model --------------------------------------------------------------------------------------------
@@ -257,24 +257,24 @@ def _players(view: RunView) -> list[_Player]:
         return []
     trained = _roots_by_optimizer(view, "weight_grad_step")
     passed = _roots_by_optimizer(view, "grad_output")
-    found = []
+    players = []
     for (process, optimizer), steps in optimizers.items():
-        own = trained.get(optimizer, set())
-        rivals = {r for other, roots in trained.items() if other != optimizer for r in roots} - own
+        own_roots = trained.get(optimizer, set())
+        rivals = {r for other, roots in trained.items() if other != optimizer for r in roots} - own_roots
         through = sorted(passed.get(optimizer, set()) & rivals)
-        known = [
+        history = [
             (s.loss, s.grad_norm)
             for s in steps
             if s.loss is not None and s.grad_norm is not None and not s.skipped and is_well(view, process, s)
         ]
-        if len(own) != 1 or not through or len(known) < _MIN_STEPS:
+        if len(own_roots) != 1 or not through or len(history) < _MIN_STEPS:
             continue
-        old, new = known[: len(known) // 4], known[-(len(known) // 4) :]
+        old, new = history[: len(history) // 4], history[-(len(history) // 4) :]
         losses, norms = ((median(s[i] for s in old), median(s[i] for s in new)) for i in (0, 1))
         if norms[1] > 0.0:
             rose = min(loss for loss, _ in new) > losses[0]
-            found.append(_Player(process, next(iter(own)), through[0], norms, losses, rose, steps))
-    return sorted(found, key=lambda p: -p.fallen)
+            players.append(_Player(process, next(iter(own_roots)), through[0], norms, losses, rose, steps))
+    return sorted(players, key=lambda p: -p.fallen)
 
 
 def _roots_by_optimizer(view: RunView, kind: str) -> Mapping[str, set[str]]:

@@ -58,8 +58,8 @@ def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, l
     first, last = chain.alive[0], chain.alive[-1]
     later = " and later" if last.index == LAST_CALL else ""
     place = chain.root, first.module
-    mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
-    row = next((r for r in mine if r.call == first.index), None)
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
+    row = next((r for r in gradients if r.call == first.index), None)
     per_call = slope(link_norms(chain)[:-1] if later else link_norms(chain))
     message = (
         f"A step calls `{first.module}` ({chain.module_class}) {calls} times. The gradient of its output falls "
@@ -85,7 +85,7 @@ def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, l
             "steps_examined": chain.steps,
             "confidence_reason": f"it falls in {rising_share(link_norms(chain)):.0%} of the steps from call to call; "
             "that the loss stays up for this reason is inferred",
-            **chain_evidence(row, mine),
+            **chain_evidence(row, gradients),
         },
         prescriptions=(_lasting_state(chain, calls),),
     )

@@ -80,12 +80,12 @@ _COLUMNS = ("phase", "numel", "zero", "nan", "pos_inf", "neg_inf", "amax", "amin
 def check(view: RunView, options: Options) -> Checked:
     """At most one finding: the worst weight gradient, with all others above the limits; else the worst on a grid."""
     dying = options["flushed_share"]
-    found = survey(view, max_steps=options["max_steps"], dying_share=dying, kind="weight_grad")
-    seen = f"{plural(len(found.tensors), 'weight gradient')} on {plural(len(found.steps), 'step')}"
+    gradients = survey(view, max_steps=options["max_steps"], dying_share=dying, kind="weight_grad")
+    seen = f"{plural(len(gradients.tensors), 'weight gradient')} on {plural(len(gradients.steps), 'step')}"
     limits = options["flushed_share"], options["lost_magnitude"]
-    guilty = {k: t for k, t in found.tensors.items() if t.share >= limits[0] and t.lost_share >= limits[1]}
+    guilty = {k: t for k, t in gradients.tensors.items() if t.share >= limits[0] and t.lost_share >= limits[1]}
     if guilty:
-        finding = _finding(view, found, guilty, options)
+        finding = _finding(view, gradients, guilty, options)
         return Checked([finding], f"{plural(len(guilty), 'gradient')} of {seen} above the limit")
     gridded = {
         k: g
@@ -95,9 +95,9 @@ def check(view: RunView, options: Options) -> Checked:
     if gridded:
         finding = _grid_finding(view, gridded, options)
         return Checked([finding], f"{plural(len(gridded), 'FP32 gradient')} rounded to a coarse grid")
-    if not found.tensors:
+    if not gradients.tensors:
         return Checked.not_applicable("no weight gradient is stored in FP16 or BF16, or was rounded to it")
-    worst = max(t.share for t in found.tensors.values())
+    worst = max(t.share for t in gradients.tensors.values())
     return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])})")
 
 
@@ -238,8 +238,8 @@ def _gridded_series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
 
 def _finer(view: RunView, key: Key, gradient: _GriddedSeries) -> float | None:
     """The smallest element of the module's output gradient at the worst step, if it is below the grid; else None."""
-    mine = (r for r in view.rows(*gradient.worst) if r.kind == "grad_output" and r.key[:2] == key[:2])
-    return next((r.amin_nonzero for r in mine if r.amin_nonzero and r.amin_nonzero < gradient.grid), None)
+    output_gradients = (r for r in view.rows(*gradient.worst) if r.kind == "grad_output" and r.key[:2] == key[:2])
+    return next((r.amin_nonzero for r in output_gradients if r.amin_nonzero and r.amin_nonzero < gradient.grid), None)
 
 
 def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: Options) -> Finding:
