@@ -33,7 +33,7 @@ _UNKNOWN_KIND = "unknown"
 _FILLS = op_names(
     "masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril"
 )
-#: Products, normalisations and functions of features: a ``-inf`` operand of theirs is no mask.
+#: Ops that compute with numbers, so that their ``-inf`` operand is no mask: masks are added, compared and normalised.
 _ARITHMETIC = op_names(
     "mm addmm bmm mv addmv dot linear mkldnn_linear convolution _convolution mkldnn_convolution cudnn_convolution "
     "native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit mul div exp log sqrt square pow"
@@ -138,15 +138,10 @@ def _external_candidate(replay: Replay, op: Op, external: tuple[str, str]) -> Cu
         later = (replay.ops[i] for i in replay.path if i >= op.index)
         harmed = next((o for o in later if o.bad_out & NAN), None)  # not +Inf: the model may negate its mask
         return CulpritOp(harmed, mask=external) if harmed is not None else CulpritOp(op, external=external)
-    if external[0] != "argument" and masked and not _reads_numbers(op):
+    if external[0] != "argument" and masked and not (_is_worse_than_mask(op) and op.short in _ARITHMETIC):
         harmed = op if _is_worse_than_mask(op) else _turning_point(replay, op.index)
         return CulpritOp(harmed, mask=external) if harmed is not None else None
     return CulpritOp(op, external=external)
-
-
-def _reads_numbers(op: Op) -> bool:
-    """Whether an op computes with its operand as with numbers; masks are only added, compared and normalised."""
-    return _is_worse_than_mask(op) and op.short in _ARITHMETIC
 
 
 def _turning_point(replay: Replay, after: int) -> Op | None:

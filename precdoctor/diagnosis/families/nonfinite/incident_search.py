@@ -93,7 +93,8 @@ def _with_outcome(
     facts = [view.step_facts(incident.process, s) for s in episode]
     skipped = all(f is not None and f.skipped for f in facts)
     inference = all(f is not None and f.inference for f in facts)
-    followed = any(s > episode[-1] and s not in bad_steps and not _was_skipped(view, incident, s) for s in order)
+    later = [s for s in order if s > episode[-1] and s not in bad_steps]
+    followed = any(not ((f := view.step_facts(incident.process, s)) and f.skipped) for s in later)
     clean_steps = [
         s
         for s in order
@@ -114,11 +115,6 @@ def _with_outcome(
         ranks=(incident.process.rank,),
         occurrences=(incident.step,),
     )
-
-
-def _was_skipped(view: RunView, incident: Incident, step: int) -> bool:
-    facts = view.step_facts(incident.process, step)
-    return facts is not None and facts.skipped
 
 
 def _last_finite(view: RunView, incident: Incident, clean_steps: Sequence[int], order: Sequence[int]) -> int | None:
