@@ -42,7 +42,7 @@ several optimizers unscale each of them before a common norm is taken.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for the process with most such steps."""
+    """At most one finding: the process with most steps that were clipped before unscaling."""
     clipped = {
         p: [s for s in steps if s.clip_norm is not None and s.clipped_before_unscale is not None]
         for p, steps in view.timeline.items()
@@ -60,7 +60,10 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _shrink(facts: StepFacts, scale: float) -> float | None:
-    """The factor by which clipping divides a gradient multiplied by ``scale``; 1 if it fits, None if unknown."""
+    """The factor by which clipping divides a gradient that is multiplied by ``scale``.
+
+    1 if the gradient's norm is within the limit; None if norm or limit is unknown.
+    """
     if facts.grad_norm is None or not facts.clip_norm:
         return None
     return max(1.0, facts.grad_norm * scale / facts.clip_norm)
@@ -69,26 +72,26 @@ def _shrink(facts: StepFacts, scale: float) -> float | None:
 def _finding(process: Process, steps: Sequence[StepFacts], share: float, options: Options, optimizers: int) -> Finding:
     first = steps[0]
     scale, limit = first.loss_scale or 1.0, first.clip_norm or 0.0
-    taken = [s for s in steps if not s.skipped]
-    done = [f for s in taken if (f := _shrink(s, s.loss_scale or 1.0)) is not None]
-    meant = [f for s in taken if (f := _shrink(s, 1.0)) is not None]
+    updates = [s for s in steps if not s.skipped]
+    actual = [f for s in updates if (f := _shrink(s, s.loss_scale or 1.0)) is not None]
+    intended = [f for s in updates if (f := _shrink(s, 1.0)) is not None]
     message = (
         f"On {plural(len(steps), 'step')} ({percent(share)} of those that clip, limit "
         f"{percent(options['wrong_share'])}) gradients were clipped to {limit:g} while they still carried the loss "
         f"scale, {scale:g} at step {first.step}. The effective limit was {limit / scale:.3g}. "
     )
-    if done:
-        norm = median(s.grad_norm for s in taken if s.grad_norm is not None)
+    if actual:
+        norm = median(s.grad_norm for s in updates if s.grad_norm is not None)
         message += (
-            f"Gradients of norm {norm:.3g} (median) were divided by {median(done):.3g}; "
-            f"unscaled first, they would have been divided by {median(meant):.3g}."
+            f"Gradients of norm {norm:.3g} (median) were divided by {median(actual):.3g}; "
+            f"unscaled first, they would have been divided by {median(intended):.3g}."
         )
     if optimizers > 1:
         message += f" There are {optimizers} optimizers: unscale each one with clipped parameters first."
-    harmful = bool(done) and median(done) > median(meant)
+    harmful = bool(actual) and median(actual) > median(intended)
     return RULE.finding(
         severity=Severity.ERROR if harmful else Severity.WARNING,
-        confidence=0.98 if done else 0.9,
+        confidence=0.98 if actual else 0.9,
         title=f"gradients are clipped before unscaling: to {limit / scale:.3g}, not {limit:g}",
         message=message,
         location=location(None, Phase.OPTIMIZER, process, first.step),
@@ -98,24 +101,24 @@ def _finding(process: Process, steps: Sequence[StepFacts], share: float, options
             "clip_norm": limit,
             "effective_clip_norm": limit / scale,
             "loss_scale": scale,
-            "median_shrink_factor": median(done) if done else None,
-            "median_intended_shrink_factor": median(meant) if meant else None,
+            "median_shrink_factor": median(actual) if actual else None,
+            "median_intended_shrink_factor": median(intended) if intended else None,
             "steps": len(steps),
             "last_bad_step": steps[-1].step,
             "confidence_reason": "the order of the calls was observed",
         },
-        prescriptions=(_prescribe((limit, scale), done, meant, optimizers),),
+        prescriptions=(_prescribe((limit, scale), actual, intended, optimizers),),
     )
 
 
 def _prescribe(
-    clip: tuple[float, float], done: Sequence[float], meant: Sequence[float], optimizers: int
+    clip: tuple[float, float], actual: Sequence[float], intended: Sequence[float], optimizers: int
 ) -> Prescription:
     limit, scale = clip
     each = "scaler.{}(optimizer)\n" if optimizers < 2 else "for optimizer in optimizers:\n    scaler.{}(optimizer)\n"
     predicted: dict[str, object] = {"effective_clip_norm": {"from": limit / scale, "to": limit}}
-    if done:
-        predicted["gradient_divided_by"] = {"from": median(done), "to": median(meant)}
+    if actual:
+        predicted["gradient_divided_by"] = {"from": median(actual), "to": median(intended)}
     return Prescription(
         title=f"unscale before clipping: effective limit {limit / scale:.3g} -> {limit:g}",
         change={"unscale_before_clip": {"from": False, "to": True}},

@@ -63,23 +63,24 @@ only after the last micro-batch.
     ),
 )
 _COLUMNS = ("numel", "nan", "pos_inf", "neg_inf")
-_At = tuple[Process, int]
+#: Process and step.
+_StepKey = tuple[Process, int]
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding over all steps."""
-    again = _most(_repeated_unscales(view), options["share"])
-    if again is not None:
-        reason = f"{again.steps:,} of {plural(again.of, 'step')} unscaled several times"
-        return Checked([_repeated_finding(view, again, options)], reason)
-    unused = _most(_unscaled_losses(view), options["share"])
+    """At most one finding: repeated ``unscale_`` calls, else ``backward`` on an unscaled loss, else the ratio."""
+    repeated = _worst_misuse(_repeated_unscales(view), options["share"])
+    if repeated is not None:
+        reason = f"{repeated.steps:,} of {plural(repeated.of, 'step')} unscaled several times"
+        return Checked([_repeated_finding(view, repeated, options)], reason)
+    unused = _worst_misuse(_unscaled_losses(view), options["share"])
     if unused is not None:
         reason = f"{unused.steps:,} of {plural(unused.of, 'step')} of a scaler began at an unscaled loss"
         return Checked([_unscaled_loss_finding(view, unused, options)], reason)
     steps = {at: s for at, s in _survey(view).items() if s.scale >= options["min_scale"]}
     if not steps:
         return Checked.not_applicable("no weight gradient was recorded with its loss scale and without")
-    guilty = {at: s for at, s in steps.items() if s.off <= options["tolerance"]}
+    guilty = {at: s for at, s in steps.items() if s.distance <= options["tolerance"]}
     share = len(guilty) / len(steps)
     if not guilty or share < options["share"]:
         usual = median(s.factor for s in steps.values())
@@ -88,47 +89,53 @@ def check(view: RunView, options: Options) -> Checked:
     return Checked([finding], f"{len(guilty):,} of {plural(len(steps), 'step')} unscaled twice")
 
 
-# -- both gradients on record -----------------------------------------------------------------------------------------
+# -- both gradients recorded ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One step; ``factor``: the gradient that the optimizer got over the unscaled one, median of so many weights."""
+    """One step with both gradients recorded.
+
+    Attributes:
+        scale: the loss scale.
+        factor: norm of the gradient that the optimizer got, as a multiple of the unscaled one; median of the weights.
+        weights: the number of these weights.
+    """
 
     scale: float
     factor: float
     weights: int
 
     @property
-    def off(self) -> float:
-        """Binades between the factor and one more division by the scale."""
+    def distance(self) -> float:
+        """Distance in binades of the factor from 1 / scale, the factor of one more division; infinite for 0."""
         return abs(math.log2(self.factor * self.scale)) if self.factor > 0.0 else math.inf
 
 
-def _survey(view: RunView) -> Mapping[_At, _Step]:
-    """Per step the weights whose gradient was recorded before unscaling and as the optimizer got it."""
+def _survey(view: RunView) -> Mapping[_StepKey, _Step]:
+    """The steps with weight gradients that were recorded both before unscaling and as the optimizer got them."""
     evaluated = {
         (p, s.step)
         for p, steps in view.timeline.items()
         for s in steps
-        if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306's
+        if s.complete and not s.skipped and not s.clipped_before_unscale  # PD306 reports the last
     }
     kinds = ("weight_grad", "weight_grad_step")
     rows = view.measured(("norm",), kinds, columns=_COLUMNS, steps=watched_steps(view))
     scale = rows["scale"]
-    due = np.where(rows["kind"] == "weight_grad", scale > 0.0, scale.isna() | (scale == 1.0))
-    rows = rows[due & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, evaluated)]
+    relevant = np.where(rows["kind"] == "weight_grad", scale > 0.0, scale.isna() | (scale == 1.0))
+    rows = rows[relevant & finite(rows) & (rows["norm"] > 0.0) & on_steps(rows, evaluated)]
     before, after = pairs(rows, *kinds)
-    whole = column(before, "numel") == column(after, "numel")  # a shard of it has another norm
-    factors = (column(after, "norm") / column(before, "norm"))[whole]
-    before = before[whole]
+    same_size = column(before, "numel") == column(after, "numel")  # a shard of a gradient has another norm
+    factors = (column(after, "norm") / column(before, "norm"))[same_size]
+    before = before[same_size]
     ids = groups(before, AT)
     first, middle = before.iloc[firsts(ids)], pd.Series(factors).groupby(ids).median()
-    described = zip(first["scale"], middle, np.bincount(ids).tolist(), strict=True)
-    return {key: _Step(*own) for key, own in zip(at(first), described, strict=True)}
+    columns = zip(first["scale"], middle, np.bincount(ids).tolist(), strict=True)
+    return {key: _Step(*values) for key, values in zip(at(first), columns, strict=True)}
 
 
-def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Finding:
+def _finding(guilty: Mapping[_StepKey, _Step], share: float, options: Options) -> Finding:
     (process, first), facts = min(guilty.items(), key=lambda item: item[0])
     factor, few = median(s.factor for s in guilty.values()), len(guilty) < 4
     message = (
@@ -172,11 +179,11 @@ def _finding(guilty: Mapping[_At, _Step], share: float, options: Options) -> Fin
 
 @dataclass(frozen=True)
 class _Misuse:
-    """A misuse of a scaler, from an event of the recorder.
+    """A misuse of a scaler, from a warning event of the recorder.
 
     Attributes:
-        steps, of: step attempts with the misuse, and all step attempts of the scaler.
-        times: most ``unscale_`` calls on the gradients of one step.
+        steps, of: number of step attempts with the misuse, and of all step attempts of the scaler.
+        times: largest number of ``unscale_`` calls on the gradients of one step.
         source: line of the first ``backward`` call on an unscaled loss.
     """
 
@@ -190,6 +197,7 @@ class _Misuse:
 
     @property
     def share(self) -> float:
+        """Share of the step attempts with the misuse."""
         return self.steps / max(self.of, 1)
 
 
@@ -198,7 +206,7 @@ def _counts(event: Mapping[str, Any], *names: str) -> Iterator[int]:
 
 
 def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
-    """Per optimizer the steps whose gradients were unscaled several times."""
+    """Yield per optimizer the number of steps whose gradients were unscaled several times."""
     for process, event in view.warnings_about("unscaled-again"):
         steps, of, times = _counts(event, "steps", "of", "times")
         root, optimizer = text(event.get("root")) or None, text(event["data"].get("optimizer"))
@@ -207,51 +215,54 @@ def _repeated_unscales(view: RunView) -> Iterator[_Misuse]:
 
 
 def _unscaled_losses(view: RunView) -> Iterator[_Misuse]:
-    """Per process the steps with every ``backward`` call on a loss that ``scaler.scale`` was given, not its result."""
+    """Yield per process the number of steps that ran ``backward`` only on losses passed to ``scaler.scale``.
+
+    A step that ran it on the result of ``scaler.scale``, or on another tensor, does not count.
+    """
     for process, event in view.warnings_about("scale-unused"):
         steps, of = _counts(event, "steps", "of")
         file, line = text(event.get("file")), integer(event.get("line"))
         yield _Misuse(process, steps, of, source=Source(file, line, None) if file and line else None)
 
 
-def _most(found: Iterator[_Misuse], share: float) -> _Misuse | None:
-    """The misuse on most steps, if it reaches ``share``."""
-    most = max(found, key=lambda m: (m.steps, -m.process.rank), default=None)
-    return most if most is not None and most.steps and most.share >= share else None
+def _worst_misuse(misuses: Iterator[_Misuse], share: float) -> _Misuse | None:
+    """The misuse with most steps; None if its share of the steps is below ``share``."""
+    worst = max(misuses, key=lambda m: (m.steps, -m.process.rank), default=None)
+    return worst if worst is not None and worst.steps and worst.share >= share else None
 
 
-def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Finding:
-    steps = by_optimizer(view).get((found.process, found.optimizer), ())
+def _repeated_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
+    steps = by_optimizer(view).get((misuse.process, misuse.optimizer), ())
     first = next((s for s in steps if s.loss_scale), None)
     scale, step = _scale_at(first)
     message = (
-        f"On {plural(found.steps, 'step')} of {found.of:,} ({percent(found.share)}, limit "
-        f"{percent(options['share'])}) the script called `scaler.unscale_` {found.times} times on the same gradients, "
+        f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
+        f"{percent(options['share'])}) the script called `scaler.unscale_` {misuse.times} times on the same gradients, "
         "with `scaler.update()` in between. Each call divides the whole sum so far by the loss scale"
         + (f", {scale:g} at step {step}" if first is not None else "")
         + f". The last micro-batch counts in full, the one before it with 1 / {scale:g}, earlier ones with less."
     )
     return RULE.finding(
         confidence=0.95,
-        title=f"gradients are unscaled {found.times} times a step: one micro-batch of {found.times} counts",
+        title=f"gradients are unscaled {misuse.times} times a step: one micro-batch of {misuse.times} counts",
         message=message,
         location=Location(
-            found.root, "" if found.root else None, phase=Phase.OPTIMIZER, **vars(found.process), step=step
+            misuse.root, "" if misuse.root else None, phase=Phase.OPTIMIZER, **vars(misuse.process), step=step
         ),
         evidence={
-            "unscaled_times": found.times,
-            "given_share": 1.0 / found.times,
+            "unscaled_times": misuse.times,
+            "given_share": 1.0 / misuse.times,
             "loss_scale": scale,
-            "unscaled_twice_share": found.share,
+            "unscaled_twice_share": misuse.share,
             "limit": options["share"],
-            "steps": found.steps,
+            "steps": misuse.steps,
             "confidence_reason": "the calls were observed, and the gradients stayed between them",
         },
         prescriptions=(
             Prescription(
-                title=f"unscale and update once a step: micro-batches that count 1 -> {found.times}",
+                title=f"unscale and update once a step: micro-batches that count 1 -> {misuse.times}",
                 change={"unscale": {"from": "every micro-batch", "to": "before the step"}},
-                predicted={"micro_batches_that_count": {"from": 1, "to": found.times}},
+                predicted={"micro_batches_that_count": {"from": 1, "to": misuse.times}},
                 snippet=(
                     "scaler.scale(loss / accumulated).backward()\n"
                     "if last_of_the_step:  # not in the other micro-batches\n"
@@ -265,27 +276,27 @@ def _repeated_finding(view: RunView, found: _Misuse, options: Options) -> Findin
     )
 
 
-def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> Finding:
-    steps = view.timeline.get(found.process, ())
+def _unscaled_loss_finding(view: RunView, misuse: _Misuse, options: Options) -> Finding:
+    steps = view.timeline.get(misuse.process, ())
     first = next((s for s in steps if s.loss_scale and s.loss_scale > 1.0), None)
     scale, step = _scale_at(first)
-    line = at_line(found.source)
+    line = at_line(misuse.source)
     return RULE.finding(
         confidence=0.95,
         title=f"gradients are divided by a loss scale of {scale:g} that the loss was not multiplied by{line}",
         message=(
-            f"On {plural(found.steps, 'step')} of {found.of:,} ({percent(found.share)}, limit "
+            f"On {plural(misuse.steps, 'step')} of {misuse.of:,} ({percent(misuse.share)}, limit "
             f"{percent(options['share'])}) the script called `backward` on the loss that it had passed to "
             "`scaler.scale`, not on the result. `scaler.step` still divides: the optimizer gets gradients "
             f"{scale:g} times too small, and nothing protects them from being flushed to zero in FP16."
         ),
-        location=replace(location(None, Phase.OPTIMIZER, found.process, step), source=found.source),
+        location=replace(location(None, Phase.OPTIMIZER, misuse.process, step), source=misuse.source),
         evidence={
             "given_share": 1.0 / scale,
             "loss_scale": scale,
-            "unscaled_loss_share": found.share,
+            "unscaled_loss_share": misuse.share,
             "limit": options["share"],
-            "steps": found.steps,
+            "steps": misuse.steps,
             "confidence_reason": "the tensors were the same object",
         },
         prescriptions=(
@@ -300,7 +311,7 @@ def _unscaled_loss_finding(view: RunView, found: _Misuse, options: Options) -> F
 
 
 def _scale_at(facts: StepFacts | None) -> tuple[float, int]:
-    """The loss scale and its step; 1 and 0 where none is known."""
+    """The loss scale and the number of a step; 1 and 0 for None."""
     return (1.0, 0) if facts is None else (facts.loss_scale or 1.0, facts.step)
 
 

@@ -44,7 +44,7 @@ a constant written by hand, which is inferred from the loss and the gradients.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for the first process whose scaler stands still."""
+    """At most one finding: the first process whose scaler never changes its scale or its count of clean steps."""
     scaled = scaled_steps(view)
     for process, steps in scaled:
         if not is_dynamic(steps) and _always_overflows(steps, options):
@@ -65,13 +65,15 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _stands_still(view: RunView, process: Process, steps: Sequence[StepFacts], options: Options) -> bool:
+    """Whether neither the scale nor the scaler's count of clean steps ever changed."""
     if (growth_interval(view, process) or 0.0) <= options["shortest_interval"]:
-        return False  # such a scaler grows on every clean step and resets its count to 0
-    moved = len({s.loss_scale for s in steps}) > 1 or any(s.growth_tracker for s in steps)
-    return not moved and len(steps) >= options["min_steps"]
+        return False  # a scaler with an interval of 1 grows on every clean step and resets its count to 0
+    changed = len({s.loss_scale for s in steps}) > 1 or any(s.growth_tracker for s in steps)
+    return not changed and len(steps) >= options["min_steps"]
 
 
 def _always_overflows(steps: Sequence[StepFacts], options: Options) -> bool:
+    """Whether every step was skipped at one constant scale."""
     constant = len({s.loss_scale for s in steps}) == 1
     return constant and len(steps) >= options["min_steps"] and all(s.skipped for s in steps)
 
@@ -110,15 +112,15 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
     scale = steps[0].loss_scale or 0.0
     skipped = [s for s in steps if s.skipped]
     clean = len(steps) - len(skipped)
-    made = len(view.facts(process).get("scalers") or ())
+    scalers = len(view.facts(process).get("scalers") or ())
     message = (
         f"Over {plural(len(steps), 'step')} (limit {options['min_steps']:g}) the scale stayed at {scale:g} and the "
         f"scaler's count of clean steps at 0, after {plural(clean, 'clean step')} and "
         f"{plural(len(skipped), 'overflow')}. "
     )
     message += (
-        f"The script made {plural(made, 'scaler')}, and each starts over: make one before the loop."
-        if made > 1
+        f"The script made {plural(scalers, 'scaler')}, and each starts over: make one before the loop."
+        if scalers > 1
         else "The script does not call `scaler.update()`, makes a new scaler each time, or pins its scale."
     )
     if skipped:
@@ -136,7 +138,7 @@ def _finding(view: RunView, process: Process, steps: Sequence[StepFacts], option
             "clean_steps_counted": 0,
             "clean_steps": clean,
             "overflows": len(skipped),
-            "scalers_made": made,
+            "scalers_made": scalers,
             "last_bad_step": steps[-1].step,
             "confidence_reason": "the scaler's own counter was read on every step",
         },

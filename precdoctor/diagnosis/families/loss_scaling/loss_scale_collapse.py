@@ -1,7 +1,7 @@
 """PD301: the dynamic loss scale keeps falling.
 
-Beside it: gradients that skipped steps leave behind (:mod:`.loss_scale_collapse_leftover`) and the prescriptions
-(:mod:`.loss_scale_collapse_prescriptions`).
+Two parts of the rule have modules of their own: gradients that skipped steps leave behind
+(:mod:`.loss_scale_collapse_leftover`) and the prescriptions (:mod:`.loss_scale_collapse_prescriptions`).
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ are discarded without harm, and the growth interval is what they are held agains
     ),
 )
 
-#: Points of the scale's course in the evidence; a plot needs no more.
-_SHOWN = 64
+#: Maximum number of points of the scale's history in the evidence; a plot needs no more.
+_MAX_POINTS = 64
 
 
 @dataclass(frozen=True)
-class _Course:
-    """A loss scale of one process over the run, and the part of it after calibration."""
+class _ScaleHistory:
+    """The scaled steps of one process: all of them, and those after calibration."""
 
     process: Process
     steps: Sequence[StepFacts]
@@ -91,13 +91,14 @@ class _Course:
 
 @dataclass(frozen=True)
 class _Collapse:
-    """A collapse of a course.
+    """A collapse of the loss scale of one process.
 
     Attributes:
-        first, last: steps between which it happened.
-        start, end: the scale before and after.
+        first, last: the steps between which the scale fell.
+        start, end: the scale before and after the fall.
         measured: the measurement and its limit, as the first words of the message.
-        lost: the gradient that suffers at the level that a fresh scaler found.
+        severe: the finding is an error, not a warning.
+        lost: the gradient that the level of a fresh scaler harms; None for other collapses.
     """
 
     first: int
@@ -110,48 +111,53 @@ class _Collapse:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most one finding: the collapse of the process where it is worst."""
-    courses = [_Course(p, steps, after_calibration(steps)) for p, steps in scaled_steps(view)]
-    if not courses:
+    """At most one finding: the worst collapse of any process."""
+    histories = [_ScaleHistory(p, steps, after_calibration(steps)) for p, steps in scaled_steps(view)]
+    if not histories:
         return Checked.not_applicable("no loss scale: neither a GradScaler nor scaling by hand was seen")
-    collapses = [(c, found) for c in courses if (found := _collapse(view, c, options)) is not None]
-    seen = f"the loss scale of {plural(len(courses[0].steps), 'step')}"
+    collapses = [(c, found) for c in histories if (found := _find_collapse(view, c, options)) is not None]
+    seen = f"the loss scale of {plural(len(histories[0].steps), 'step')}"
     if not collapses:
-        skipped = sum(s.skipped for s in courses[0].steps)
-        low = min(s.loss_scale or 0.0 for s in courses[0].steps)
+        skipped = sum(s.skipped for s in histories[0].steps)
+        low = min(s.loss_scale or 0.0 for s in histories[0].steps)
         return Checked((), f"{seen}: lowest {low:g}, {plural(skipped, 'skipped step')}")
-    course, collapse = max(collapses, key=lambda c: (c[1].severe, -c[1].end, -c[0].process.rank))
-    return Checked([_finding(view, course, collapse, options)], f"{collapse.measured} in {seen}")
+    history, collapse = max(collapses, key=lambda c: (c[1].severe, -c[1].end, -c[0].process.rank))
+    return Checked([_finding(view, history, collapse, options)], f"{collapse.measured} in {seen}")
 
 
-def _collapse(view: RunView, course: _Course, options: Options) -> _Collapse | None:
-    scales = [s.loss_scale or 0.0 for s in course.steps]
+def _find_collapse(view: RunView, history: _ScaleHistory, options: Options) -> _Collapse | None:
+    """The first kind of collapse that applies; None if none does."""
+    scales = [s.loss_scale or 0.0 for s in history.steps]
     low = next((i for i, x in enumerate(scales) if x < options["floor"]), None)
-    if low:  # a scale that was *set* below 1 is the user's choice
+    if low:  # not 0: a scale below 1 from the first step on is the user's choice
         begin, end = max(range(low), key=lambda i: (scales[i], i)), min(scales[low:])
         words = f"the loss scale fell from {scales[begin]:g} to {end:g} (limit {options['floor']:g}),"
-        return _Collapse(course.steps[begin].step, course.steps[-1].step, scales[begin], end, words, severe=True)
-    never = _never(course, options)
-    return never or _cascade(course, options) or _busy(view, course, options) or _fresh(view, course, options)
+        return _Collapse(history.steps[begin].step, history.steps[-1].step, scales[begin], end, words, severe=True)
+    return (
+        _never_stepped(history, options)
+        or _deepest_fall(history, options)
+        or _frequent_skips(view, history, options)
+        or _calibration_collapse(view, history, options)
+    )
 
 
-def _never(course: _Course, options: Options) -> _Collapse | None:
-    """A scaler that skipped every step of the run."""
-    if course.after or len(course.steps) < options["never_steps"]:
+def _never_stepped(history: _ScaleHistory, options: Options) -> _Collapse | None:
+    """The collapse of a scaler that skipped every step of the run; else None."""
+    if history.after or len(history.steps) < options["never_steps"]:
         return None
-    first, last = course.steps[0], course.steps[-1]
+    first, last = history.steps[0], history.steps[-1]
     start, end = first.loss_scale or 0.0, last.loss_scale or 0.0
-    words = f"no weight has moved: all {plural(len(course.steps), 'step')} were skipped (limit "
+    words = f"no weight has moved: all {plural(len(history.steps), 'step')} were skipped (limit "
     words += f"{options['never_steps']:g}), at loss scales from {start:g} to {end:g},"
     return _Collapse(first.step, last.step, start, end, words, severe=True)
 
 
-def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None:
-    """A scaler that came down from its start to a level at which gradients are lost."""
-    calibrating = course.steps[: len(course.steps) - len(course.after)]
-    if not calibrating or not course.after:
+def _calibration_collapse(view: RunView, history: _ScaleHistory, options: Options) -> _Collapse | None:
+    """The collapse of a fresh scaler whose calibration ended at a level that harms gradients; else None."""
+    calibrating = history.steps[: len(history.steps) - len(history.after)]
+    if not calibrating or not history.after:
         return None
-    start, level = (part[0].loss_scale or 0.0 for part in (calibrating, course.after))
+    start, level = (part[0].loss_scale or 0.0 for part in (calibrating, history.after))
     binades = math.log2(start / level) if start > 0.0 and level > 0.0 else 0.0
     lost = lost_gradient(view) if binades >= options["fall_binades"] else None
     if lost is None:
@@ -161,9 +167,9 @@ def _fresh(view: RunView, course: _Course, options: Options) -> _Collapse | None
     return _Collapse(calibrating[0].step, calibrating[-1].step, start, level, words, severe=False, lost=lost)
 
 
-def _cascade(course: _Course, options: Options) -> _Collapse | None:
-    """The deepest fall within the window, after calibration."""
-    after, worst = course.after, None
+def _deepest_fall(history: _ScaleHistory, options: Options) -> _Collapse | None:
+    """The fall within the window, after calibration, that ends at the lowest scale; None if none reaches the limit."""
+    after, worst = history.after, None
     window, limit = int(options["window"]), options["fall_binades"]
     high = 0
     for i, facts in enumerate(after):
@@ -180,12 +186,12 @@ def _cascade(course: _Course, options: Options) -> _Collapse | None:
     return worst
 
 
-def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
-    """A scaler that skips more often than one that probes upwards once per growth interval."""
-    after = course.after
+def _frequent_skips(view: RunView, history: _ScaleHistory, options: Options) -> _Collapse | None:
+    """The collapse of a scaler that skips more often after calibration than probes explain; else None."""
+    after = history.after
     if len(after) < options["busy_steps"]:
         return None
-    limit = max(options["skipped_share"], 3.0 / (1.0 + (growth_interval(view, course.process) or math.inf)))
+    limit = max(options["skipped_share"], 3.0 / (1.0 + (growth_interval(view, history.process) or math.inf)))
     share = sum(s.skipped for s in after) / len(after)
     if share < limit:
         return None
@@ -194,50 +200,53 @@ def _busy(view: RunView, course: _Course, options: Options) -> _Collapse | None:
     return _Collapse(after[0].step, after[-1].step, max(scales), min(scales), words, severe=False)
 
 
-def _finding(view: RunView, course: _Course, collapse: _Collapse, options: Options) -> Finding:
-    steps = [s for s in course.steps if s.skipped and collapse.first <= s.step <= collapse.last]
+def _finding(view: RunView, history: _ScaleHistory, collapse: _Collapse, options: Options) -> Finding:
+    steps = [s for s in history.steps if s.skipped and collapse.first <= s.step <= collapse.last]
     skipped = [s.step for s in steps]
-    leftover = find_leftover_gradients(view, course.process, course.steps, options["kept_steps"])
-    found = culprits(view, course.process, [s for s in steps if leftover is None or s.step <= leftover.first])
-    known = found.shown is not None
-    message = f"On rank {course.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
+    leftover = find_leftover_gradients(view, history.process, history.steps, options["kept_steps"])
+    found = culprits(view, history.process, [s for s in steps if leftover is None or s.step <= leftover.first])
+    layer_known = found.most_frequent is not None
+    message = f"On rank {history.process.rank}, {collapse.measured} at steps {collapse.first} to {collapse.last}: "
     message += f"{plural(len(skipped), 'step')} skipped. {found.words(view)}"
     if leftover is not None:
         message += f" {leftover.words}"
-    bound = lower_bound(course.steps, options["held_skips"])
+    bound = lower_bound(history.steps, options["held_skips"])
     if bound is not None and leftover is None:
-        held = sum((s.loss_scale or 0.0) <= bound for s in steps)
-        message += f" {plural(held, 'skip')} at {bound:g} did not lower the scale: the scaler may not go lower."
-    evidence = _evidence(course, collapse, found, skipped)
-    clean = _clean_between_skips(course) if collapse.severe and leftover is None else None
+        held_skips = sum((s.loss_scale or 0.0) <= bound for s in steps)
+        message += f" {plural(held_skips, 'skip')} at {bound:g} did not lower the scale: the scaler may not go lower."
+    evidence = _evidence(history, collapse, found, skipped)
+    clean = _clean_between_skips(history) if collapse.severe and leftover is None else None
     if clean is not None:
         evidence["clean_between_skips"] = clean
         message += f" It never grew back: {plural(clean, 'clean step')} lie between two overflows (median)"
-        interval = growth_interval(view, course.process)
+        interval = growth_interval(view, history.process)
         message += f", and the growth interval is {interval:,.0f}." if interval else "."
     evidence |= {"lower_bound": bound, "gradients_kept_since": leftover.first if leftover is not None else None}
     if collapse.lost is not None:
         evidence["flushed_at_level"] = collapse.lost.series.share
-    because = f" because of {found.name(view)}" if known else ""
+    because = f" because of {found.name(view)}" if layer_known else ""
     if leftover is not None:
         because = ": gradients of skipped steps are never zeroed"
     return RULE.finding(
         severity=Severity.ERROR if collapse.severe else Severity.WARNING,
-        confidence=0.95 if collapse.severe or known else 0.8,
+        confidence=0.95 if collapse.severe or layer_known else 0.8,
         title=f"{collapse.measured.rstrip(',')}{because}",
         message=message,
-        location=found.location(course.process, collapse.first),
+        location=found.location(history.process, collapse.first),
         evidence=evidence,
-        prescriptions=shorter_interval(view, course.process, clean, collapse.start, collapse.end)
-        + _prescriptions(view, course, collapse, found, bound)
+        prescriptions=shorter_interval(view, history.process, clean, collapse.start, collapse.end)
+        + _prescriptions(view, history, collapse, found, bound)
         if leftover is None
-        else (leftover.prescription(sum(s.skipped for s in course.steps)),),
+        else (leftover.prescription(sum(s.skipped for s in history.steps)),),
     )
 
 
-def _clean_between_skips(course: _Course) -> int | None:
-    """Median number of clean steps between overflows that wore the scale out; None if it grew, or if they are many."""
-    after, clean = course.after, [0]
+def _clean_between_skips(history: _ScaleHistory) -> int | None:
+    """Median number of clean steps between the overflows that wore the scale down.
+
+    None if the scale ever grew, if only one step or more than a fifth of them were skipped, or if the median is 0.
+    """
+    after, clean = history.after, [0]
     for facts, following in pairwise(after):
         if (following.loss_scale or 0.0) > (facts.loss_scale or 0.0):
             return None
@@ -248,36 +257,38 @@ def _clean_between_skips(course: _Course) -> int | None:
 
 
 def _prescriptions(
-    view: RunView, course: _Course, collapse: _Collapse, found: Culprits, bound: float | None
+    view: RunView, history: _ScaleHistory, collapse: _Collapse, found: Culprits, bound: float | None
 ) -> tuple[Prescription, ...]:
     if collapse.lost is not None:
-        return higher_level(view, collapse.lost, found.shown, collapse.end)
-    return prescriptions(view, course.steps, collapse.start, collapse.end, found, bound)
+        return higher_level(view, collapse.lost, found.most_frequent, collapse.end)
+    return prescriptions(view, history.steps, collapse.start, collapse.end, found, bound)
 
 
-def _evidence(course: _Course, collapse: _Collapse, found: Culprits, skipped: Sequence[int]) -> dict[str, object]:
-    shown = found.shown
+def _evidence(
+    history: _ScaleHistory, collapse: _Collapse, found: Culprits, skipped: Sequence[int]
+) -> dict[str, object]:
+    layer = found.most_frequent
     evidence: dict[str, object] = {
         "first_overflow_step": skipped[0] if skipped else collapse.first,
         "last_bad_step": collapse.last,
         "scale": {"from": collapse.start, "to": collapse.end},
         "skipped_steps": len(skipped),
         "culprits": found.as_evidence(),
-        "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(course.steps)],
+        "loss_scale_history": [[s.step, s.loss_scale] for s in _thinned(history.steps)],
         "last_finite_step": None,
-        "confidence_reason": "the overflowing layer was recorded" if shown is not None else "no overflow was sampled",
+        "confidence_reason": "the overflowing layer was recorded" if layer is not None else "no overflow was sampled",
     }
-    return evidence if shown is None else evidence | shown.as_evidence()
+    return evidence if layer is None else evidence | layer.as_evidence()
 
 
 def _thinned(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:
-    """The first and the last step, and the first of every level of the scale; at most :data:`_SHOWN`."""
-    moves = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
-    return moves[:: max(1, math.ceil(len(moves) / _SHOWN))]
+    """The first and the last step, and each step on which the scale changed, thinned to at most ``_MAX_POINTS``."""
+    changes = [s for i, s in enumerate(steps) if i in (0, len(steps) - 1) or s.loss_scale != steps[i - 1].loss_scale]
+    return changes[:: max(1, math.ceil(len(changes) / _MAX_POINTS))]
 
 
 def flushed_at_its_level(cause: Finding, _effect: Finding) -> bool:
-    """Whether the collapse left the scale at a level at which gradients are flushed."""
+    """Whether the collapse (``cause``) left the scale at a level at which gradients are flushed."""
     return "flushed_at_level" in cause.evidence
 
 

@@ -1,7 +1,7 @@
-"""PD301, leftover gradients: a skipped step does not zero them, new ones are added to an Inf, every step is skipped.
+"""PD301, leftover gradients: a skipped step does not zero its gradients, so every later step is skipped as well.
 
-Scripts that skip by themselves tend to omit ``optimizer.zero_grad()`` together with ``optimizer.step()``. An element
-that was once non-finite then stays so, whatever the batch and the loss scale.
+Scripts that skip steps by themselves tend to omit ``optimizer.zero_grad()`` together with ``optimizer.step()``. New
+gradients are then added to an Inf, and the element stays non-finite whatever the batch and the loss scale.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Later steps whose rows are read, evenly spread: bounds the work.
-_EXAMINED = 16
-#: Modules whose parameters get sums of products of finite numbers, without a root or a quotient: smaller terms cannot
-#: overflow where larger ones did not.
+#: Number of later steps whose rows are read, evenly spread; bounds the work.
+_MAX_EXAMINED = 16
+#: Modules whose parameter gradients are sums of products, without a root or a quotient: if large terms did not
+#: overflow, smaller ones cannot.
 _PLAIN = re.compile(r"(?:Linear|(?:Lazy)?Conv(?:Transpose)?[123]d|(?:Layer|Group|RMS|(?:Sync)?Batch)Norm(?:[123]d)?)$")
-#: Minimum factor by which the arriving gradients have shrunk since: three backoffs. Chosen empirically.
-_SMALLER = 8.0
+#: Minimum factor by which the new output gradients are smaller than at first: three backoffs. Chosen empirically.
+_SHRINKAGE = 8.0
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class LeftoverGradients:
 
     Attributes:
         first: the step that overflowed.
-        skips: steps skipped since, to the end of the run.
-        weights: weights whose gradient has been non-finite since.
+        skips: number of steps skipped after it, to the end of the run.
+        weights: number of weights whose gradient has been non-finite since.
     """
 
     first: int
@@ -49,7 +49,7 @@ class LeftoverGradients:
         )
 
     def prescription(self, skipped: int) -> Prescription:
-        """``skipped``: number of skipped steps of the run."""
+        """Zero gradients also after skipped steps; ``skipped`` is the number of skipped steps of the run."""
         return Prescription(
             title=f"`zero_grad()` also after skipped steps: skipped steps {skipped} -> {skipped - self.skips}, if no "
             "other batch overflows",
@@ -66,35 +66,36 @@ class LeftoverGradients:
 def find_leftover_gradients(
     view: RunView, process: Process, steps: Sequence[StepFacts], least: float
 ) -> LeftoverGradients | None:
-    """The leftover gradients because of which the run's last steps were skipped; None if the log does not show any.
+    """The leftover gradients that made the script skip the run's last steps; None if the log does not prove any.
 
-    If a layer makes non-finite elements anew, their number differs from batch to batch, they disappear as the scale
-    falls, or a non-finite activation or output gradient comes with them. Those of a leftover gradient never become
-    fewer. Besides, either such a tensor was there on the first skipped step and on none since, or the arriving
-    gradients have shrunk so much with the scale that a sum of products, as in a linear layer, can no longer overflow.
+    If a layer makes new non-finite elements on each step, their number differs from batch to batch, they disappear as
+    the scale falls, or a non-finite activation or output gradient precedes them. Non-finite elements that are left over
+    never become fewer, and nothing non-finite precedes them after the first skipped step. As a second proof, either
+    something did precede them on that first step, or the output gradients have become so much smaller with the scale
+    that a sum of products, as in a linear layer, can no longer overflow.
 
     Args:
         view: the run.
         process: the process of the steps.
-        steps: the steps in order; those skipped at the end are examined.
-        least: minimum number of them behind the first.
+        steps: the scaled steps of the process in order; the skipped ones at the end are examined.
+        least: minimum number of skipped steps, all and sampled ones, after the first of them.
     """
     tail = steps[next((i + 1 for i in reversed(range(len(steps))) if not steps[i].skipped), 0) :]
     later = [s.step for s in tail[1:] if s.sampled]
     if len(tail) - 1 < least or len(later) < least or not tail[0].sampled:
         return None
-    begun = view.rows(process, tail[0].step)
-    leftover = _non_finite(begun)
+    first_rows = view.rows(process, tail[0].step)
+    leftover = _non_finite(first_rows)
     if not leftover:
         return None
-    bad, rows = dict(leftover), begun
-    for step in later[:: max(1, len(later) // _EXAMINED)]:
+    bad, rows = dict(leftover), first_rows
+    for step in later[:: max(1, len(later) // _MAX_EXAMINED)]:
         rows = view.rows(process, step)
-        now = _non_finite(rows)
-        if _makes_its_own(rows) or any(now.get(key, 0) < count for key, count in bad.items()):
+        counts = _non_finite(rows)
+        if _makes_nonfinite(rows) or any(counts.get(key, 0) < count for key, count in bad.items()):
             return None
-        bad |= now
-    if not _makes_its_own(begun) and not _cannot_overflow(begun, rows):
+        bad |= counts
+    if not _makes_nonfinite(first_rows) and not _cannot_overflow(first_rows, rows):
         return None
     return LeftoverGradients(tail[0].step, len(tail) - 1, len(leftover))
 
@@ -104,25 +105,30 @@ def _non_finite(rows: Sequence[TensorRow]) -> Mapping[Key, int]:
     return {r.key: r.non_finite for r in rows if r.kind == "weight_grad" and r.bad}
 
 
-def _makes_its_own(rows: Sequence[TensorRow]) -> bool:
-    """Whether the step has non-finite values outside of weight gradients; masks of ``-inf`` do not count."""
+def _makes_nonfinite(rows: Sequence[TensorRow]) -> bool:
+    """Whether a step made non-finite values itself, outside of weight gradients; masks of ``-inf`` do not count."""
     forward = any(r.nan or r.pos_inf for r in rows if r.kind in FORWARD_KINDS)
     return forward or any(r.bad for r in rows if r.kind in ("loss", "grad_output"))
 
 
-def _cannot_overflow(begun: Sequence[TensorRow], now: Sequence[TensorRow]) -> bool:
-    """Whether a layer's gradient is non-finite although the gradient that arrives is far smaller than it was."""
-    before, after = _sizes(begun), _sizes(now)
-    shrunk = {place for place, amax in after.items() if _SMALLER * amax <= before.get(place, 0.0)}
+def _cannot_overflow(first_rows: Sequence[TensorRow], last_rows: Sequence[TensorRow]) -> bool:
+    """Whether a plain layer's weight gradient is still non-finite, with a far smaller output gradient than at first.
+
+    Args:
+        first_rows: rows of the first skipped step.
+        last_rows: rows of the last examined step.
+    """
+    before, after = _output_gradient_amax(first_rows), _output_gradient_amax(last_rows)
+    shrunk = {place for place, amax in after.items() if _SHRINKAGE * amax <= before.get(place, 0.0)}
     return any(
         _PLAIN.match(r.module_class) and r.name in ("weight", "bias") and (r.root, r.module) in shrunk
-        for r in now
+        for r in last_rows
         if r.kind == "weight_grad" and r.bad
     )
 
 
-def _sizes(rows: Sequence[TensorRow]) -> Mapping[tuple[str, str], float]:
-    """The amax of the gradient of each module's outputs, loss scale included."""
+def _output_gradient_amax(rows: Sequence[TensorRow]) -> Mapping[tuple[str, str], float]:
+    """The amax of each module's output gradients, loss scale included, by root and module."""
     sizes: dict[tuple[str, str], float] = {}
     for r in rows:
         if r.kind == "grad_output":

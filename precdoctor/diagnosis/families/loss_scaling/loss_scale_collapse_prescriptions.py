@@ -1,4 +1,4 @@
-"""PD301's prescriptions for a loss scale that keeps falling or skipping, the smaller change first."""
+"""The prescriptions of PD301, for a loss scale that keeps falling or skipping; the smallest change comes first."""
 
 from __future__ import annotations
 
@@ -16,49 +16,53 @@ from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import BF16, FP16
 
-#: Clean steps whose gradients are read, the newest and as many spread over the run: bounds the work.
-_READ = 8
-#: Binades by which one batch's gradient may exceed the largest of those steps. Chosen empirically; beyond it range is
-#: not the cause: a root at zero has an infinite slope in any format.
-_VARIES = 4
+#: Number of clean steps whose gradients are read, spread over the run, and again at its end; bounds the work.
+_STEPS_READ = 8
+#: Binades by which one batch's gradient may exceed the largest of the clean steps read. Chosen empirically. A gradient
+#: that would have to be larger did not overflow: it has a pole, such as the slope of a root at zero, in any format.
+_BATCH_SPREAD = 4
 
 
 def lower_bound(steps: Sequence[StepFacts], least: float) -> float | None:
     """The scale below which the scaler does not go; None without such a bound.
 
-    A bound shows if the scaler falls elsewhere, but at least ``least`` skips left it at its lowest. A constant written
-    by hand has no bound: it does not move at all.
+    The scaler has a bound if at least ``least`` skips left its lowest scale unchanged although other skips lowered the
+    scale. A constant written by hand has none: no skip lowers it.
     """
     scales = [s.loss_scale or 0.0 for s in steps]
     lowest = min(scales, default=0.0)
     skips = [(scale, after) for s, scale, after in zip(steps, scales, scales[1:], strict=False) if s.skipped]
-    held = sum(scale == lowest for scale, _ in skips)
+    held_skips = sum(scale == lowest for scale, _ in skips)
     falls = any(after < scale for scale, after in skips)
-    return lowest if falls and lowest > 0.0 and held >= least else None
+    return lowest if falls and lowest > 0.0 and held_skips >= least else None
 
 
 def prescriptions(
-    view: RunView, steps: Sequence[StepFacts], start: float, end: float, found: Culprits, bound: float | None
+    view: RunView, steps: Sequence[StepFacts], start: float, end: float, culprits: Culprits, bound: float | None
 ) -> tuple[Prescription, ...]:
-    """At least one prescription; first one that is predicted to save a good part of the skipped steps.
+    """At least one prescription; those that are predicted to save a good part of the skipped steps come first.
 
     Args:
         view: the run.
-        steps: the scaler's updates, including skipped ones.
+        steps: all scaled steps of the process, including skipped ones.
         start, end: the scale before and after the fall.
-        found: the layers that overflow.
+        culprits: the layers that overflow.
         bound: the scaler's :func:`lower_bound`.
     """
-    offered = sorted(_candidates(view, steps, start, end, found, bound), key=lambda p: not is_worthwhile(p))
-    if bound is None:  # the prediction for a scaler without its bound is a lower limit of the effect
-        offered = [p for p in offered if is_worthwhile(p)]
-    return tuple(offered) or (_bfloat16(view, steps, end),)
+    candidates = sorted(_candidates(view, steps, start, end, culprits, bound), key=lambda p: not is_worthwhile(p))
+    if bound is None:  # with a bound, keep them all: removing it may save more skips than predicted
+        candidates = [p for p in candidates if is_worthwhile(p)]
+    return tuple(candidates) or (_bfloat16(view, steps, end),)
 
 
 def shorter_interval(
     view: RunView, process: Process, clean: int | None, start: float, end: float
 ) -> tuple[Prescription, ...]:
-    """Let a scale grow back that fell from ``start`` to ``end`` with ``clean`` steps between two overflows."""
+    """A growth interval short enough for the scale to grow back from ``end`` to ``start``.
+
+    Args:
+        clean: median number of clean steps between two overflows; None for no prescription.
+    """
     if clean is None:
         return ()
     interval, known = 1 << clean.bit_length() - 1, growth_interval(view, process) or STOCK_INTERVAL
@@ -74,44 +78,47 @@ def shorter_interval(
 
 
 def _candidates(
-    view: RunView, steps: Sequence[StepFacts], start: float, end: float, found: Culprits, bound: float | None
+    view: RunView, steps: Sequence[StepFacts], start: float, end: float, culprits: Culprits, bound: float | None
 ) -> Iterator[Prescription]:
-    shown, examined, hits = found.shown, len(found.overflows), found.hits
-    fmt = known_format(shown.dtype) if shown is not None else None
-    # A gradient that overflows reaches other layers: only the log can show that one layer in FP32 mends it.
-    forward = shown is not None and shown.phase is Phase.FORWARD
-    if shown is not None and fmt is not None and forward and shown.module and 2 * hits >= examined:
+    """Yield the changes that apply, whatever their effect."""
+    layer, examined, hits = culprits.most_frequent, len(culprits.overflows), culprits.hits
+    fmt = known_format(layer.dtype) if layer is not None else None
+    # An overflowed gradient reaches other layers, so FP32 in one layer may not suffice: _mended_steps counts that.
+    forward = layer is not None and layer.phase is Phase.FORWARD
+    if layer is not None and fmt is not None and forward and layer.module and 2 * hits >= examined:
         yield Prescription(
-            title=f"run `{shown.module}` in FP32: it overflows {fmt.name} ({fmt.max:g}) in {hits} of {examined} steps",
-            change={"module": shown.module, "dtype": {"from": shown.dtype, "to": "float32"}},
+            title=f"run `{layer.module}` in FP32: it overflows {fmt.name} ({fmt.max:g}) in {hits} of {examined} steps",
+            change={"module": layer.module, "dtype": {"from": layer.dtype, "to": "float32"}},
             predicted={
                 "loss_scale": {"from": end, "to": start},
                 "overflows_in_examined_steps": {"from": examined, "to": examined - hits},
             },
-            snippet=snippets.run_in_float32(shown.module, view.device),
+            snippet=snippets.run_in_float32(layer.module, view.device),
         )
         return
     if bound is not None and bound > 1.0:
-        yield _unbounded(view, steps, bound)
+        yield _without_bound(view, steps, bound)
     elif end >= 1.0 and any(not s.skipped and s.loss_scale for s in steps):
         yield _lower_start(view, steps, end)
-    if shown is not None and 2 * (saved := _mended_steps(view, steps, found)) >= examined:
-        yield _layer(view, shown, saved, examined)
+    if layer is not None and 2 * (saved := _mended_steps(view, steps, culprits)) >= examined:
+        yield _layer_in_float32(view, layer, saved, examined)
     if bound is not None and bound > 1.0:
         yield _bfloat16(view, steps, end)
 
 
-def _layer(view: RunView, shown: Overflow, saved: int, examined: int) -> Prescription:
+def _layer_in_float32(view: RunView, layer: Overflow, saved: int, examined: int) -> Prescription:
+    """Run the overflowing layer in FP32, which saves ``saved`` of the ``examined`` overflows."""
     return Prescription(
-        title=f"run `{shown.module}` in FP32: its gradients overflow FP16 ({FP16.max:g}), those around it fit; "
+        title=f"run `{layer.module}` in FP32: its gradients overflow FP16 ({FP16.max:g}), those around it fit; "
         f"overflows in examined steps {examined} -> {examined - saved}",
-        change={"module": shown.module, "dtype": {"from": shown.dtype, "to": "float32"}},
+        change={"module": layer.module, "dtype": {"from": layer.dtype, "to": "float32"}},
         predicted={"overflows_in_examined_steps": {"from": examined, "to": examined - saved}},
-        snippet=snippets.run_in_float32(shown.module, view.device),
+        snippet=snippets.run_in_float32(layer.module, view.device),
     )
 
 
 def _lower_start(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescription:
+    """Start at the scale that the run ended at, with the stock growth interval."""
     target = 2.0 ** math.floor(math.log2(end))
     over = sum(s.skipped and (s.loss_scale or 0.0) <= target for s in steps)
     skipped = sum(s.skipped for s in steps)
@@ -124,10 +131,11 @@ def _lower_start(view: RunView, steps: Sequence[StepFacts], end: float) -> Presc
     )
 
 
-def _unbounded(view: RunView, steps: Sequence[StepFacts], bound: float) -> Prescription:
+def _without_bound(view: RunView, steps: Sequence[StepFacts], bound: float) -> Prescription:
+    """Remove the scaler's lower bound; the predicted number of skips is an upper limit."""
     skipped = sum(s.skipped for s in steps)
     above = sum(s.skipped and (s.loss_scale or 0.0) > bound for s in steps)
-    halvings = math.ceil(math.log2(bound))  # each of them costs one step; a scale below 1 is no gain
+    halvings = math.ceil(math.log2(bound))  # down to a scale of 1, and each costs a skipped step
     return Prescription(
         title=f"let the scale fall below {bound:g}, at most {halvings} halvings from 1: skipped steps {skipped} -> "
         f"at most {min(skipped, above + halvings)}",
@@ -150,72 +158,73 @@ def _bfloat16(view: RunView, steps: Sequence[StepFacts], end: float) -> Prescrip
 # -- one layer in FP32 ------------------------------------------------------------------------------------------------
 #
 # Outside autocast, a module computes the gradients of its weights and of its input in FP32. The gradient of its input
-# is then cast to FP16 for the module before, and the gradient of its output comes from the module behind: both must
-# fit. A skipped step shows it if they are finite there; otherwise clean steps do, where every gradient is recorded with
-# the scale it carried.
+# is then cast to FP16 for the module before, and the gradient of its output comes from the module after it: both must
+# fit into FP16. They do if they are finite on the skipped step. Otherwise clean steps show whether they would fit: they
+# hold every gradient with its scale.
 
 
-def _mended_steps(view: RunView, steps: Sequence[StepFacts], found: Culprits) -> int:
-    """The number of examined steps without an overflow if the shown layer ran in FP32.
+def _mended_steps(view: RunView, steps: Sequence[StepFacts], culprits: Culprits) -> int:
+    """Number of examined steps whose overflow would disappear if the layer ``culprits.most_frequent`` ran in FP32.
 
     0 if the layer does not overflow in the backward pass, has no name, or is not computed in FP16.
     """
-    shown = found.shown
-    if shown is None or shown.phase is not Phase.BACKWARD or not shown.module or shown.dtype != FP16.dtype:
+    layer = culprits.most_frequent
+    if layer is None or layer.phase is not Phase.BACKWARD or not layer.module or layer.dtype != FP16.dtype:
         return 0
-    process = shown.row.process
-    own, rest = _largest(view, process, steps, shown)
+    process = layer.row.process
+    inside, outside = _largest_amax(view, process, steps, layer)
     scales = {s.step: s.loss_scale or 0.0 for s in steps}
     count = 0
-    for overflow in found.overflows:
-        if (overflow.root, overflow.module, overflow.phase) != (shown.root, shown.module, Phase.BACKWARD):
+    for overflow in culprits.overflows:
+        if (overflow.root, overflow.module, overflow.phase) != (layer.root, layer.module, Phase.BACKWARD):
             continue
         rows, scale = view.rows(process, overflow.row.step), scales.get(overflow.row.step, 0.0)
-        out_of_range = own * scale * 2.0**_VARIES > FP16.max if own else overflow.row.nan == 0
-        others = [r for r in _gradients(rows) if not _inside(r, shown, _is_last(rows, shown))]
-        count += out_of_range and (0.0 < rest * scale <= FP16.max or not any(r.bad for r in others))
+        out_of_range = inside * scale * 2.0**_BATCH_SPREAD > FP16.max if inside else overflow.row.nan == 0
+        others = [r for r in _gradients(rows) if not _is_widened_with(r, layer, _is_last(rows, layer))]
+        count += out_of_range and (0.0 < outside * scale <= FP16.max or not any(r.bad for r in others))
     return count
 
 
-def _largest(view: RunView, process: Process, steps: Sequence[StepFacts], shown: Overflow) -> tuple[float, float]:
-    """The largest unscaled gradients inside the layer and outside it, over clean steps; 0 without any."""
+def _largest_amax(view: RunView, process: Process, steps: Sequence[StepFacts], layer: Overflow) -> tuple[float, float]:
+    """The largest unscaled gradient inside the layer, and outside it, over the clean steps read; 0 without any."""
     clean = [s for s in steps if s.sampled and not s.skipped and s.loss_scale]
-    own = rest = 0.0
-    for step in {s.step for s in [*clean[:: max(1, len(clean) // _READ)][:_READ], *clean[-_READ:]]}:
+    inside = outside = 0.0
+    for step in {s.step for s in [*clean[:: max(1, len(clean) // _STEPS_READ)][:_STEPS_READ], *clean[-_STEPS_READ:]]}:
         rows = view.rows(process, step)
-        last = _is_last(rows, shown)
+        last = _is_last(rows, layer)
         for row in _gradients(rows):
             size = (row.amax or 0.0) / row.scale if row.scale else 0.0
-            if _holds(shown, row):
-                own = max(own, size)
-            if not _inside(row, shown, last):
-                rest = max(rest, size)
-    return own, rest
+            if _belongs_to(layer, row):
+                inside = max(inside, size)
+            if not _is_widened_with(row, layer, last):
+                outside = max(outside, size)
+    return inside, outside
 
 
 def _gradients(rows: Sequence[TensorRow]) -> list[TensorRow]:
+    """The rows of output and weight gradients."""
     return [r for r in rows if r.kind in BACKWARD_KINDS]
 
 
-def _inside(row: TensorRow, shown: Overflow, last: bool) -> bool:
-    """Whether the gradient would be computed in FP32 together with the layer.
+def _is_widened_with(row: TensorRow, layer: Overflow, last: bool) -> bool:
+    """Whether a gradient would also be in FP32 if the layer ran in FP32.
 
-    This holds for the gradient of its weights; if only the loss comes behind it, also for that of its output, which
-    modules around it share.
+    The layer's weight gradients and all gradients inside it would. So would its output gradient, which the modules
+    around the layer share, if the layer is the last one (``last``) and that gradient comes from the loss.
     """
-    around = row.root == shown.root and (row.module == shown.module or is_below(shown.module, row.module))
-    return last if row.kind == "grad_output" and around else _holds(shown, row)
+    around = row.root == layer.root and (row.module == layer.module or is_below(layer.module, row.module))
+    return last if row.kind == "grad_output" and around else _belongs_to(layer, row)
 
 
-def _holds(shown: Overflow, row: TensorRow) -> bool:
-    """Whether the tensor is the layer's own, or of a module inside it."""
-    return row.root == shown.root and (row.module == shown.module or is_below(row.module, shown.module))
+def _belongs_to(layer: Overflow, row: TensorRow) -> bool:
+    """Whether a tensor belongs to the layer or to a module inside it."""
+    return row.root == layer.root and (row.module == layer.module or is_below(row.module, layer.module))
 
 
-def _is_last(rows: Sequence[TensorRow], shown: Overflow) -> bool:
-    """Whether no other module of the model runs behind the layer, except modules around it."""
-    forward = [r for r in rows if r.kind in FORWARD_KINDS and r.root == shown.root and r.order is not None]
-    own = [r.order or 0 for r in forward if r.module == shown.module and r.kind == "output"]
-    return bool(own) and all(
-        (r.order or 0) <= max(own) or r.module == shown.module or is_below(shown.module, r.module) for r in forward
+def _is_last(rows: Sequence[TensorRow], layer: Overflow) -> bool:
+    """Whether the layer is the last one of its model to run, apart from the modules around it."""
+    forward = [r for r in rows if r.kind in FORWARD_KINDS and r.root == layer.root and r.order is not None]
+    orders = [r.order or 0 for r in forward if r.module == layer.module and r.kind == "output"]
+    return bool(orders) and all(
+        (r.order or 0) <= max(orders) or r.module == layer.module or is_below(layer.module, r.module) for r in forward
     )

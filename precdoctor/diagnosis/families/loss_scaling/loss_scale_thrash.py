@@ -52,6 +52,8 @@ run's own ceiling with that interval. If one layer sets the ceiling, running tha
 
 @dataclass(frozen=True)
 class _Thrash:
+    """The steps of one process after calibration, and those of them that were skipped as probes."""
+
     process: Process
     steps: Sequence[StepFacts]
     probes: Sequence[StepFacts]
@@ -59,6 +61,7 @@ class _Thrash:
 
     @property
     def share(self) -> float:
+        """Share of the steps that were lost to probes."""
         return len(self.probes) / len(self.steps)
 
     @property
@@ -68,7 +71,7 @@ class _Thrash:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most one finding: the process that wastes most."""
+    """At most one finding: the process that loses the largest share of its steps to probes."""
     courses = [
         _Thrash(p, after, probes(after), growth_interval(view, p))
         for p, steps in scaled_steps(view)
@@ -84,7 +87,14 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def replayed_skips(steps: int, level: float, ceiling: float, interval: int) -> int:
-    """Skips of a scaler that starts at ``level``, if every scale from ``ceiling`` on overflows."""
+    """Simulate a scaler and return the number of steps it skips.
+
+    Args:
+        steps: number of step attempts.
+        level: the initial scale.
+        ceiling: the lowest scale that overflows.
+        interval: the growth interval.
+    """
     scale, clean, skips = level, 0, 0
     for _ in range(steps):
         if scale >= ceiling:
@@ -101,7 +111,7 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
     harmful = thrash.share >= options["harmful_share"]
     limit = options["harmful_share" if harmful else "wasted_share"]
     level, steps = thrash.ceiling / 2.0, len(thrash.steps)
-    after = replayed_skips(steps, level, thrash.ceiling, STOCK_INTERVAL)
+    predicted = replayed_skips(steps, level, thrash.ceiling, STOCK_INTERVAL)
     interval = f"a growth interval of {thrash.interval:g}" if thrash.interval else "its growth interval"
     message = (
         f"{plural(len(thrash.probes), 'step')} of {steps:,} ({percent(thrash.share)}, limit "
@@ -120,8 +130,8 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
         "last_bad_step": thrash.probes[-1].step,
         "confidence_reason": "scale and skips are recorded on every step",
     }
-    if found.shown is not None:
-        evidence |= found.shown.as_evidence()
+    if found.most_frequent is not None:
+        evidence |= found.most_frequent.as_evidence()
     return RULE.finding(
         severity=Severity.WARNING if harmful else Severity.INFO,
         confidence=0.95 if len(thrash.probes) >= 5 else 0.85,
@@ -129,16 +139,16 @@ def _finding(view: RunView, thrash: _Thrash, options: Options) -> Finding:
         message=message,
         location=found.location(thrash.process, thrash.probes[0].step),
         evidence=evidence,
-        prescriptions=(_prescribe(view, thrash, level, after),),
+        prescriptions=(_prescribe(view, thrash, level, predicted),),
     )
 
 
-def _prescribe(view: RunView, thrash: _Thrash, level: float, after: int) -> Prescription:
+def _prescribe(view: RunView, thrash: _Thrash, level: float, predicted: int) -> Prescription:
     before = len(thrash.probes)
     return Prescription(
-        title=f"growth_interval={STOCK_INTERVAL}, starting at {level:g}: skipped steps {before} -> {after}",
+        title=f"growth_interval={STOCK_INTERVAL}, starting at {level:g}: skipped steps {before} -> {predicted}",
         change={"growth_interval": {"from": thrash.interval, "to": STOCK_INTERVAL}, "init_scale": level},
-        predicted={"skipped_steps": {"from": before, "to": after}},
+        predicted={"skipped_steps": {"from": before, "to": predicted}},
         snippet=snippets.grad_scaler(view.device, level, STOCK_INTERVAL),
     )
 

@@ -1,4 +1,4 @@
-"""PD303: a loss scale stuck below where the gradients need it."""
+"""PD303: a loss scale that stays so low that FP16 gradients are subnormal."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ batch, restore it with `scaler.update(new_scale)`. Replace a constant by `GradSc
 
 
 @dataclass(frozen=True)
-class _Course:
+class _ScaleHistory:
+    """The scaled steps of one process, and the growth interval of its scaler."""
+
     steps: Sequence[StepFacts]
     interval: float | None
 
@@ -73,7 +75,7 @@ class _Course:
         return self.steps[-1].loss_scale or 1.0
 
     def words(self) -> str:
-        """The history of the scale."""
+        """The history of the scale, in one or two sentences."""
         highest = max(s.loss_scale or 0.0 for s in self.steps)
         fell = f" It was at {highest:g} before." if highest > self.scale else ""
         if not is_dynamic(self.steps):
@@ -83,37 +85,37 @@ class _Course:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the gradient with most subnormal elements."""
-    courses = [_Course(steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
-    if not courses:
+    """At most one finding: the gradient that keeps the fewest significant bits."""
+    histories = [_ScaleHistory(steps, growth_interval(view, p)) for p, steps in scaled_steps(view)]
+    if not histories:
         return Checked.not_applicable("no loss scale is in force")
-    found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
-    half = {k: t for k, t in found.tensors.items() if t.fmt is FP16 and not t.dead}
-    if not half:
+    gradients = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
+    fp16 = {k: t for k, t in gradients.tensors.items() if t.fmt is FP16 and not t.dead}
+    if not fp16:
         return Checked.not_applicable("no output gradient is in FP16")
     weights = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"], kind="weight_grad")
-    room = min(found.headroom, weights.headroom) - options["margin_binades"]
-    seen = f"{plural(len(half), 'FP16 gradient')} at loss scale {courses[0].scale:g}"
+    room = min(gradients.headroom, weights.headroom) - options["margin_binades"]
+    seen = f"{plural(len(fp16), 'FP16 gradient')} at loss scale {histories[0].scale:g}"
     guilty = {
         k: t
-        for k, t in half.items()
+        for k, t in fp16.items()
         if t.subnormal_share >= options["subnormal_share"]
         and t.mean_bits < options["fine_bits"]
         and is_faint(view, k, t, options["faint_share"], options["enough_bits"])
     }
     if not guilty:
-        worst = max(t.subnormal_share for t in half.values())
+        worst = max(t.subnormal_share for t in fp16.values())
         return Checked((), f"{seen}: {percent(worst)} subnormal in the worst")
     if room < options["room"]:
         guilty = {k: t for k, t in guilty.items() if t.mean_bits < options["enough_bits"]}
         if not guilty:
             return Checked((), f"{seen}: some are subnormal, but only {room:.1f} binades are left for a larger scale")
     reason = f"{plural(len(guilty), 'gradient')} of {seen} among the subnormals"
-    return Checked([_finding(view, courses[0], guilty, room, options)], reason)
+    return Checked([_finding(view, histories[0], guilty, room, options)], reason)
 
 
 def _finding(
-    view: RunView, course: _Course, guilty: Mapping[Key, GradientSeries], room: float, options: Options
+    view: RunView, history: _ScaleHistory, guilty: Mapping[Key, GradientSeries], room: float, options: Options
 ) -> Finding:
     key, tensor = min(guilty.items(), key=lambda item: item[1].mean_bits)
     process, step = tensor.worst
@@ -126,15 +128,15 @@ def _finding(
         f"{percent(tensor.subnormal_share)} of the gradient of the output of `{row.place}` (float16) is subnormal in "
         f"the median of {plural(tensor.steps, 'step')} (limit {percent(options['subnormal_share'])}). Its "
         f"elements keep {bits:.1f} of 11 significant bits on average (limit {options['fine_bits']:g}). "
-        f"{course.words()} {_room_words(limiting, room)} "
+        f"{history.words()} {_room_words(limiting, room)} "
         f"{plural(len(guilty), 'gradient')} above the limit."
     )
     few = tensor.steps < 4
-    advice = higher_level(view, LostGradient(key, tensor), limiting, course.scale) if limiting is not None else ()
+    advice = higher_level(view, LostGradient(key, tensor), limiting, history.scale) if limiting is not None else ()
     return RULE.finding(
         severity=None if bits < options["enough_bits"] else Severity.INFO,
         confidence=0.7 if few else 0.9,
-        title=f"the loss scale is stuck at {course.scale:g}: {percent(tensor.subnormal_share)} of the gradient of "
+        title=f"the loss scale is stuck at {history.scale:g}: {percent(tensor.subnormal_share)} of the gradient of "
         f"`{row.place}` is subnormal",
         message=message,
         location=location(row, Phase.BACKWARD, process, step),
@@ -142,9 +144,9 @@ def _finding(
             "subnormal_share": tensor.subnormal_share,
             "limit": options["subnormal_share"],
             "mean_significant_bits": bits,
-            "loss_scale": course.scale,
+            "loss_scale": history.scale,
             "room_binades": room,
-            "growth_interval": course.interval,
+            "growth_interval": history.interval,
             "tensors": [
                 {"root": k[0], "module": k[1], "subnormal_share": t.subnormal_share}
                 for k, t in sorted(guilty.items(), key=lambda item: -item[1].subnormal_share)[:16]
@@ -152,11 +154,12 @@ def _finding(
             **gradient_evidence(rows, row),
             "confidence_reason": "fewer than four steps were sampled" if few else "subnormal elements are counted",
         },
-        prescriptions=advice or (_prescribe(view, course, row, binades, after, room),),
+        prescriptions=advice or (_prescribe(view, history, row, binades, after, room),),
     )
 
 
 def _room_words(limiting: Overflow | None, room: float) -> str:
+    """A sentence: how many binades the scale can grow by, or the layer that keeps it low."""
     if limiting is None:
         return f"It could be 2^{int(room)} times larger without an overflow on any recorded step."
     return (
@@ -165,11 +168,13 @@ def _room_words(limiting: Overflow | None, room: float) -> str:
     )
 
 
-def _prescribe(view: RunView, course: _Course, row: TensorRow, binades: int, after: float, room: float) -> Prescription:
-    scale, before = course.scale * 2.0**binades, subnormal_share(row, 0)
+def _prescribe(
+    view: RunView, history: _ScaleHistory, row: TensorRow, binades: int, after: float, room: float
+) -> Prescription:
+    scale, before = history.scale * 2.0**binades, subnormal_share(row, 0)
     return Prescription(
         title=f"start at loss scale {scale:g}: subnormal {percent(before)} -> {percent(after)}",
-        change={"init_scale": {"from": course.steps[0].loss_scale, "to": scale}},
+        change={"init_scale": {"from": history.steps[0].loss_scale, "to": scale}},
         predicted={
             "subnormal_share": {"from": before, "to": after},
             "room_binades": {"from": round(room, 1), "to": round(room - binades, 1)},

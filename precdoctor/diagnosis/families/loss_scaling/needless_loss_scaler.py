@@ -41,14 +41,14 @@ _FP16 = "float16"
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding for the run."""
+    """At most one finding, for the process that skipped most steps."""
     courses = [(p, steps) for p, steps in scaled_steps(view) if is_dynamic(steps)]
     if not courses:
         return Checked.not_applicable("no GradScaler was seen")
     count = max(len(steps) for _, steps in courses)
-    half = _half_precision(view)
-    if half is not None:
-        return Checked((), f"the scaler scales {half} over {plural(count, 'step')}")
+    fp16 = _half_precision(view)
+    if fp16 is not None:
+        return Checked((), f"the scaler scales {fp16} over {plural(count, 'step')}")
     if view.missing is not None:
         return Checked.indeterminate(f"no FP16 tensor was recorded, but {view.missing}")
     if count < options["min_steps"]:
@@ -97,7 +97,7 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _half_precision(view: RunView) -> str | None:
-    """What is FP16 in this run; None without any."""
+    """What the run has in FP16: ``FP16 autocast``, ``FP16 weights`` or ``FP16 tensors``; None if nothing."""
     for process in view.processes:
         facts = view.facts(process)
         if any(text(a).endswith(f":{_FP16}") for a in facts.get("autocast") or ()):
@@ -109,8 +109,8 @@ def _half_precision(view: RunView) -> str | None:
         return "FP16 autocast"
     totals = view.survey.totals
     kinds = pa.array(["input", "output", "grad_output", "weight_grad", "weight"])
-    found = pc.and_(pc.is_in(totals["kind"], kinds), pc.equal(totals["dtype"], _FP16))
-    return "FP16 tensors" if pc.any(found).as_py() else None
+    is_fp16 = pc.and_(pc.is_in(totals["kind"], kinds), pc.equal(totals["dtype"], _FP16))
+    return "FP16 tensors" if pc.any(is_fp16).as_py() else None
 
 
 RULE = Rule(

@@ -1,4 +1,4 @@
-"""The layer that made a loss scaler skip its steps: the first non-finite tensor of the recorded skipped steps."""
+"""The layer that made a loss scaler skip steps: the module of the first non-finite tensor on sampled skipped steps."""
 
 from __future__ import annotations
 
@@ -23,16 +23,19 @@ from precdoctor.diagnosis.survey.rows import (
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Skipped steps whose rows are read, evenly spread: bounds the work.
-_EXAMINED = 16
+#: Number of skipped steps whose rows are read, evenly spread; bounds the work.
+_MAX_EXAMINED = 16
 
 
 @dataclass(frozen=True)
 class Overflow:
-    """Where one skipped step first became non-finite.
+    """The place at which one skipped step first became non-finite.
 
     Attributes:
-        dtype: format of the computation; autocast widens the gradient of an FP32 weight after it was computed in FP16.
+        row: the first non-finite tensor.
+        root, module, module_class, phase: the code that made it.
+        path: the tensors before it, and ``row`` itself.
+        dtype: format of the computation; autocast computes the gradient of an FP32 weight in FP16 and then widens it.
     """
 
     row: TensorRow
@@ -50,75 +53,80 @@ class Overflow:
 
 @dataclass(frozen=True)
 class Culprits:
-    """Where the examined steps first became non-finite."""
+    """The places at which the examined skipped steps first became non-finite."""
 
     overflows: Sequence[Overflow]
 
     @property
     def places(self) -> Counter[tuple[str, str]]:
-        """``(root, module)`` and the number of steps on which it was the first."""
+        """The number of steps on which each ``(root, module)`` was the first to overflow."""
         return Counter((o.root, o.module) for o in self.overflows)
 
     @property
-    def shown(self) -> Overflow | None:
+    def most_frequent(self) -> Overflow | None:
         """An overflow at the most frequent place; None if no skipped step was recorded."""
         places = self.places.most_common(1)
         return next((o for o in self.overflows if (o.root, o.module) == places[0][0]), None) if places else None
 
     @property
     def hits(self) -> int:
-        """Steps on which that place was the first."""
+        """Number of steps on which the most frequent place was the first to overflow."""
         return max(self.places.values(), default=0)
 
     def name(self, view: RunView) -> str:
         """The most frequent place, with its root if there are several."""
-        shown = self.shown
-        if shown is None:
+        overflow = self.most_frequent
+        if overflow is None:
             return "an unknown layer"
-        several = shown.module and len(view.models) > 1
-        return f"`{shown.module or shown.root}`" + (f" of {shown.root}" if several else "")
+        several = overflow.module and len(view.models) > 1
+        return f"`{overflow.module or overflow.root}`" + (f" of {overflow.root}" if several else "")
 
     def words(self, view: RunView) -> str:
-        """A sentence for the message."""
-        shown = self.shown
-        if shown is None:
+        """A sentence for the message: which layer overflows first, and on how many steps."""
+        overflow = self.most_frequent
+        if overflow is None:
             return "No skipped step was recorded with its tensors, so the overflowing layer is unknown."
         when = f"in {self.hits} of {plural(len(self.overflows), 'examined step')}"
-        if shown.phase is Phase.FORWARD:
+        if overflow.phase is Phase.FORWARD:
             return (
                 f"The forward pass itself overflows in {self.name(view)} "
-                f"({shown.row.label}, {shown.dtype}) {when}: no loss scale mends that."
+                f"({overflow.row.label}, {overflow.dtype}) {when}: no loss scale mends that."
             )
-        return f"First to overflow {when}: {shown.row.label} ({shown.dtype}), in {shown.root}."
+        return f"First to overflow {when}: {overflow.row.label} ({overflow.dtype}), in {overflow.root}."
 
     def location(self, process: Process, step: int) -> Location:
-        """The most frequent place; without any the backward pass."""
-        shown = self.shown
-        if shown is None:
+        """The most frequent place as a finding's location; without any, the backward pass."""
+        overflow = self.most_frequent
+        if overflow is None:
             return location(None, Phase.BACKWARD, process, step)
-        place = (shown.root, shown.module)
-        return tensor_location(place, shown.module_class, shown.row.kind, shown.phase, process, step)
+        place = (overflow.root, overflow.module)
+        return tensor_location(place, overflow.module_class, overflow.row.kind, overflow.phase, process, step)
 
     def as_evidence(self) -> list[dict[str, object]]:
-        """The five most frequent places."""
+        """The five most frequent places, with their numbers of steps."""
         return [{"root": k[0], "module": k[1], "steps": n} for k, n in self.places.most_common(5)]
 
 
 def _computed_in(view: RunView, row: TensorRow) -> str:
+    """The dtype that a gradient was computed in: under FP16 autocast float16 for every weight gradient."""
     facts = view.step_facts(row.process, row.step)
     autocast = facts.autocast_dtype if facts is not None else None
     return autocast if autocast == "float16" and row.kind == "weight_grad" else row.dtype
 
 
 def culprits(view: RunView, process: Process, skipped: Iterable[StepFacts]) -> Culprits:
-    """The first non-finite tensor of each examined step: in the forward pass if there is one, else backward."""
+    """The first non-finite tensor of each examined step: of the forward pass if it has one, else of the backward pass.
+
+    Args:
+        skipped: skipped steps of the process; only sampled ones can be examined.
+    """
     sampled = [s.step for s in skipped if s.sampled]
-    chosen = sampled[:: max(1, len(sampled) // _EXAMINED)][:_EXAMINED]
+    examined = sampled[:: max(1, len(sampled) // _MAX_EXAMINED)][:_MAX_EXAMINED]
     found: list[Overflow] = []
-    if not chosen:
+    if not examined:
         return Culprits(found)
-    reference = reference_of(view, process, chosen[0], frozenset(sampled))
-    for step in chosen:
+    reference = reference_of(view, process, examined[0], frozenset(sampled))
+    for step in examined:
         rows = view.rows(process, step)
         forward = [r for r in rows if r.kind in FORWARD_KINDS and r.phase != "recompute"]
         row, masks = suspicious(forward, reference, loss_is_finite=True)

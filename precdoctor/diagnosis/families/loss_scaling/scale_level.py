@@ -1,4 +1,7 @@
-"""The gradient that suffers most at the level of a loss scale, and what would let the scale stay higher."""
+"""The gradient that a low loss scale harms most, and the changes that allow a higher scale.
+
+PD301 and PD303 ask for both.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,13 @@ from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16
 
-#: The limits of PD201.
+#: PD201's limits of the flushed share of elements and of magnitude.
 _FLUSHED, _MAGNITUDE = (o.default for o in FLUSH_OPTIONS[:2])
 
 
 @dataclass(frozen=True)
 class LostGradient:
-    """The FP16 gradient that suffers most, over the healthy steps."""
+    """The FP16 output gradient that the loss scale harms most, over the healthy steps."""
 
     key: Key
     series: GradientSeries
@@ -48,72 +51,74 @@ class LostGradient:
 
 
 def lost_gradient(view: RunView) -> LostGradient | None:
-    """The FP16 output gradient with most harm by PD201's and PD303's measure; None if none has any."""
-    found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
-    half = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
-    hurt = {k: t for k, t in half.items() if is_harmed(view, k, t, (_FLUSHED, _MAGNITUDE))} or {
+    """The FP16 output gradient that is harmed most: by PD201's limits, else by PD303's; None if none exceeds them."""
+    gradients = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
+    fp16 = {k: t for k, t in gradients.tensors.items() if t.fmt is FP16}
+    harmed = {k: t for k, t in fp16.items() if is_harmed(view, k, t, (_FLUSHED, _MAGNITUDE))} or {
         k: t
-        for k, t in half.items()
+        for k, t in fp16.items()
         if not t.dead
         and t.subnormal_share >= SUBNORMAL_SHARE.default
         and t.mean_bits < ENOUGH_BITS.default
         and is_faint(view, k, t, FAINT_SHARE.default, ENOUGH_BITS.default)
     }
-    if not hurt:
+    if not harmed:
         return None
-    key, series = max(hurt.items(), key=lambda item: (item[1].share, -item[1].mean_bits))
+    key, series = max(harmed.items(), key=lambda item: (item[1].share, -item[1].mean_bits))
     return LostGradient(key, series)
 
 
-def higher_level(view: RunView, lost: LostGradient, shown: Overflow | None, level: float) -> tuple[Prescription, ...]:
-    """Prescriptions for a higher scale: the overflowing layer in FP32, up to the limit of all other gradients; or BF16.
+def higher_level(view: RunView, lost: LostGradient, layer: Overflow | None, level: float) -> tuple[Prescription, ...]:
+    """Prescriptions that save a lost gradient: the overflowing layer in FP32 with a higher scale, and BF16.
+
+    The scale is limited by the gradients of all other layers. BF16 alone if the layer is unknown or this gains nothing.
 
     Args:
         view: the run.
         lost: the gradient that needs a larger scale.
-        shown: the layer that overflows, if known.
-        level: the scale in force.
+        layer: the layer that overflows, if known.
+        level: the current scale.
     """
-    wide = Prescription(
+    bfloat16 = Prescription(
         title=f"use BF16 autocast, which needs no loss scale: flushed {percent(lost.series.share)} -> 0 %",
         change={"autocast_dtype": {"from": FP16.dtype, "to": "bfloat16"}},
         predicted={"flushed_share": {"from": lost.series.share, "to": 0.0}},
         snippet=snippets.bfloat16_autocast(view.device),
     )
-    if shown is None or not shown.module:
-        return (wide,)
-    found = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
+    if layer is None or not layer.module:
+        return (bfloat16,)
+    gradients = survey(view, max_steps=MAX_STEPS.default, dying_share=_FLUSHED)
     rows = view.rows(*lost.series.worst)
-    largest = max((r.amax or 0.0 for r in rows if r.kind in BACKWARD_KINDS and not _within(r, shown)), default=0.0)
+    largest = max((r.amax or 0.0 for r in rows if r.kind in BACKWARD_KINDS and not _overlaps(r, layer)), default=0.0)
     if not largest:
-        return (wide,)
-    room = replace(found, headroom=FP16.headroom(largest))
+        return (bfloat16,)
+    others = replace(gradients, headroom=FP16.headroom(largest))
     guilty = {lost.key: lost.series}
-    chosen = plan_scale(view, room, guilty, target=_FLUSHED / 10.0, margin=MARGIN_BINADES.default)
+    chosen = plan_scale(view, others, guilty, target=_FLUSHED / 10.0, margin=MARGIN_BINADES.default)
     if chosen.binades < 1:
-        return (wide,)
+        return (bfloat16,)
     scale = multiplied(level, chosen.binades)
     return (
         Prescription(
-            title=f"run `{shown.module}` in FP32, so that the scale can stay at {scale:g}: flushed in "
+            title=f"run `{layer.module}` in FP32, so that the scale can stay at {scale:g}: flushed in "
             f"`{lost.key[1] or lost.key[0]}` {percent(chosen.before)} -> {percent(chosen.after)}",
             change={
-                "module": shown.module,
-                "dtype": {"from": shown.dtype, "to": "float32"},
+                "module": layer.module,
+                "dtype": {"from": layer.dtype, "to": "float32"},
                 "loss_scale": {"from": level, "to": scale},
             },
             predicted={
                 "flushed_share": {"from": chosen.before, "to": chosen.after},
                 "headroom_binades": round(chosen.headroom, 1),
             },
-            snippet=snippets.run_in_float32(shown.module, view.device),
+            snippet=snippets.run_in_float32(layer.module, view.device),
         ),
-        wide,
+        bfloat16,
     )
 
 
 def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
-    """The largest FP16 output gradient of a step, which would overflow first; None without any."""
+    """The largest FP16 output gradient of a step, as the overflow that limits the scale; None without any."""
     half = [r for r in rows if r.kind == "grad_output" and r.dtype == FP16.dtype and r.amax]
     row = max(half, key=lambda r: r.amax or 0.0, default=None)
     if row is None:
@@ -121,8 +126,8 @@ def largest_gradient(rows: Sequence[TensorRow]) -> Overflow | None:
     return Overflow(row, row.root, row.module, row.module_class, Phase.BACKWARD, (row,), row.dtype)
 
 
-def _within(row: TensorRow, shown: Overflow) -> bool:
+def _overlaps(row: TensorRow, layer: Overflow) -> bool:
     """Whether a gradient belongs to the overflowing layer, or to a module around or inside it."""
-    if row.root != shown.root:
+    if row.root != layer.root:
         return False
-    return row.module == shown.module or is_below(row.module, shown.module) or is_below(shown.module, row.module)
+    return row.module == layer.module or is_below(row.module, layer.module) or is_below(layer.module, row.module)

@@ -60,26 +60,26 @@ out of the subnormal range. BF16 needs no scaling at all.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the gradient with most subnormal elements."""
+    """At most one finding: the gradient that keeps the fewest significant bits."""
     if any(s.loss_scale is not None for steps in view.timeline.values() for s in steps):
         return Checked.not_applicable("a loss scale is in force")
-    found = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
-    every = {k: t for k, t in found.tensors.items() if t.fmt is FP16}
-    if not every:
+    gradients = survey(view, max_steps=options["max_steps"], dying_share=options["dying_share"])
+    fp16 = {k: t for k, t in gradients.tensors.items() if t.fmt is FP16}
+    if not fp16:
         return Checked.not_applicable("no output gradient is in FP16")
-    half = {k: t for k, t in every.items() if is_faint(view, k, t, options["faint_share"], options["enough_bits"])}
-    if not half:
-        reason = f"{plural(len(every), 'FP16 gradient')}: few elements carry them, and weight gradients are whole"
+    faint = {k: t for k, t in fp16.items() if is_faint(view, k, t, options["faint_share"], options["enough_bits"])}
+    if not faint:
+        reason = f"{plural(len(fp16), 'FP16 gradient')}: few elements carry them, and weight gradients are whole"
         return Checked((), reason)
     limit = options["subnormal_share"]
-    guilty = {k: t for k, t in half.items() if t.subnormal_share >= limit and t.mean_bits < options["fine_bits"]}
+    guilty = {k: t for k, t in faint.items() if t.subnormal_share >= limit and t.mean_bits < options["fine_bits"]}
     if not guilty:
-        worst = max(half.values(), key=lambda t: t.subnormal_share)
+        worst = max(faint.values(), key=lambda t: t.subnormal_share)
         words = f"{percent(worst.subnormal_share)} subnormal (limit {percent(limit)}), {worst.mean_bits:.1f} bits kept"
-        return Checked((), f"{plural(len(half), 'FP16 gradient')} without a loss scale: {words} in the worst")
+        return Checked((), f"{plural(len(faint), 'FP16 gradient')} without a loss scale: {words} in the worst")
     key, worst = min(guilty.items(), key=lambda item: item[1].mean_bits)
-    seen = f"{plural(len(half), 'FP16 gradient')} without a loss scale: {worst.mean_bits:.1f} bits kept in the worst"
-    return Checked([_finding(view, found, key, guilty, options)], seen)
+    seen = f"{plural(len(faint), 'FP16 gradient')} without a loss scale: {worst.mean_bits:.1f} bits kept in the worst"
+    return Checked([_finding(view, gradients, key, guilty, options)], seen)
 
 
 def _finding(

@@ -1,4 +1,4 @@
-"""PD308: gradients are unscaled in FP16, and what the loss scale had saved is flushed again."""
+"""PD308: gradients are unscaled in FP16, which flushes the elements that the loss scale had saved."""
 
 from __future__ import annotations
 
@@ -75,10 +75,12 @@ _COLUMNS = ("dtype", "numel", "zero", "nan", "pos_inf", "neg_inf", "scale")
 
 @dataclass(frozen=True)
 class _GradientHistory:
-    """A weight's gradient.
+    """A weight gradient over the steps on which it was recorded before and after unscaling.
 
     Attributes:
-        share: non-zero elements that unscaling set to zero, median over so many ``steps``.
+        numel: its number of elements.
+        share: share of its non-zero elements that unscaling set to zero, median over the steps.
+        steps: the number of steps.
         worst: process and step with the largest share.
     """
 
@@ -89,7 +91,7 @@ class _GradientHistory:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the weight that loses most."""
+    """At most one finding: the weight gradient that loses the largest share."""
     limit = options["flushed_share"]
     gradients = {p: g for p, g in _survey(view).items() if g.share < limit or _flushed_by_half(*_rows(view, p, g))}
     if not gradients:
@@ -104,37 +106,45 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _survey(view: RunView) -> dict[Parameter, _GradientHistory]:
+    """The scaled FP16 weight gradients, with the zeros that unscaling added; steps that clip or skip are left out."""
     plain = {(p, s.step) for p, steps in view.timeline.items() for s in steps if not s.skipped and s.clip_norm is None}
     kinds = ("weight_grad", "weight_grad_step")
     where = [("dtype", "in", ("float16", "float32"))]
     rows = view.measured((), kinds, columns=_COLUMNS, steps=watched_steps(view), where=where)
     accumulated = rows["kind"] == "weight_grad"
-    due = ((rows["scale"] > 1.0) == accumulated) & (~accumulated | (rows["dtype"] == "float16"))
-    before, after = pairs(rows[due & finite(rows) & on_steps(rows, plain)], *kinds)
+    relevant = ((rows["scale"] > 1.0) == accumulated) & (~accumulated | (rows["dtype"] == "float16"))
+    before, after = pairs(rows[relevant & finite(rows) & on_steps(rows, plain)], *kinds)
     zero = column(before, "zero")
     shares = np.maximum(column(after, "zero") - zero, 0.0) / np.maximum(column(before, "numel") - zero, 1.0)
     ids = groups(before, PARAMETER)
-    first, worst = before.iloc[firsts(ids)], before.iloc[[own[0] for own in rows_of(ids, -shares)]]
-    described = zip(first["numel"], pd.Series(shares).groupby(ids).median(), np.bincount(ids).tolist(), at(worst),
+    first, worst = before.iloc[firsts(ids)], before.iloc[[indices[0] for indices in rows_of(ids, -shares)]]
+    columns = zip(first["numel"], pd.Series(shares).groupby(ids).median(), np.bincount(ids).tolist(), at(worst),
                     strict=True)  # fmt: skip
-    return {place: _GradientHistory(*own) for place, own in zip(parameters(first), described, strict=True)}
+    return {place: _GradientHistory(*values) for place, values in zip(parameters(first), columns, strict=True)}
 
 
 def _rows(view: RunView, place: Parameter, gradient: _GradientHistory) -> tuple[TensorRow, TensorRow]:
-    """Its gradient before and after unscaling, at the worst step."""
-    mine = {r.kind: r for r in view.rows(*gradient.worst) if r.owner == place}
-    return mine["weight_grad"], mine["weight_grad_step"]
+    """A weight's gradient before and after unscaling, at its worst step."""
+    by_kind = {r.kind: r for r in view.rows(*gradient.worst) if r.owner == place}
+    return by_kind["weight_grad"], by_kind["weight_grad_step"]
 
 
-def _flushed_by_half(row: TensorRow, given: TensorRow) -> bool:
-    """Whether FP16 made the zeros of what is FP32 by now: as many as it flushes, and nothing between its numbers."""
+def _flushed_by_half(row: TensorRow, unscaled: TensorRow) -> bool:
+    """Whether FP16 flushed the gradient: it is FP16 now, or its FP32 values look as if they came from FP16.
+
+    They do if none of them is below FP16's smallest number, and no more zeros are new than FP16 flushes.
+
+    Args:
+        row: the gradient before unscaling.
+        unscaled: the gradient that the optimizer got.
+    """
     flushed = row.histogram.flushed(FP16, 1.0 / (row.scale or 1.0)).high
-    least = given.amin_nonzero or FP16.min_subnormal
-    return given.dtype == "float16" or (least >= FP16.min_subnormal and given.zero - row.zero <= flushed)
+    least = unscaled.amin_nonzero or FP16.min_subnormal
+    return unscaled.dtype == "float16" or (least >= FP16.min_subnormal and unscaled.zero - row.zero <= flushed)
 
 
-def _lost(row: TensorRow) -> float:
-    """Share of the sum of magnitudes that falls below FP16's flush limit if divided by the scale."""
+def _lost_share(row: TensorRow) -> float:
+    """Share of the gradient's magnitude in elements that FP16 flushes if they are divided by the loss scale."""
     limit = FP16.flush_limit * (row.scale or 1.0)
     total, kept = magnitude(row.histogram), magnitude(row.histogram[round(math.log2(limit)) :])
     return 1.0 - kept / total if total else 0.0
@@ -143,14 +153,14 @@ def _lost(row: TensorRow) -> float:
 def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], options: Options) -> Finding:
     place, gradient = max(guilty.items(), key=lambda item: (item[1].share, item[1].numel))
     process, step = gradient.worst
-    row, given = _rows(view, place, gradient)
-    lost, scale = _lost(row), row.scale or 1.0
+    row, unscaled = _rows(view, place, gradient)
+    lost, scale = _lost_share(row), row.scale or 1.0
     few = gradient.steps < 4
     message = (
         f"The division by the loss scale, {scale:g}, in float16 set {percent(gradient.share)} of the non-zero gradient "
         f"of `{row.parameter}` to zero, in the median of {plural(gradient.steps, 'step')} (limit "
         f"{percent(options['flushed_share'])}). It removed {percent(lost)} of the magnitude: amax "
-        f"{row.amax or 0.0:.3g} before, {given.amax or 0.0:.3g} after; FP16 flushes up to {FP16.flush_limit:.3g}. "
+        f"{row.amax or 0.0:.3g} before, {unscaled.amax or 0.0:.3g} after; FP16 flushes up to {FP16.flush_limit:.3g}. "
         f"{plural(len(guilty), 'gradient')} above the limit."
     )
     return RULE.finding(
@@ -158,7 +168,7 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], option
         confidence=0.75 if few else 0.9,
         title=f"{percent(gradient.share)} of the gradient of `{row.parameter}` is flushed by unscaling it in FP16",
         message=message,
-        location=location(given, Phase.OPTIMIZER, process, step),
+        location=location(unscaled, Phase.OPTIMIZER, process, step),
         evidence={
             "flushed_share": gradient.share,
             "limit": options["flushed_share"],
@@ -168,8 +178,8 @@ def _finding(view: RunView, guilty: Mapping[Parameter, _GradientHistory], option
                 {"root": p[0], "parameter": dotted(*p[1:]), "flushed_share": g.share}
                 for p, g in sorted(guilty.items(), key=lambda item: -item[1].share)[:16]
             ],
-            "range": range_evidence(given),
-            "path": path_evidence([row, given]),
+            "range": range_evidence(unscaled),
+            "path": path_evidence([row, unscaled]),
             "confidence_reason": "fewer than four steps were recorded" if few else "zeros before and after are counted",
         },
         prescriptions=(

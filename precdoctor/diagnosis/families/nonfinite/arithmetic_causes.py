@@ -1,7 +1,7 @@
 """Why an op made a non-finite value of finite operands: from its name, its operands' ranges, and its result in FP64.
 
-Finite in FP64 means that a number left the range of the format (a range cause). Non-finite in FP64 means that the
-operation is not defined there (a domain cause). IEEE 754-2019, section 7, says which operations do what.
+A result that is finite in FP64 left the range of its format (a range cause). For a result that is non-finite in FP64
+the operation is undefined at its operands (a domain cause). IEEE 754-2019, section 7, defines both.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from precdoctor.diagnosis.survey.op_facts import NAN, POS_INF, Op, Replay, real
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import known_format
 
-#: In the words of a cause: FP64 would not have flushed these zeros, or made a difference negative.
-UNDERFLOWED, ROUNDED, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
-#: In the words of a cause: an average over nothing.
-NOTHING, NO_TARGET = "0 / 0", "no target counts"
-#: Negative numbers that rounding leaves of a difference, in units of the last place: two means are off by a few each.
-_ROUNDING = 8
+#: Phrases to search for in ``Cause.why``: the format flushed a divisor, or rounding made a root's operand negative.
+UNDERFLOWED, ROUNDING_ERROR, SQUARES = "underflowed in", "by rounding alone", "a difference of squares"
+#: Phrases to search for in ``Cause.why``: the op averaged over nothing.
+ZERO_QUOTIENT, NO_TARGET = "0 / 0", "no target counts"
+#: Units in the last place up to which rounding explains a negative difference: two means are off by a few each.
+_ROUNDING_ULPS = 8
 
 
 def op_names(spaced: str) -> frozenset[str]:
-    """A set of names, written as one string."""
+    """Split one string of space-separated names into a set."""
     return frozenset(spaced.split())
 
 
-#: Logarithms, and the largest operand at which they are not finite.
+#: The largest operand at which each logarithm is not finite.
 _LOGS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "xlogy": 0.0, "special_xlog1py": -1.0}
 _EXPS = op_names("exp exp2 expm1 sinh cosh special_expm1 special_exp2")
-#: Exponentials that overflow at either end.
+#: Exponentials that overflow for large negative operands as well.
 TWO_SIDED = op_names("sinh cosh")
 _PRODUCTS = op_names(
     "mm addmm bmm baddbmm addbmm addmv mv dot vdot matmul linear convolution _convolution mkldnn_linear einsum "
@@ -49,19 +49,19 @@ _CASTS = op_names("_to_copy to copy type_as convert_element_type")
 _WEIGHT_NORMS = op_names("_weight_norm _weight_norm_interface")
 _DOMAINS = op_names("acos asin atanh acosh erfinv logit lgamma digamma polygamma mvlgamma _ctc_loss fmod")
 SOFTMAXES = op_names("_softmax _log_softmax softmax log_softmax _safe_softmax logsumexp logcumsumexp")
-#: Means over the targets that are not ignored, by their weights.
-_COUNTED = op_names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
-#: Ops in which an infinite scalar is a fault; in a mask, a bound or a fill it is intended.
+#: Losses that average over the targets that are not ignored, and divide by the sum of the targets' weights.
+_MEAN_LOSSES = op_names("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss")
+#: Ops in which an infinite Python scalar is a fault; as a fill value or a bound it is intended.
 _WITH_SCALARS = op_names("add sub rsub mul div pow lerp addcmul")
 _NORMS = op_names("linalg_vector_norm norm frobenius_norm sqrt hypot")
 _SPREADS = op_names("std std_mean var var_mean")
-#: Ops behind which a norm is still one.
-_SAME = op_names("clone _to_copy expand unsqueeze squeeze view reshape add clamp clamp_min detach")
+#: Ops whose result is a norm if their operand is one.
+_NORM_PRESERVING = op_names("clone _to_copy expand unsqueeze squeeze view reshape add clamp clamp_min detach")
 _QUOTIENTS = op_names("div reciprocal true_divide addcdiv remainder floor_divide")
 
 
 def arithmetic_cause(replay: Replay, op: Op) -> Cause | None:
-    """The cause of a non-finite result of finite operands; None for an op of another kind."""
+    """The cause of a non-finite result of finite operands; None if the op is of no known kind."""
     first, name = op.first_operand, op.short
     if name in _WITH_SCALARS and (cause := scalar_cause(op)) is not None:
         return cause
@@ -83,7 +83,7 @@ def arithmetic_cause(replay: Replay, op: Op) -> Cause | None:
 
 
 def scalar_cause(op: Op) -> Cause | None:
-    """A NaN or an infinity that user code computed with Python numbers and passed to an op on tensors."""
+    """The cause if user code passed a NaN or infinite Python number to an op on tensors; else None."""
     if any(o.bad for o in op.operands):
         return None
     scalar = next((k for k, v in op.settings.items() if (x := real(v)) is not None and not math.isfinite(x)), None)
@@ -93,9 +93,9 @@ def scalar_cause(op: Op) -> Cause | None:
 
 
 def _inner_quotient_cause(op: Op) -> Cause | None:
-    """Divisions inside an op: by the number of targets, by the length of a filter."""
+    """The cause if an op divides by zero inside: by the number of targets, or by the length of a filter; else None."""
     counts = len(op.results) < 2 or bool(op.results[1].amax)  # the second result is the sum of the targets' weights
-    if op.short in _COUNTED and op.bad_out & NAN and not counts:
+    if op.short in _MEAN_LOSSES and op.bad_out & NAN and not counts:
         ignored = op.settings.get("ignore_index")
         why = f"{NO_TARGET} (each is ignore_index {ignored}, or has weight 0): the mean over none of them is 0/0"
         return Cause("division-by-zero", 0.95, why)
@@ -114,69 +114,69 @@ def _root_cause(replay: Replay, op: Op, operand: Operand) -> Cause:
 
 
 def _difference_words(replay: Replay, op: Op, operand: Operand) -> str:
-    """That a negative operand is what rounding has left of a difference; empty if it is more than that."""
-    made = _maker(replay, op, 0)
-    while made is not None and made.short in {"add", "_to_copy", "clone"} and len(made.operands) == 1:  # plus an eps
-        made = _maker(replay, made, 0)
-    if made is None or made.short != "sub" or len(made.operands) != 2 or operand.min is None:
+    """Words if a root's negative operand is only the rounding error of a subtraction; empty if it is larger."""
+    maker = _maker(replay, op, 0)
+    while maker is not None and maker.short in {"add", "_to_copy", "clone"} and len(maker.operands) == 1:  # skip an eps
+        maker = _maker(replay, maker, 0)
+    if maker is None or maker.short != "sub" or len(maker.operands) != 2 or operand.min is None:
         return ""
-    dtype, reach = made.operands[0].dtype, max(o.amax or 0.0 for o in made.operands)
+    dtype, reach = maker.operands[0].dtype, max(o.amax or 0.0 for o in maker.operands)
     fmt = known_format(dtype)
     if fmt is None or not 0.0 < reach < math.inf:
         return ""
-    apart = math.ldexp(1.0, math.frexp(reach)[1] - 1 - fmt.mantissa_bits)
-    if -operand.min > _ROUNDING * apart:
+    ulp = math.ldexp(1.0, math.frexp(reach)[1] - 1 - fmt.mantissa_bits)
+    if -operand.min > _ROUNDING_ULPS * ulp:
         return ""
-    subtracted = _maker(replay, made, 1)
+    subtracted = _maker(replay, maker, 1)
     squares = subtracted is not None and (subtracted.short in {"square", "pow"} or _is_square(subtracted))
     what = SQUARES if squares else "a difference of numbers"
-    return f" {ROUNDED}: it is {what} up to {short_number(reach)}, which are {apart:.2g} apart in {dtype}"
+    return f" {ROUNDING_ERROR}: it is {what} up to {short_number(reach)}, which are {ulp:.2g} apart in {dtype}"
 
 
 def _maker(replay: Replay, op: Op, at: int) -> Op | None:
-    """The last op that wrote to an operand; None if the log lacks it."""
+    """The last op that wrote to operand number ``at`` of ``op``; None if the log lacks it."""
     makers = op.makers[at] if at < len(op.makers) else ()
     index = makers[-1] if makers else None
     return replay.ops.get(index) if isinstance(index, int) else None
 
 
 def is_norm(replay: Replay, op: Op, operand: Operand) -> bool:
-    """Whether an operand is a norm, or the root of a sum."""
-    return _made_as(replay, op, operand) in _NORMS
+    """Whether an operand of ``op`` is a norm or a square root."""
+    return _maker_name(replay, op, operand) in _NORMS
 
 
-def _made_as(replay: Replay, op: Op, operand: Operand) -> str:
-    """What made an operand, past ops that hand it on; empty if that is not in the replay."""
+def _maker_name(replay: Replay, op: Op, operand: Operand) -> str:
+    """Short name of the op that made an operand, past casts, views and additions; empty if the log lacks it."""
     if operand not in op.operands:
         return ""
-    made = _maker(replay, op, op.operands.index(operand))
-    while made is not None and made.short in _SAME and made.makers:
-        made = _maker(replay, made, 0)
-    return made.short if made is not None else ""
+    maker = _maker(replay, op, op.operands.index(operand))
+    while maker is not None and maker.short in _NORM_PRESERVING and maker.makers:
+        maker = _maker(replay, maker, 0)
+    return maker.short if maker is not None else ""
 
 
 def too_large_constant(op: Op) -> float | None:
-    """A number in the code that the format of the computation cannot hold: ``-1e9`` added to FP16 scores."""
+    """A finite constant in the code beyond the range of the op's format (``-1e9`` added to FP16 scores), or None."""
     fmt = op.result_format
-    found = (op.settings.get(key) for key in ("other", "value", "fill_value"))
-    numbers = (float(x) for x in found if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x))
+    values = (op.settings.get(key) for key in ("other", "value", "fill_value"))
+    numbers = (float(x) for x in values if isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x))
     return next((x for x in numbers if fmt is not None and abs(x) > fmt.max), None)
 
 
 def mask_filling(op: Op) -> float | None:
-    """The number that fills a mask and that a cast to a narrower format makes infinite: ``finfo.min``, or -1e9."""
+    """The fill value of a mask that a cast to a narrower format makes infinite (``finfo.min``, -1e9), or None."""
     operand = op.first_operand if op.short in _CASTS else None
     value = operand.value if operand is not None else None
     if operand is None or not value or not math.isfinite(value) or value not in (operand.min, operand.max):
         return None
     source, decade = known_format(operand.dtype), math.log10(abs(value))
-    written = decade > 4 and abs(decade - round(decade)) < 1e-7  # FP32 holds a power of ten to half of that
-    return value if written or (source is not None and abs(value) == source.max) else None
+    decimal = decade > 4 and abs(decade - round(decade)) < 1e-7  # twice the rounding error of a power of ten in FP32
+    return value if decimal or (source is not None and abs(value) == source.max) else None
 
 
 def _exp_cause(op: Op) -> Cause | None:
     operand = op.first_operand
-    if operand is None:  # only its result is known
+    if operand is None:  # the log holds only the result
         why = "it returned infinities; its operand is not in the log"
         return Cause("exp-overflow", 0.85, why) if op.bad_out & POS_INF else None
     fmt = known_format(operand.dtype)
@@ -197,10 +197,10 @@ def _domain_cause(op: Op, operand: Operand) -> Cause:
 def _log_cause(op: Op, first: Operand) -> Cause:
     operand = op.operand("other") or first if op.short.startswith(("xlogy", "special")) else first
     if operand.min is not None and operand.min <= _LOGS[op.short]:
-        held = [plural(operand.zero, "exact zero")] if operand.zero else []
+        counts = [plural(operand.zero, "exact zero")] if operand.zero else []
         if operand.negative:
-            held.append(f"{plural(operand.negative, 'negative value')} down to {short_number(operand.min)}")
-        return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(held)}")
+            counts.append(f"{plural(operand.negative, 'negative value')} down to {short_number(operand.min)}")
+        return Cause("log-of-nonpositive", 0.97, f"its operand holds {' and '.join(counts)}")
     return Cause("other", 0.5, f"{op.name} of positive values")
 
 
@@ -212,7 +212,7 @@ def _quotient_cause(replay: Replay, op: Op) -> Cause:
         words = f"the divisor holds {plural(divisor.zero, 'exact zero')}"
         if divisor not in op.integers:
             words = _zero_words(replay, op, op.operands.index(divisor), "the divisor")
-        words += "" if UNDERFLOWED in words else _nothing_words(replay, op, divisor)
+        words += "" if UNDERFLOWED in words else _zero_quotient_words(replay, op, divisor)
         return Cause("division-by-zero", 0.97, words)
     if constant is not None:
         return Cause("division-by-zero", 0.6, f"divided by {constant}")
@@ -222,37 +222,37 @@ def _quotient_cause(replay: Replay, op: Op) -> Cause:
     return Cause("division-by-zero", 0.7, why)
 
 
-def _nothing_words(replay: Replay, op: Op, divisor: Operand) -> str:
-    """That a quotient is 0 / 0, which nobody computes of things that are there; empty if it is not.
+def _zero_quotient_words(replay: Replay, op: Op, divisor: Operand) -> str:
+    """Words if a quotient is 0 / 0, so that the divisor probably counted nothing; else empty.
 
-    A norm or a standard deviation of zero counts nothing: its numbers are there, and alike.
+    A norm or a standard deviation of zero does not count: its elements exist and are equal.
     """
     divided = op.operand("self")
-    if _made_as(replay, op, divisor) in _NORMS | _SPREADS:
+    if _maker_name(replay, op, divisor) in _NORMS | _SPREADS:
         return ""
     if op.phase != "forward" or not op.bad_out & NAN or divided is None or divided is divisor or divided.bad:
         return ""
     both = all(o.amax == 0.0 or o.value == 0.0 for o in (divided, divisor))
     there = " there" if divisor.amax else ""
-    return f", and the numerator is 0{there}: {NOTHING}, a count of nothing or an empty selection" if both else ""
+    return f", and the numerator is 0{there}: {ZERO_QUOTIENT}, a count of nothing or an empty selection" if both else ""
 
 
 def _zero_words(replay: Replay, op: Op, at: int, what: str) -> str:
-    """How many zeros an operand holds, and which op flushed them if FP64 would have kept them."""
+    """How many zeros operand number ``at`` (in words: ``what``) holds, and which op flushed them, if one did."""
     operand = op.operands[at]
     words = f"{what} holds {plural(operand.zero, 'exact zero')}"
     for index in op.makers[at] if at < len(op.makers) else ():
         maker = replay.ops.get(index) if isinstance(index, int) else None
         if maker is None or maker.reference is None or not maker.results:
             continue
-        made, exact = maker.results[0], maker.reference
-        if made.zero > exact.zero and exact.amin_nonzero is not None:
-            return f"{words}, {UNDERFLOWED} {made.dtype} at {maker.short} (FP64 keeps {exact.amin_nonzero:.3g})"
+        result, exact = maker.results[0], maker.reference
+        if result.zero > exact.zero and exact.amin_nonzero is not None:
+            return f"{words}, {UNDERFLOWED} {result.dtype} at {maker.short} (FP64 keeps {exact.amin_nonzero:.3g})"
     return words
 
 
 def _range_cause(op: Op) -> Cause | None:
-    """The cause for an op that is defined everywhere: its result left the range."""
+    """The cause for an op that is defined everywhere: a number left the range; None for an op of no known kind."""
     fmt = op.result_format
     limit = f", {op.results[0].dtype} ends at {fmt.max:.6g}" if fmt is not None else ""
     reach = op.reference.amax if op.reference is not None and op.finite_in_fp64 else None
@@ -270,41 +270,42 @@ def _range_cause(op: Op) -> Cause | None:
         return Cause("matmul-overflow", 0.95, exact)
     if op.short == "square" or (op.short == "mul" and _is_square(op)):
         return Cause("square-overflow", 0.95, exact)
-    if op.short == "mse_loss" and fmt is not None and _farthest(op) > math.sqrt(fmt.max):
+    if op.short == "mse_loss" and fmt is not None and _largest_difference(op) > math.sqrt(fmt.max):
         return Cause("square-overflow", 0.95, f"the square of a difference alone leaves the range: {exact}")
     if op.short in {"add", "sub"} and op.bad_out & NAN and not any(o.bad for o in op.operands):
         return Cause("inf-minus-inf", 0.7, "no two finite numbers make NaN: infinities met that the log does not show")
-    ends = fmt is not None and reach is not None and reach > fmt.max
-    if op.short in _REDUCTIONS or (ends and _sums_up(op)):
+    out_of_range = fmt is not None and reach is not None and reach > fmt.max
+    if op.short in _REDUCTIONS or (out_of_range and _is_reduction(op)):
         if op.finite_in_fp64 is False and op.bad_out & NAN:
-            return Cause("division-by-zero", 0.8, _empty_words(op))
+            return Cause("division-by-zero", 0.8, _empty_mean_words(op))
         return Cause("reduction-overflow", 0.9 if op.short not in {"add", "sub"} else 0.7, exact)
     if op.short == "mul" and op.bad_out & (POS_INF | NAN):
         return Cause("square-overflow", 0.6, f"a product left the range: {exact}")
     return None
 
 
-def _farthest(op: Op) -> float:
-    """A lower bound of the largest difference between elements that the op compares."""
+def _largest_difference(op: Op) -> float:
+    """A lower bound of the largest difference between elements of the op's two operands."""
     amax = [o.amax or 0.0 for o in op.operands[:2]]
     return max(amax) - min(amax) if len(amax) == 2 else 0.0
 
 
-def _sums_up(op: Op) -> bool:
-    """Whether one element of its result is made of many, as of a loss that is a sum."""
+def _is_reduction(op: Op) -> bool:
+    """Whether the op reduces an operand: its result has fewer elements, as a summed loss has."""
     return any(o.numel > op.results[0].numel for o in op.operands)
 
 
 def _is_square(op: Op) -> bool:
+    """Whether a product has the same tensor as both operands."""
     return len(op.makers) == 2 and op.makers[0] == op.makers[1] and len(op.operands) == 2
 
 
-def _empty_words(op: Op) -> str:
+def _empty_mean_words(op: Op) -> str:
     first = op.first_operand
     if first is None or not first.numel:
         return "a mean over no elements is 0/0"
-    made = op.results[0].numel if op.results else 1
-    return f"{op.short} of {plural(first.numel // max(made, 1), 'element')} divides by zero"
+    outputs = op.results[0].numel if op.results else 1
+    return f"{op.short} of {plural(first.numel // max(outputs, 1), 'element')} divides by zero"
 
 
 def short_number(value: float | None) -> str:
@@ -317,14 +318,19 @@ def short_number(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class PowerTerm:
-    """Base or exponent of a power: a constant, or an operand with its value at the first non-finite result."""
+    """Base or exponent of a power ``x ** p`` at the op's first non-finite result.
+
+    Attributes:
+        operand: the tensor; None for a Python number.
+        value: its value at that element; None if unknown.
+    """
 
     operand: Operand | None
     value: float | None
 
     @classmethod
     def of(cls, op: Op, name: str) -> PowerTerm:
-        """The operand of this name, else the setting."""
+        """Read the operand with this argument name, else the setting of that name."""
         operand = op.operand(name)
         if operand is None:
             return cls(None, real(op.settings.get(name)))
@@ -333,27 +339,27 @@ class PowerTerm:
 
     @property
     def zeros(self) -> bool:
-        """Whether it is 0 there, or may be."""
+        """Whether the term is 0 at the failing element; if that is unknown, whether any element is 0."""
         if self.value is not None or self.operand is None:
             return self.value == 0.0
         return self.operand.zero > 0
 
     @property
     def negative(self) -> bool:
-        """Whether it is below 0 there, or may be."""
+        """Whether the term is negative at the failing element; if that is unknown, whether any element is."""
         if self.value is not None or self.operand is None:
             return self.value is not None and self.value < 0
         return self.operand.negative > 0
 
     @property
     def magnitude(self) -> float | None:
-        """Its magnitude there, or an upper bound."""
+        """The magnitude of the term at the failing element, or an upper bound; None if neither is known."""
         if self.value is not None and math.isfinite(self.value):
             return abs(self.value)
         return self.operand.amax if self.operand is not None else None
 
     def words(self) -> str:
-        """Its value there, or the range of its values."""
+        """The value of the term at the failing element, or the range of its values."""
         if self.value is not None:
             return f"{self.value:.4g}"
         if self.operand is None or self.operand.min is None or self.operand.max is None:
@@ -364,12 +370,12 @@ class PowerTerm:
 def _power_cause(op: Op) -> Cause:
     """The cause of a non-finite ``x ** p``.
 
-    There are four in the forward pass (IEEE 754-2019, 9.2.1): a zero to a negative power, a negative number to a power
-    that is no integer, a large base, a large exponent.
+    There are four causes in the forward pass (IEEE 754-2019, 9.2.1): a zero to a negative power, a negative number to
+    a power that is no integer, a large base, a large exponent.
     """
     base, exponent = PowerTerm.of(op, "self"), PowerTerm.of(op, "exponent")
-    whole = exponent.value is not None and math.isfinite(exponent.value) and exponent.value == int(exponent.value)
-    if base.negative and (op.bad_out & NAN) and not whole:
+    is_integer = exponent.value is not None and math.isfinite(exponent.value) and exponent.value == int(exponent.value)
+    if base.negative and (op.bad_out & NAN) and not is_integer:
         name = "sqrt-of-negative" if exponent.value is not None and abs(exponent.value) == 0.5 else "domain-error"
         lowest = base.operand.min if base.operand is not None and base.operand.min is not None else base.value
         return Cause(name, 0.95, f"values down to {short_number(lowest)} to the power {exponent.words()}")
@@ -385,7 +391,7 @@ def _power_cause(op: Op) -> Cause:
 
 
 def _exponent_overflows(base: PowerTerm, exponent: PowerTerm) -> bool:
-    """Whether the exponent, rather than the base, makes the result leave the range: it exceeds the base in binades."""
+    """Whether the exponent makes the result leave the range, not the base: it is above ``abs(log2(base))``."""
     if base.magnitude is None or exponent.magnitude is None or base.magnitude <= 0:
         return False
     return exponent.magnitude > abs(math.log2(base.magnitude))

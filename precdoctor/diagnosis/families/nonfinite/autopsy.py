@@ -1,6 +1,6 @@
-"""The second run of a recorded command: which steps to trace, and whether it repeats the first.
+"""Chooses the steps that a second run of a recorded command traces, and checks that it repeats the first run.
 
-``precdoctor autopsy RUN`` writes it to ``RUN/autopsy``, a run directory of its own.
+``precdoctor autopsy RUN`` makes the second run and writes it to ``RUN/autopsy``, a run directory of its own.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from precdoctor.diagnosis.families.nonfinite.incident_search import incidents
 from precdoctor.diagnosis.survey.run_facts import table_columns
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Most steps to trace if only an interval is known; a traced step takes four to five times as long.
+#: Maximum number of steps to trace if only an interval is known; a traced step takes four to five times as long.
 MAX_TRACED = 64
-#: What names a tensor of a step.
-_NAMES = ("root", "module", "kind", "name", "call", "phase")
-_TENSOR = ["step", "rank", *_NAMES]
+#: The columns that identify a tensor within a step.
+_NAME_COLUMNS = ("root", "module", "kind", "name", "call", "phase")
+_TENSOR_COLUMNS = ["step", "rank", *_NAME_COLUMNS]
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,14 @@ class Plan:
 
 
 def plan(view: RunView, *, died: bool = True) -> Plan | None:
-    """The steps to trace; None if no step of the run became non-finite.
+    """Return the steps to trace; None if no step of the run became non-finite.
+
+    That is the first incident's step alone, unless its weights or a tensor from before it were non-finite: then
+    tracing begins after the last finite step, at most ``MAX_TRACED`` steps back.
 
     Args:
         view: the first run.
-        died: an incomplete last step counts: loops that check their loss end before ``backward``.
+        died: also trace an incomplete last step of a run without incident: a loop that checks its loss ends there.
     """
     found = incidents(view)
     if not found:
@@ -44,8 +47,8 @@ def plan(view: RunView, *, died: bool = True) -> Plan | None:
         return Plan(ends[0].step, ends[0].step + 1) if ends and died else None
     incident = found[0]
     culprit = incident.culprit
-    known = culprit is not None and culprit.external is None
-    if incident.code != "PD105" and (known or culprit is None):
+    has_own_origin = culprit is not None and culprit.external is None
+    if incident.code != "PD105" and (has_own_origin or culprit is None):
         return Plan(incident.step, incident.step + 1)
     first = incident.last_finite + 1 if incident.last_finite is not None else 0
     return Plan(max(first, incident.step + 1 - MAX_TRACED, 0), incident.step + 1)
@@ -53,7 +56,7 @@ def plan(view: RunView, *, died: bool = True) -> Plan | None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two runs are equal bit for bit: the number of losses and of fingerprints that both recorded."""
+    """The comparison of two runs, bit for bit: the number of losses and of tensor fingerprints that both recorded."""
 
     steps: int
     tensors: int
@@ -67,25 +70,25 @@ class Agreement:
 
 
 def agreement(first: RunView, again: RunView, until: int) -> Agreement:
-    """Compare two runs up to and including step ``until``: the losses, and the tensors of the steps that were kept."""
+    """Compare two runs up to and including step ``until``: all losses, and the fingerprints that both recorded."""
     keys = ["rank", "step", "optimizer"]
     frames = [v.steps.loc[v.steps["step"] <= until, [*keys, "loss"]].astype({"optimizer": str}) for v in (first, again)]
     losses = frames[0].merge(frames[1], on=keys, suffixes=("_a", "_b"))
-    differ = losses[~_equal(losses["loss_a"], losses["loss_b"])]["step"]
+    differ = losses[~_equal_losses(losses["loss_a"], losses["loss_b"])]["step"]
     tensors = _fingerprints(first, until).join(
-        _fingerprints(again, until), _TENSOR, join_type="inner", right_suffix="_again"
+        _fingerprints(again, until), _TENSOR_COLUMNS, join_type="inner", right_suffix="_again"
     )
-    other = tensors.filter(pc.not_equal(tensors["fingerprint"], tensors["fingerprint_again"]))["step"]
-    steps = [int(s) for s in (*differ, *other.to_pylist())]
+    differing = tensors.filter(pc.not_equal(tensors["fingerprint"], tensors["fingerprint_again"]))["step"]
+    steps = [int(s) for s in (*differ, *differing.to_pylist())]
     return Agreement(len(losses), tensors.num_rows, min(steps, default=None))
 
 
 def _fingerprints(view: RunView, until: int) -> pa.Table:
-    """The fingerprints of weights, outputs and gradients, by what names a tensor of a step in both runs."""
+    """The fingerprints of weights, outputs and weight gradients up to step ``until``, with ``_TENSOR_COLUMNS``."""
     kinds, where = ("weight", "output", "weight_grad"), [("step", "<=", until)]
-    batches = view.batches([*_TENSOR, "fingerprint"], kinds, where=where)
+    batches = view.batches([*_TENSOR_COLUMNS, "fingerprint"], kinds, where=where)
     table = pa.Table.from_batches(
-        batches, table_columns("tensors", ["step", "rank", "attempt", *_NAMES, "fingerprint"])
+        batches, table_columns("tensors", ["step", "rank", "attempt", *_NAME_COLUMNS, "fingerprint"])
     )
     for name in ("root", "module", "kind", "name", "phase"):
         text = pc.fill_null(table[name].cast(pa.string()), "")
@@ -93,6 +96,6 @@ def _fingerprints(view: RunView, until: int) -> pa.Table:
     return table.drop_columns(["attempt"]).filter(pc.is_valid(table["fingerprint"]))
 
 
-def _equal(a: pd.Series, b: pd.Series) -> np.ndarray:
+def _equal_losses(a: pd.Series, b: pd.Series) -> np.ndarray:
     left, right = a.to_numpy(dtype=float, na_value=np.nan), b.to_numpy(dtype=float, na_value=np.nan)
     return np.asarray((left == right) | (np.isnan(left) & np.isnan(right)))

@@ -1,4 +1,4 @@
-"""PD104: the batch itself is non-finite, or far outside the range seen so far."""
+"""PD104: a batch that is non-finite, or far above the range of all batches before it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from precdoctor.diagnosis.families.nonfinite.incident_report import (
     checked_words,
     confidence_options,
 )
-from precdoctor.diagnosis.families.nonfinite.tensor_causes import made_words, provenance
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.bad_data import as_given, delivered_tensor, drop_samples, mend_data
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups, keys, on_steps, rows_of
 from precdoctor.diagnosis.survey.op_facts import replay_at
@@ -63,8 +63,8 @@ extreme batch alone; 0.9 if the run became non-finite within `follow_steps` step
 
 
 @dataclass(frozen=True)
-class _Extreme:
-    """A batch far above all before it."""
+class _ExtremeBatch:
+    """A batch whose amax is far above ``before``, the largest amax of the ``steps_before`` recorded steps before it."""
 
     process: Process
     step: int
@@ -75,11 +75,12 @@ class _Extreme:
 
     @property
     def binades(self) -> float:
+        """Binades above all earlier batches."""
         return math.log2(self.amax / self.before)
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """Findings for non-finite batches, harmful and harmless, and for extreme ones."""
+    """Findings for non-finite batches that led to an incident or did no harm, and for extreme batches."""
     seen = checked_words(view, ("batch",), "input tensor")
     tensors, _ = view.tensor_count(("batch",))
     harmful = check_incidents(view, RULE, options, _report, seen)
@@ -87,7 +88,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked([*harmful.findings, *_extreme_findings(view, options)], harmful.reason)
     if tensors == 0:
         return Checked.not_applicable("no root module was given a floating-point argument (token ids are integers)")
-    findings = [*_extreme_findings(view, options), *_harmless(view, options)]
+    findings = [*_extreme_findings(view, options), *_harmless_findings(view, options)]
     if findings:
         return Checked(findings, f"{plural(len(findings), 'suspicious batch')} among {seen}")
     return Checked((), f"{seen}, all finite, none {options['extreme_binades']:g} binades above those before")
@@ -97,20 +98,21 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _report(view: RunView, incident: Incident) -> Report:
+    """The texts for a non-finite batch that led to an incident."""
     origin = incident.origin
     assert origin is not None, "an incident without recorded tensors is never PD104"
-    row, given = origin.row, as_given(origin.row)
+    row, argument = origin.row, as_given(origin.row)
     replay = replay_at(view, incident.process, incident.step)
-    data = (delivered_tensor(replay.bad_data, given) if replay is not None else None) or given
+    data = (delivered_tensor(replay.bad_data, argument) if replay is not None else None) or argument
     message = f"{incident.at_step(view).capitalize()}, argument `{row.name or '0'}` of {row.root} ({row.dtype}) "
-    message += f"holds {row.count_words()}; limit 0." + (data.more or made_words(provenance(replay, data)))
+    message += f"holds {row.count_words()}; limit 0." + (data.more or provenance_words(provenance(replay, data)))
     message += incident.consequence_words
     mend = mend_data(data, incident.step, prepared=provenance(replay, data) != "outside-step")
     return Report(data.title(f"`{row.root}`"), f"{message} {incident.resume_advice}", mend)
 
 
-def _harmless(view: RunView, options: Options) -> list[Finding]:
-    """Findings for non-finite batches of healthy steps, if such batches are the exception."""
+def _harmless_findings(view: RunView, options: Options) -> list[Finding]:
+    """One finding per argument with non-finite values on healthy steps, unless they are usual in this data set."""
     batches = view.survey.batches.to_pandas()
     bad = batches[(batches["nan"] > 0) | (batches["pos_inf"] > 0)]
     incidents = {(process, step) for process, steps in incident_steps(view).items() for step in steps}
@@ -122,7 +124,7 @@ def _harmless(view: RunView, options: Options) -> list[Finding]:
     findings = []
     for key, (process, step), count in zip(keys(first), at(first), steps, strict=True):
         if count > options["usual_share"] * all_steps:
-            continue  # missing values are part of this data set
+            continue  # this data set encodes missing values as NaN
         row = next((r for r in view.rows(process, step) if r.key == key), None)
         if row is not None:
             findings.append(_harmless_finding(row, process, step, count))
@@ -147,11 +149,12 @@ def _harmless_finding(row: TensorRow, process: Process, step: int, steps: int) -
 
 
 def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
-    first: dict[tuple[Process, Key], list[_Extreme]] = {}
+    """One finding per argument and process with extreme batches; of ranks with the same step, the most confident."""
+    by_argument: dict[tuple[Process, Key], list[_ExtremeBatch]] = {}
     for extreme in _extremes(view, options):
-        first.setdefault((extreme.process, extreme.key), []).append(extreme)
+        by_argument.setdefault((extreme.process, extreme.key), []).append(extreme)
     by_event: dict[tuple[Key, int], Finding] = {}
-    for extremes in first.values():
+    for extremes in by_argument.values():
         finding = _extreme_finding(view, extremes, options)
         event = (extremes[0].key, extremes[0].step)
         if event not in by_event or finding.confidence > by_event[event].confidence:
@@ -159,20 +162,20 @@ def _extreme_findings(view: RunView, options: Options) -> list[Finding]:
     return list(by_event.values())
 
 
-def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
-    """The extreme batches in order of step; each is compared with the range of its tensor so far, per process.
+def _extremes(view: RunView, options: Options) -> Iterator[_ExtremeBatch]:
+    """Yield the extreme batches in order of step: amax far above every earlier one of the argument, per process.
 
-    That range includes earlier calls of the same step: samples that a chain draws from the model are not data, and grow
-    from call to call.
+    Earlier calls of the same step count as earlier batches: a sampler that calls the model on its own output sees its
+    argument grow from call to call, and that argument is no data.
     """
     columns = ["step", "rank", "attempt", *IDENTITY, "amax", "numel"]
-    kept = view.measured((), ("batch",), columns=("amax", "numel"))
-    seen = pd.concat([view.survey.batches.select(columns).to_pandas(), kept[columns]])
-    seen = seen[(seen["amax"] > 0.0) & (seen["numel"] >= options["min_elements"])]
-    seen = seen.drop_duplicates([*AT, *IDENTITY]).sort_values([*AT, "call"], kind="stable")
+    sampled = view.measured((), ("batch",), columns=("amax", "numel"))
+    batches = pd.concat([view.survey.batches.select(columns).to_pandas(), sampled[columns]])
+    batches = batches[(batches["amax"] > 0.0) & (batches["numel"] >= options["min_elements"])]
+    batches = batches.drop_duplicates([*AT, *IDENTITY]).sort_values([*AT, "call"], kind="stable")
     found, factor = [], 2.0 ** options["extreme_binades"]
-    for rows in rows_of(groups(seen, ("rank", "attempt", *IDENTITY[:-1]))):
-        amax, step = seen["amax"].to_numpy()[rows].copy(), seen["step"].to_numpy()[rows]
+    for rows in rows_of(groups(batches, ("rank", "attempt", *IDENTITY[:-1]))):
+        amax, step = batches["amax"].to_numpy()[rows].copy(), batches["step"].to_numpy()[rows]
         before = np.append(0, np.cumsum(np.diff(step, prepend=-1) != 0)[:-1])
         while True:
             largest = np.maximum.accumulate(np.append(0.0, amax[:-1]))
@@ -183,11 +186,11 @@ def _extremes(view: RunView, options: Options) -> Iterator[_Extreme]:
             found.append((int(rows[i]), float(amax[i]), float(largest[i]), int(before[i])))
             amax[i] = 0.0  # an extreme batch must not raise the limit for the next one
     for row, reached, limit, steps in sorted(found):
-        some = seen.iloc[[row]]
-        yield _Extreme(*at(some)[0], keys(some)[0], reached, limit, steps)
+        frame = batches.iloc[[row]]
+        yield _ExtremeBatch(*at(frame)[0], keys(frame)[0], reached, limit, steps)
 
 
-def _extreme_finding(view: RunView, extremes: list[_Extreme], options: Options) -> Finding:
+def _extreme_finding(view: RunView, extremes: list[_ExtremeBatch], options: Options) -> Finding:
     e = extremes[0]
     until = e.step + int(options["follow_steps"])
     harmed = sorted(s for steps in incident_steps(view).values() for s in steps if e.step <= s <= until)

@@ -1,4 +1,4 @@
-"""Finds the steps of a run that became non-finite."""
+"""Finds the non-finite steps of a run, from the step columns, the tensor rows, the events and the replays."""
 
 from __future__ import annotations
 
@@ -12,64 +12,68 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TRIGGER_KINDS, numbe
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Most steps of an inference run to check for a non-finite output; the first ones explain the others.
-_MAX_ANSWERS = 64
+#: Maximum number of steps of an inference run to check for a non-finite output; the first ones explain the others.
+_MAX_OUTPUTS = 64
 #: Kinds of tensors whose overflow a loss scaler handles.
 GRADIENTS = frozenset({"weight_grad", "weight_grad_step"})
 
 
 def incident_steps(view: RunView) -> Mapping[Process, Mapping[int, frozenset[str]]]:
-    """Per process the steps with a non-finite loss, gradient or weight that no loss scaler handled, and its kinds."""
+    """The non-finite steps of each process that no loss scaler handled, each with the kinds of its non-finite tensors.
+
+    The loss, gradients and weights count, and what a live trace found. If all of them were finite, so do poisoned
+    buffers and optimizer state (as ``buffer``), and outputs of inference and of an incomplete last step.
+    """
     return view.remember("incident-steps", lambda: _incident_steps(view))
 
 
 def _incident_steps(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
     kinds = _recorded_kinds(view)
     for process, steps in view.timeline.items():
-        mine = kinds.setdefault(process, {})
+        by_step = kinds.setdefault(process, {})
         for facts in steps:
-            if facts.step not in mine and not is_well(view, process, facts):
-                mine[facts.step] = _announced_kinds(view, process, facts)
-        for step in [s for s, k in mine.items() if _handled(view.step_facts(process, s), k)]:
+            if facts.step not in by_step and not is_well(view, process, facts):
+                by_step[facts.step] = _unsampled_kinds(view, process, facts)
+        for step in [s for s, k in by_step.items() if _scaler_handled(view.step_facts(process, s), k)]:
             if not _scaler_cannot_help(view, process, step):
-                del mine[step]
+                del by_step[step]
         for step in poisoned_steps(view, process):
-            mine.setdefault(step, frozenset({"buffer"}))
+            by_step.setdefault(step, frozenset({"buffer"}))
         for step, kind in traced_steps(view, process).items():
-            mine.setdefault(step, frozenset({kind}))
-        for step in _nonfinite_answers(view, process, [f.step for f in steps if f.inference and f.sampled]):
-            mine.setdefault(step, frozenset({"output"}))
-        if steps and not steps[-1].complete and steps[-1].step not in mine and _died_of_it(view, process, steps[-1]):
-            mine[steps[-1].step] = frozenset({"output"})
-    return {p: {s: frozenset(k) for s, k in sorted(m.items())} for p, m in kinds.items()}
+            by_step.setdefault(step, frozenset({kind}))
+        for step in _nonfinite_outputs(view, process, [f.step for f in steps if f.inference and f.sampled]):
+            by_step.setdefault(step, frozenset({"output"}))
+        if steps and not steps[-1].complete and steps[-1].step not in by_step and _is_bad_end(view, process, steps[-1]):
+            by_step[steps[-1].step] = frozenset({"output"})
+    return {p: dict(sorted(m.items())) for p, m in kinds.items()}
 
 
 def _recorded_kinds(view: RunView) -> dict[Process, dict[int, frozenset[str]]]:
-    """The kinds of non-finite tensors by step; a weight that holds only ``-inf`` is a mask stored as a parameter."""
+    """The kinds of non-finite tensors by step, from the rows. A weight with only ``-inf`` is a mask and not counted."""
     kinds: dict[Process, dict[int, frozenset[str]]] = {}
     for r in view.bad:
         masks = r["masks"] if r["kind"] == "weight" else 0
         if r["kind"] in TRIGGER_KINDS and r["tensors"] > masks:
-            mine = kinds.setdefault(Process.of(r), {})
-            mine[r["step"]] = mine.get(r["step"], frozenset()) | {r["kind"]}
+            by_step = kinds.setdefault(Process.of(r), {})
+            by_step[r["step"]] = by_step.get(r["step"], frozenset()) | {r["kind"]}
     return kinds
 
 
-def _announced_kinds(view: RunView, process: Process, facts: StepFacts) -> frozenset[str]:
-    """The kinds for a step without full statistics: from its ``nonfinite`` event, else from the step's columns."""
+def _unsampled_kinds(view: RunView, process: Process, facts: StepFacts) -> frozenset[str]:
+    """The kinds of non-finite tensors on an unsampled step: from its ``nonfinite`` event, else from its columns."""
     for event in view.nonfinite_events:
         if number(event.get("step")) == facts.step and number(event.get("rank")) == process.rank:
-            listed = event["data"].get("kinds")
-            if isinstance(listed, list) and listed:
-                return frozenset(str(k) for k in listed)
+            event_kinds = event["data"].get("kinds")
+            if isinstance(event_kinds, list) and event_kinds:
+                return frozenset(str(k) for k in event_kinds)
     return frozenset({"loss"} if facts.loss_is_bad else {"weight_grad"})
 
 
-def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
+def _scaler_handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
     """Whether the loss scaler handled the overflow: it skipped the step, or the optimizer never got the gradient.
 
-    In a GAN the discriminator's gradients of a skipped step remain, and the generator's backward pass adds to them; the
-    scaler has checked all gradients that the step's optimizer received.
+    In a GAN, non-finite gradients of the discriminator stay after its skipped step, and the generator's backward pass
+    adds to them. They do no harm at the generator's step: the scaler found all gradients of its optimizer finite.
     """
     if facts is None:
         return False
@@ -77,15 +81,15 @@ def _handled(facts: StepFacts | None, kinds: frozenset[str]) -> bool:
 
 
 def _scaler_cannot_help(view: RunView, process: Process, step: int) -> bool:
-    """Whether the replay of a skipped step shows a cause that no smaller scale would mend."""
+    """Whether the replay of a skipped step shows a cause that a smaller loss scale would not mend."""
     culprit = culprit_at(view, process, step)
     return culprit is not None and culprit.cause.name not in (None, "loss-scale-overflow", "other")
 
 
-def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:
-    """Whether the incomplete last step made a non-finite tensor that is not a mask.
+def _is_bad_end(view: RunView, process: Process, facts: StepFacts) -> bool:
+    """Whether the forward pass of the incomplete last step made a non-finite tensor that is not a mask.
 
-    Training loops that check ``isfinite(loss)`` and raise never call ``backward``.
+    A training loop that checks ``isfinite(loss)`` and raises leaves its last step incomplete, without a backward pass.
     """
     rows = [r for r in view.rows(process, facts.step) if r.kind in FORWARD_KINDS and r.phase != "recompute"]
     if not any(r.bad and not r.mask_like and r.kind != "batch" for r in rows):
@@ -94,16 +98,20 @@ def _died_of_it(view: RunView, process: Process, facts: StepFacts) -> bool:
     return suspicious(rows, reference, loss_is_finite=False)[0] is not None
 
 
-def _nonfinite_answers(view: RunView, process: Process, steps: Sequence[int]) -> list[int]:
-    """Steps of an inference run on which a model's last output, most likely its answer, is non-finite and no mask."""
+def _nonfinite_outputs(view: RunView, process: Process, steps: Sequence[int]) -> list[int]:
+    """Those of ``steps`` on which the last output of a model, probably its answer, is non-finite and no mask.
+
+    Args:
+        steps: sampled steps of an inference run, in order.
+    """
     if not steps:
         return []
-    made = {
+    bad_output_steps = {
         r["step"] for r in view.bad if (r["rank"], r["attempt"], r["kind"]) == (process.rank, process.attempt, "output")
     }
-    found = []
-    for step in sorted(made.intersection(steps))[:_MAX_ANSWERS]:
+    result = []
+    for step in sorted(bad_output_steps.intersection(steps))[:_MAX_OUTPUTS]:
         last = {r.root: r for r in view.rows(process, step) if r.kind == "output"}
         if any(r.bad and not r.mask_like for r in last.values()):
-            found.append(step)
-    return found
+            result.append(step)
+    return result

@@ -1,4 +1,7 @@
-"""Finds the culprit of a replayed incident: the op, the phase it belongs to, and the cause."""
+"""Finds the culprit of a replayed incident: the op, the phase it belongs to, and the cause.
+
+The ops come from ``survey.op_facts``; :mod:`.incident_search` and :mod:`.bad_steps` ask for the culprit of a step.
+"""
 
 from __future__ import annotations
 
@@ -24,34 +27,35 @@ from precdoctor.diagnosis.survey.rows import known_format, number
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.nonfinite import can_make
 
-#: Name of a tensor that only an op outside the replay could explain.
-_UNKNOWN = "unknown"
-#: Ops that write a constant: a person chose what they write.
+#: Kind of an external tensor whose maker the replay did not see.
+_UNKNOWN_KIND = "unknown"
+#: Ops that write a constant: an infinity among their results may be intended.
 _FILLS = op_names(
     "masked_fill full full_like new_full fill scalar_tensor where masked_scatter lift_fresh_copy triu tril"
 )
-#: Products and normalisations of features: nobody feeds a mask into them.
+#: Ops that compute with numbers, so that their ``-inf`` operand is no mask: masks are added, compared and normalised.
 _ARITHMETIC = op_names(
     "mm addmm bmm mv addmv dot linear mkldnn_linear convolution _convolution mkldnn_convolution cudnn_convolution "
     "native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit mul div exp log sqrt square pow"
 )
-#: Optimizer state whose root the update divides by.
+#: Names of optimizer state whose root, plus eps, divides the update.
 _SECOND_MOMENTS = ("max_exp_avg_sq", "exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "v")
+#: Causes that become ``optimizer-overflow`` inside an optimizer step.
 _OVERFLOWS = frozenset(
     ("matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow", "other")
 )
 
 
 def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
-    """The culprit of a step; None if the step was not replayed, or the replay found no op."""
+    """The culprit of a step; None if the step was not replayed, or if the replay does not decide on an op."""
     replay = replay_at(view, process, step)
     at = culprit_op(replay) if replay is not None and replay.outcome == "origin" else None
     if replay is None or at is None:
         return None
     cause = op_cause(replay, at, gradient_scale(view, process, step))
     if cause.name == "optimizer-division-by-zero" and not at.op.name.startswith("optim."):
-        lost = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
-        cause = Cause(cause.name, cause.confidence, f"{cause.why}; {lost}" if lost else cause.why)
+        flushed = next((words for o in at.op.operands if (words := flushed_eps(view, o.dtype))), "")
+        cause = Cause(cause.name, cause.confidence, f"{cause.why}; {flushed}" if flushed else cause.why)
     culprit = Culprit(replay, at, culprit_phase(view, replay, at), cause)
     if cause.name == "nonfinite-input-batch":
         return replace(culprit, cause=data_cause(replay, culprit.data, cause.why))
@@ -59,7 +63,7 @@ def culprit_at(view: RunView, process: Process, step: int) -> Culprit | None:
 
 
 def flushed_eps(view: RunView, dtype: str) -> str:
-    """``eps 1e-08 is 0 in float16``, of an optimizer's; empty if the format keeps all of them."""
+    """``eps 1e-08 is 0 in float16``, for the smallest ``eps`` of an optimizer; empty if the format holds them all."""
     fmt = known_format(dtype)
     all_eps = (number(group.get("eps")) for o in view.optimizers for group in o.get("groups") or ())
     flushed = [eps for eps in all_eps if fmt is not None and eps is not None and 0.0 < eps <= fmt.flush_limit]
@@ -67,7 +71,10 @@ def flushed_eps(view: RunView, dtype: str) -> str:
 
 
 def gradient_scale(view: RunView, process: Process, step: int) -> float | None:
-    """The loss scale in a step's gradients; without a backward pass they are those of the step before."""
+    """The loss scale that the gradients of a step contain; None without one.
+
+    A step without a backward pass uses the gradients of the step before, and so its scale.
+    """
     facts = view.step_facts(process, step)
     while facts is not None and facts.loss_scale is None and not facts.micro_steps:
         facts = view.step_facts(process, facts.step - 1)
@@ -78,80 +85,88 @@ def gradient_scale(view: RunView, process: Process, step: int) -> float | None:
 
 
 def culprit_op(replay: Replay) -> CulpritOp | None:
-    """The first op in order of execution that made a non-finite value of finite operands, masks aside.
+    """The first op in order of execution that made a non-finite value of finite operands, or read an external one.
 
-    None if the log does not decide it: a value of unknown origin came in before that op.
+    Masks are not counted. None if a value of unknown origin came in at or before that op, so that it may not be first.
     """
-    found = [c for i in replay.origins if (c := _from_op(replay, replay.ops[i])) is not None]
+    candidates = [candidate for i in replay.origins if (candidate := _op_candidate(replay, replay.ops[i])) is not None]
     for kind, name, index in replay.externals:
-        if kind != _UNKNOWN and (op := replay.ops.get(index)) is not None:
-            c = _from_external(replay, op, (kind, name))
-            found += [c] if c is not None else []
-    first = min(found, key=lambda c: c.op.index, default=None)
-    dark = [index for kind, _, index in replay.externals if kind == _UNKNOWN]
-    dark += [i for i in replay.origins if _only_passes_on(replay.ops[i])]
-    if first is None or min(dark, default=math.inf) <= first.op.index:
+        if kind != _UNKNOWN_KIND and (op := replay.ops.get(index)) is not None:
+            candidate = _external_candidate(replay, op, (kind, name))
+            candidates += [candidate] if candidate is not None else []
+    first = min(candidates, key=lambda candidate: candidate.op.index, default=None)
+    unknown = [index for kind, _, index in replay.externals if kind == _UNKNOWN_KIND]
+    unknown += [i for i in replay.origins if _only_passes_on(replay.ops[i])]
+    if first is None or min(unknown, default=math.inf) <= first.op.index:
         return None
     return None if first.external is None and _only_passes_on(first.op) else first
 
 
 def _only_passes_on(op: Op) -> bool:
-    """Whether no finite operand gives such a result, so that the op cannot be an origin (``exp`` is never NaN)."""
+    """Whether no finite operand gives the op's result, so that it only passed a value on (``exp`` makes no NaN)."""
     real = not any(r.dtype.startswith("complex") for r in (*op.operands, *op.results))
     return op.phase == "forward" and real and not can_make(op.short, op.bad_out)
 
 
-def _from_op(replay: Replay, op: Op) -> CulpritOp | None:
+def _op_candidate(replay: Replay, op: Op) -> CulpritOp | None:
+    """The candidate for an op that made a non-finite value: that op itself, or, for an intended infinity, a later op.
+
+    That is the op that turned the infinity into something worse; None if none did.
+    """
     if op.bad_out == NEG_INF and op.short in _FILLS:
-        turned = _turning_point(replay, op.index)
-        return CulpritOp(turned, mask=op) if turned is not None else None
+        harmed = _turning_point(replay, op.index)
+        return CulpritOp(harmed, mask=op) if harmed is not None else None
     if op.bad_out and not op.bad_out & NAN and op.short in _FILLS and not op.finite_in_fp64:
-        turned = _first_nan(replay, op.index)  # +Inf for "no path yet", "outside": intended
-        return CulpritOp(turned, mask=op) if turned is not None else CulpritOp(op)
+        harmed = _first_nan(replay, op.index)  # +Inf is an intended constant ("no path yet", "outside")
+        return CulpritOp(harmed, mask=op) if harmed is not None else CulpritOp(op)
     return CulpritOp(op)
 
 
-def _from_external(replay: Replay, op: Op, external: tuple[str, str]) -> CulpritOp | None:
-    kinds = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
-    masked = bool(kinds) and all(k == NEG_INF for k in kinds)
+def _external_candidate(replay: Replay, op: Op, external: tuple[str, str]) -> CulpritOp | None:
+    """The candidate for a tensor that was non-finite before the step; None if it is a mask that does no harm.
+
+    Args:
+        op: the first op that read the tensor.
+        external: kind and name of the tensor.
+    """
+    bad_in = [b for b, maker in zip(op.bad_in, op.makers, strict=False) if maker == external]
+    masked = bool(bad_in) and all(k == NEG_INF for k in bad_in)
     if external[0] == "literal":
-        turned = op if op.bad_out & NAN else _first_nan(replay, op.index)
-        return CulpritOp(turned, mask=external) if turned is not None else None
+        harmed = op if op.bad_out & NAN else _first_nan(replay, op.index)
+        return CulpritOp(harmed, mask=external) if harmed is not None else None
     if external[0] == "argument" and masked:
-        behind = (replay.ops[i] for i in replay.path if i >= op.index)
-        turned = next((o for o in behind if o.bad_out & NAN), None)  # +Inf would be -(-Inf): the model's own doing
-        return CulpritOp(turned, mask=external) if turned is not None else CulpritOp(op, external=external)
-    if external[0] != "argument" and masked and not _computes_with(op):
-        turned = op if _is_worse(op) else _turning_point(replay, op.index)
-        return CulpritOp(turned, mask=external) if turned is not None else None
+        later = (replay.ops[i] for i in replay.path if i >= op.index)
+        harmed = next((o for o in later if o.bad_out & NAN), None)  # not +Inf: the model may negate its mask
+        return CulpritOp(harmed, mask=external) if harmed is not None else CulpritOp(op, external=external)
+    if external[0] != "argument" and masked and not (_is_worse_than_mask(op) and op.short in _ARITHMETIC):
+        harmed = op if _is_worse_than_mask(op) else _turning_point(replay, op.index)
+        return CulpritOp(harmed, mask=external) if harmed is not None else None
     return CulpritOp(op, external=external)
 
 
-def _computes_with(op: Op) -> bool:
-    """Whether an op reads numbers, not a mask: masks are added, compared and normalised."""
-    return _is_worse(op) and op.short in _ARITHMETIC
-
-
 def _turning_point(replay: Replay, after: int) -> Op | None:
-    """The first op behind a mask whose result is worse than a mask, or sums up a row that holds nothing else."""
+    """The first op after index ``after`` that turns a mask into NaN or +Inf, or is a ``logsumexp`` of masks only.
+
+    None if no later result holds more than ``-inf``.
+    """
     later = [replay.ops[i] for i in replay.path if i > after]
-    if not any(map(_is_worse, later)):
+    if not any(map(_is_worse_than_mask, later)):
         return None
-    return next(op for op in later if _is_worse(op) or (op.short == "logsumexp" and op.bad_out))
+    return next(op for op in later if _is_worse_than_mask(op) or (op.short == "logsumexp" and op.bad_out))
 
 
 def _first_nan(replay: Replay, after: int) -> Op | None:
-    """The first op behind infinities that makes NaN of them."""
+    """The first op after index ``after`` that made a NaN of infinities; None if none did."""
     return next((replay.ops[i] for i in replay.path if i > after and replay.ops[i].bad_out & NAN), None)
 
 
-def _is_worse(op: Op) -> bool:
-    """Whether a result holds more than ``-inf``."""
+def _is_worse_than_mask(op: Op) -> bool:
+    """Whether a result of the op holds NaN or +Inf, so that it is no mask."""
     return bool(op.bad_out & (NAN | POS_INF))
 
 
 def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
-    """The phase that has to be mended: that of the op, or the one that a tensor from before the step comes from."""
+    """The phase to mend: the op's, or, if the op only read an external tensor, the phase that made that tensor."""
     if replay.phase == "optimizer":
         return Phase.OPTIMIZER
     if at.of_target:
@@ -163,7 +178,7 @@ def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
         origins = {"batch": Phase.DATA, "data": Phase.DATA, "weight": Phase.OPTIMIZER, "buffer": Phase.OPTIMIZER}
         return origins.get(at.external[0], Phase.LOSS if of_loss else Phase.FORWARD)
     if replay.phase == "backward" and at.mask is None:
-        return Phase.BACKWARD  # behind a mask it is a forward op, whose result the loss did not use
+        return Phase.BACKWARD  # with a mask the culprit is a forward op whose result the loss discarded
     module = at.op.module or ""
     of_loss = of_loss or is_loss_module(replay.root, module, class_of(view.module_classes, replay.root, module))
     return Phase.LOSS if of_loss else Phase.FORWARD
@@ -173,7 +188,11 @@ def culprit_phase(view: RunView, replay: Replay, at: CulpritOp) -> Phase:
 
 
 def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
-    """The cause in the vocabulary of findings; ``other`` if none fits."""
+    """The cause of a culprit op, from the vocabulary of findings; ``other`` if no name fits.
+
+    Args:
+        loss_scale: the scale in the step's gradients; None without one.
+    """
     op = at.op
     if replay.phase == "optimizer":
         return _settings_cause(op, replay.bad_settings) or _optimizer_cause(replay, op)
@@ -183,16 +202,17 @@ def op_cause(replay: Replay, at: CulpritOp, loss_scale: float | None) -> Cause:
         return _mask_cause(op)
     if replay.phase == "backward" and op.phase != "backward" and not replay.by_hand:
         return discarded_value_cause(replay, op)
-    found = gradient_cause(replay, op, loss_scale) if op.phase == "backward" else None
-    found = found or arithmetic_cause(replay, op)
-    if found is not None:
-        return found
+    cause = gradient_cause(replay, op, loss_scale) if op.phase == "backward" else None
+    cause = cause or arithmetic_cause(replay, op)
+    if cause is not None:
+        return cause
     if op.operands:
         return Cause("other", 0.5, f"{op.name} made it of finite operands")
     return Cause("other", 0.4, f"{op.name} returned it; the log lacks its operands, which may have been non-finite")
 
 
 def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live: bool) -> Cause:
+    """The cause if the op read a tensor that was non-finite before the step; unnamed for tensors made by other code."""
     kind, name = external
     if of_target:
         return Cause("nonfinite-input-batch", 0.9, f"the target of {op.short} held non-finite values")
@@ -205,7 +225,7 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live:
         return Cause(None, 0.9, f"code between two top-level modules made argument `{name}`")
     if kind == "computed":
         return Cause(None, 0.9, f"code before this call, in the same step, computed weight `{name}` from other weights")
-    if not name or kind == "variable":  # made by code that leaves no graph, before the op that reads it
+    if not name or kind == "variable":  # made before the op that reads it, by code that leaves no autograd graph
         what = f"`{name}`" if name else f"a tensor that {op.short} reads"
         return Cause(
             None, 0.9, f"{what} was made {'outside of the trace' if live else 'without a gradient'}, and non-finite"
@@ -215,6 +235,7 @@ def _external_cause(op: Op, external: tuple[str, str], *, of_target: bool, live:
 
 
 def _mask_cause(op: Op) -> Cause:
+    """The cause if the op turned an intended infinity into NaN or +Inf."""
     if op.short in SOFTMAXES or "attention" in op.short:
         return Cause("softmax-fully-masked", 0.95, "a row of its input holds nothing but -inf")
     if op.short in {"mul", "mm", "bmm", "addmm", "baddbmm"}:
@@ -228,24 +249,30 @@ def _mask_cause(op: Op) -> Cause:
 
 
 def _settings_cause(op: Op, settings: Sequence[BadSetting]) -> Cause | None:
-    """A hyper-parameter that is NaN or infinite: ``other``, because causes have no name for it."""
+    """The cause if a hyper-parameter is NaN or infinite: ``other``, because causes have no name for that.
+
+    None if the gradient is also non-finite, or if all recorded settings are finite.
+    """
     if (gradient := op.operand("grad")) is not None and gradient.bad:
         return None
     if settings:
-        same = [s for s in settings if s.name == settings[0].name]
-        return Cause("other", 0.97, f"{settings_words(same)}, and so is every weight that it is multiplied with")
+        same_name = [s for s in settings if s.name == settings[0].name]
+        return Cause("other", 0.97, f"{settings_words(same_name)}, and so is every weight that it is multiplied with")
     return None if op.name.startswith("optim.") else scalar_cause(op)
 
 
 def settings_words(settings: Sequence[BadSetting]) -> str:
-    """``the learning rate of parameter group 0 is NaN``."""
+    """``the learning rate of parameter group 0 (and of group 1) is NaN``; all ``settings`` have the same name."""
     first = settings[0]
     more = f" (and of group{'s' if len(settings) > 2 else ''} {', '.join(str(s.group) for s in settings[1:])})"
     return f"{first.words}{more if len(settings) > 1 else ''} is {first.is_words}"
 
 
 def _optimizer_cause(replay: Replay, op: Op) -> Cause:
-    """That of a whole ``step`` from the facts of a parameter, or that of an op inside the step."""
+    """The cause in an optimizer step: from one parameter's facts if the op is the whole step, else from the op inside.
+
+    An overflow inside a step is always ``optimizer-overflow``.
+    """
     if op.name.startswith("optim."):
         return _step_cause(op)
     cause = arithmetic_cause(replay, op)
@@ -280,12 +307,12 @@ def _step_cause(op: Op) -> Cause:
 
 
 def _zero_divisor_words(op: Op, divisor: Operand) -> str:
-    """Why the root of the second moment plus eps is zero; empty if it is not."""
+    """Why the divisor, the root of a second moment plus eps, is zero; empty if it is not."""
     eps, fmt = op.settings.get("eps"), known_format(divisor.dtype)
-    known = isinstance(eps, (int, float))
+    has_eps = isinstance(eps, (int, float))
     flushed = isinstance(eps, (int, float)) and fmt is not None and 0.0 < eps <= fmt.flush_limit
     zero_there = divisor.value == 0.0 if divisor.value is not None else divisor.zero > 0
-    if not zero_there or (known and eps != 0 and not flushed):
+    if not zero_there or (has_eps and eps != 0 and not flushed):
         return ""
     reason = f"eps {eps:g} is 0 in {divisor.dtype}" if flushed else "eps is 0"
     return f"`{divisor.argument}` holds {plural(divisor.zero, 'exact zero')} ({divisor.dtype}) and {reason}"

@@ -1,6 +1,6 @@
-"""What to do at the edge of a function's domain: logs, quotients, roots, norms and powers at 0, exp above ln(max).
+"""Prescriptions at the edge of a function's domain: logs, quotients, roots, norms, powers at 0, exp above ln(max).
 
-Outside the domain, or at a pole of its derivative, no wider format helps: the operand has to be kept inside.
+Outside the domain, or at a pole of the derivative, no wider format helps: the operand has to be kept inside.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from precdoctor.diagnosis.advice.narrow_formats import is_narrow, widened
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.claims.words import there_are
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NOTHING, SQUARES, TWO_SIDED, is_norm
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import SQUARES, TWO_SIDED, ZERO_QUOTIENT, is_norm
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.op_facts import real
 from precdoctor.diagnosis.survey.operand import Operand
@@ -19,22 +19,22 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
-#: Lower and upper end of the domains of functions; others are defined from 0 on.
+#: Lower and upper end of a function's domain; functions that are missing here are defined from 0 on.
 _DOMAINS: dict[str, tuple[float, float | None]] = {
     **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), (-1.0, 1.0)),
     "logit": (0.0, 1.0),
     "acosh": (1.0, None),
 }
-#: Replaces what rounding has made zero or negative (eigenvalues, sums of squares); far below any useful value.
+#: Lower bound for operands that rounding made zero or negative (eigenvalues, sums of squares); below useful values.
 _TINY = 1e-12
-#: What a divisor in FP16 keeps.
+#: Eps for a divisor in FP16 or FP8, which would flush a smaller one.
 _NARROW_EPS = 1e-3
-#: Distance from 1 that survives one rounding in FP32.
-_NEAR_ONE = 1e-6
+#: Distance from the end of a domain that survives one rounding in FP32.
+_EDGE_MARGIN = 1e-6
 
 
 def stop_and_inspect(_view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Stop at the module, or at the line of code outside modules, on the first bad value."""
+    """Stop on the first bad value, at the module or, outside of modules, at the line, and inspect the operands."""
     inside, bad = culprit.module or culprit.replay.root, culprit.bad_elements
     predicted = {"stops_at_step": incident.step, **({"nonfinite_elements": bad} if bad else {})}
     if not inside and culprit.source is not None and not culprit.op.in_library:
@@ -83,7 +83,7 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
         return stop_and_inspect(view, incident, culprit)
     largest = math.floor(math.log(fmt.max))
     if culprit.op.short in TWO_SIDED:
-        return _clamp_both(culprit, largest, operand)
+        return _clamp_both_sides(culprit, largest, operand)
     return Prescription(
         title=f"clamp the operand of exp at {largest}{culprit.at_line}, or subtract the maximum first (logsumexp)",
         change={"clamp_max": largest},
@@ -95,7 +95,8 @@ def clamp_exponent(view: RunView, incident: Incident, culprit: Culprit) -> Presc
     )
 
 
-def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
+def _clamp_both_sides(culprit: Culprit, largest: int, operand: Operand) -> Prescription:
+    """Clamp the operand of ``sinh`` or ``cosh`` on both sides."""
     name = culprit.op.short
     return Prescription(
         title=f"clamp the operand of {name} to -{largest} .. {largest}{culprit.at_line}; "
@@ -109,8 +110,8 @@ def _clamp_both(culprit: Culprit, largest: int, operand: Operand) -> Prescriptio
     )
 
 
-def bounded_before(culprit: Culprit) -> Prescription | None:
-    """Bound the operand of an exponential, not only its clamped result; None for other functions."""
+def bound_operand(culprit: Culprit) -> Prescription | None:
+    """Bound the operand of ``exp`` if only its result is clamped; None for other functions."""
     fmt = culprit.op.result_format
     if culprit.op.short != "exp" or fmt is None:
         return None
@@ -127,6 +128,7 @@ def bounded_before(culprit: Culprit) -> Prescription | None:
 
 
 def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Clamp the exponent of a power so that the largest base stays in range."""
     exponent, base = culprit.op.operand("exponent"), culprit.op.operand("self")
     reach = base.amax if base is not None else real(culprit.op.settings.get("self"))
     fmt = culprit.op.result_format
@@ -145,11 +147,14 @@ def _clamp_power(view: RunView, incident: Incident, culprit: Culprit) -> Prescri
 
 
 def _prune_magnitude(culprit: Culprit) -> Prescription:
-    """For weight normalisation, which has no eps: w = g v / ||v|| (Salimans and Kingma, arXiv:1602.07868, eq. 2)."""
+    """Prune the magnitude ``g`` of a weight norm, not ``v``: w = g v / ||v|| has no eps.
+
+    Salimans and Kingma, arXiv:1602.07868, equation 2.
+    """
     return Prescription(
         title="keep whole filters of `v` from being zero: zero the magnitude `g` instead, or take weight_norm off",
         change={"module": culprit.module, "parameter": {"from": "v", "to": "g"}},
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet=(
             "# prune by the magnitude; the direction keeps a length\n"
             "layer.parametrizations.weight.original0.data[pruned] = 0.0\n"
@@ -163,7 +168,7 @@ def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Pr
         title=f"add a small constant inside the root{culprit.at_line}{_zeros_words(culprit)}",
         change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
         predicted={
-            **culprit.mended,
+            **culprit.predicted_effect,
             "largest_derivative": 0.5 / math.sqrt(1e-12),
         },
         snippet="import torch\n\ny = torch.sqrt(x + 1e-12)  # the derivative at 0 is 5e5, not infinite\n",
@@ -172,19 +177,19 @@ def eps_inside_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Pr
 
 def norm_as_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
     """Write a norm, which has no derivative at 0 and no eps argument, as the root of a sum of squares plus an eps."""
-    made = culprit.forward_op
-    name = made.short if made is not None else "the norm"
+    forward_op = culprit.forward_op
+    name = forward_op.short if forward_op is not None else "the norm"
     sums = "dx.square() + dy.square()" if name == "hypot" else "x.square().sum(-1)"
     return Prescription(
         title=f"write {name}{culprit.at_line} as the root of a sum of squares and a small constant",
         change={"eps": {"from": 0.0, "to": 1e-12}, "module": culprit.module},
-        predicted={**culprit.mended, "largest_derivative": 1.0},
+        predicted={**culprit.predicted_effect, "largest_derivative": 1.0},
         snippet=f"import torch\n\ny = torch.sqrt({sums} + 1e-12)  # at 0 the derivative is 0, not 0 / 0\n",
     )
 
 
 def _clamp_off_edge(culprit: Culprit) -> Prescription:
-    """Keep the operand inside the domain, where the derivative is finite."""
+    """Clamp the operand to the inside of the domain, where the derivative is finite."""
     made = culprit.forward_op
     name = made.short if made is not None else (culprit.op.node or culprit.op.short).partition("Backward")[0].lower()
     clamp = _limits(name)
@@ -201,7 +206,7 @@ def _clamp_off_edge(culprit: Culprit) -> Prescription:
 def _limits(name: str) -> dict[str, float]:
     """Bounds within which a function and its derivative are finite: a millionth inside its domain."""
     low, high = _DOMAINS.get(name, (0.0, None))
-    return {"min": low + _NEAR_ONE} | ({} if high is None else {"max": high - _NEAR_ONE})
+    return {"min": low + _EDGE_MARGIN} | ({} if high is None else {"max": high - _EDGE_MARGIN})
 
 
 def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
@@ -211,7 +216,7 @@ def _limit_words(clamp: dict[str, float]) -> tuple[str, str]:
 
 
 def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """Clamp the operand to where the function is defined: rounding alone can push it past the end."""
+    """Clamp the operand to the function's domain: rounding alone can push it past the end."""
     name, operand = culprit.op.short, culprit.operand
     power = culprit.op.settings.get("exponent") if name == "pow" else None
     if operand is None or not (name in _DOMAINS or isinstance(power, (int, float))):
@@ -222,13 +227,13 @@ def into_domain(view: RunView, incident: Incident, culprit: Culprit) -> Prescrip
     return Prescription(
         title=f"clamp the operand of {name} at {where}{culprit.at_line}: it is not defined beyond",
         change={"clamp": clamp, "module": culprit.module},
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet=f"y = x.clamp({limits}).{call}  # rounding alone can push x past the end\n",
     )
 
 
 def _count_at_least_one(culprit: Culprit) -> Prescription:
-    """For means over no elements and spreads of a single one: there is no divisor to add an eps to."""
+    """Avoid means over no elements and spreads of a single one, which have no divisor to add an eps to."""
     short = culprit.op.short
     spread = short in {"std", "var", "std_mean", "var_mean"}
     if spread:
@@ -246,47 +251,49 @@ def _count_at_least_one(culprit: Culprit) -> Prescription:
         if spread
         else f"skip batches without a counted target, or divide the sum by max(count, 1){culprit.at_line}",
         change={"correction": 0} if spread else {"divisor": "max(count, 1)"},
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet=snippet,
     )
 
 
 def constant_that_fits(constant: float, culprit: Culprit) -> Prescription:
-    """For a number in the code that the format of the computation cannot hold."""
+    """Replace a constant in the code that the format of the computation cannot hold."""
     return Prescription(
         title=f"use {math.copysign(1e4, constant):g} in place of the constant {constant:g}{culprit.at_line}: "
         "it fits into every format, and exp(-1e4) is 0",
         change={"constant": {"from": constant, "to": math.copysign(1e4, constant)}},
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet="scores = scores.masked_fill(~mask, -1e4)  # finite in FP16, BF16 and FP32\n",
     )
 
 
 def _zeros_words(culprit: Culprit) -> str:
-    before = culprit.forward_op.first_operand if culprit.forward_op is not None else None
-    return f" ({there_are(before.zero, 'element')} exactly 0 there)" if before is not None and before.zero else ""
+    """`` (3 elements are exactly 0 there)``: zeros in the operand of the forward op; empty if there are none."""
+    operand = culprit.forward_op.first_operand if culprit.forward_op is not None else None
+    return f" ({there_are(operand.zero, 'element')} exactly 0 there)" if operand is not None and operand.zero else ""
 
 
 def _count_above_zero(culprit: Culprit, count: Operand) -> Prescription:
-    """For a divisor of integers: what was counted was not there."""
+    """Divide by ``max(count, 1)``: the divisor is a count, and it is 0."""
     return Prescription(
         title=f"divide by max(count, 1){culprit.at_line}: {there_are(count.zero, 'count')} 0",
         change={"divisor": "max(count, 1)"},
         predicted={
             "zero_divisors": {"from": count.zero, "to": 0},
-            **culprit.mended,
+            **culprit.predicted_effect,
         },
         snippet="mean = total / count.clamp_min(1)  # 0 where nothing is counted, and so is its gradient\n",
     )
 
 
 def _counts_nothing(culprit: Culprit, divisor: Operand) -> bool:
-    """Whether a divisor of floating-point numbers counts: all that is known of it are whole numbers."""
-    known = (x for x in (divisor.amin_nonzero, divisor.max) if x is not None)
-    return NOTHING in culprit.cause.why and not divisor.negative and all(x == int(x) for x in known)
+    """Whether a floating-point divisor of a 0 / 0 is a count: its recorded extremes are whole numbers."""
+    extremes = (x for x in (divisor.amin_nonzero, divisor.max) if x is not None)
+    return ZERO_QUOTIENT in culprit.cause.why and not divisor.negative and all(x == int(x) for x in extremes)
 
 
 def _guard_divisor(culprit: Culprit) -> Prescription:
+    """Add an eps to a divisor that is 0, one that its format holds; for a count, divide by ``max(count, 1)``."""
     op = culprit.op
     operand = culprit.operand if op.short == "rsqrt" else op.divisor
     if operand is not None and (operand in op.integers or _counts_nothing(culprit, operand)):
@@ -294,23 +301,23 @@ def _guard_divisor(culprit: Culprit) -> Prescription:
     fmt = known_format(operand.dtype) if operand is not None else None
     eps = _NARROW_EPS if fmt is not None and fmt.exponent_bits <= 5 else 1e-6
     zeros = operand.zero if operand is not None else None
-    root = culprit.op.short == "rsqrt"  # its divisor cannot be reached, its operand can
+    is_rsqrt = culprit.op.short == "rsqrt"  # code can change only its operand, not its divisor
     divisor = "norm" if operand is not None and is_norm(culprit.replay, op, operand) else "divisor"
-    divided = "torch.rsqrt(x" if root else f"x / ({divisor}"
+    divided = "torch.rsqrt(x" if is_rsqrt else f"x / ({divisor}"
     return Prescription(
-        title=f"add eps {eps:g} to {'the operand of rsqrt' if root else 'the divisor'}{culprit.at_line}"
+        title=f"add eps {eps:g} to {'the operand of rsqrt' if is_rsqrt else 'the divisor'}{culprit.at_line}"
         + (f": below {fmt.min_subnormal:.3g} an eps is 0 in {fmt.dtype}" if eps == _NARROW_EPS and fmt else ""),
         change={"eps": {"from": 0.0, "to": eps}},
         predicted={
             "zero_divisors": {"from": zeros, "to": 0},
-            **culprit.mended,
+            **culprit.predicted_effect,
         },
         snippet=f"y = {divided} + {eps!r})  # {eps!r} is representable in the divisor's format\n",
     )
 
 
 def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """Clamp the operand of a root, which rounding can make negative."""
+    """Clamp the operand of a root, or compute a variance without the difference of squares that made it negative."""
     operand = culprit.operand
     lowest = operand.min if operand is not None else None
     if SQUARES in culprit.cause.why:
@@ -332,7 +339,7 @@ def clamp_root(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescri
 
 
 def guard_quotient(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """For a division by 0, or for a mean over nothing, which has no divisor to add an eps to."""
+    """Guard a division by 0, a mean over nothing, or a weight norm of a zero filter."""
     op = culprit.op
     if "weight_norm" in op.short:
         return _prune_magnitude(culprit)
@@ -344,6 +351,6 @@ def guard_quotient(_view: RunView, _incident: Incident, culprit: Culprit) -> Pre
 
 
 def away_from_pole(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    """For a derivative that is infinite at 0 or at the edge of a domain."""
+    """Move the operand away from the point where its derivative is infinite: 0, or the edge of a domain."""
     quotient = (culprit.op.node or "").startswith(("Div", "Reciprocal"))
     return _guard_divisor(culprit) if quotient else _clamp_off_edge(culprit)

@@ -1,8 +1,8 @@
 """Why a gradient is non-finite although the loss is finite: a derivative with a pole, or a discarded value.
 
 If the forward pass discards an element (``where``, ``masked_fill``, an index), autograd gives it a gradient of zero.
-Zero times an infinite derivative is NaN: the trap of ``where``. A zero that was there before, from a mask that is
-multiplied in or a saturated ``tanh``, is not that trap.
+Zero times an infinite derivative is NaN: the trap of ``where``. A gradient that is zero for another reason (a mask
+multiplied in, a saturated ``tanh``) is not that trap.
 """
 
 from __future__ import annotations
@@ -22,59 +22,68 @@ from precdoctor.diagnosis.survey.op_facts import NEG_INF, Op, Replay
 from precdoctor.diagnosis.survey.operand import Operand
 
 #: Autograd nodes whose forward op discards elements.
-_DISCARDING = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")
-#: Autograd nodes whose gradient is zero where the incoming one is, and nowhere else.
-_PASSING = (
+_DISCARDING_NODES = ("Where", "MaskedFill", "Index", "MaskedSelect", "Clamp", "Minimum", "Maximum", "Slice", "Select")
+#: Autograd nodes whose result is zero exactly where the incoming gradient is zero.
+_ZERO_PRESERVING = (
     *("View", "UnsafeView", "Reshape", "Expand", "Unsqueeze", "Squeeze", "Permute", "Transpose", "T", "Clone"),
     *("ToCopy", "Neg", "Add", "Sub", "Rsub", "Mul", "Div"),
 )
-#: Ops to go back from a gradient in search of a discarding one; enough for a reshape, a cast and a sum in between.
+#: Maximum number of ops to go back from a gradient to a discarding op: a reshape, a cast and a sum may lie between.
 _DEPTH = 4
-#: Autograd nodes of norms, and what to call the point without a derivative.
-_NORMS = {
+#: Autograd nodes of norms, each with words for the point at which it has no derivative.
+_NORM_NODES = {
     **dict.fromkeys(("LinalgVectorNorm", "Norm", "Dist", "Cdist", "CdistForward"), "a norm at 0"),
     "Hypot": "hypot at (0, 0)",
     "Std": "a standard deviation at 0",
 }
 #: Autograd nodes whose derivative is infinite or undefined at the edge of the function's domain.
-_EDGES = op_names(
+_NODES_WITH_EDGES = op_names(
     "Sqrt Rsqrt Log Log2 Log10 Log1P Log1p Pow Acos Asin Atanh Acosh Reciprocal Logit Erfinv Xlogy Div "
     "LinalgVectorNorm Norm Lgamma Digamma Atan2"
 )
 
 
 def gradient_cause(replay: Replay, op: Op, loss_scale: float | None) -> Cause | None:
-    """The cause of a non-finite gradient; None if the arithmetic of ``op`` itself has to explain it."""
-    node, made = _node(op), replay.ops.get(op.forward) if op.forward is not None else None
+    """The cause of a non-finite gradient; None if :func:`.arithmetic_cause` has to explain it.
+
+    Args:
+        op: the culprit, an op of the backward pass.
+        loss_scale: the scale in the step's gradients; None without one.
+    """
+    node, forward_op = _node(op), replay.ops.get(op.forward) if op.forward is not None else None
     scale, half = loss_scale or 1.0, any(r.dtype == "float16" and r.bad for r in op.results)
     if op.finite_in_fp64 and half and scale > 1.0:
         return Cause("loss-scale-overflow", 0.9, f"a float16 gradient left its range at loss scale {scale:g}")
-    if made is not None and made.phase != "backward" and made.bad_out & ~NEG_INF:
-        if not _is_discarded(replay, made) and (overflow := _overflow_cause(replay, op)) is not None:
+    if forward_op is not None and forward_op.phase != "backward" and forward_op.bad_out & ~NEG_INF:
+        if not _is_discarded(replay, forward_op) and (overflow := _overflow_cause(replay, op)) is not None:
             return overflow
-        why = f"{made.short} is also non-finite in the forward pass, which discards its result"
+        why = f"{forward_op.short} is also non-finite in the forward pass, which discards its result"
         return Cause("where-gradient-trap", 0.9, why)
-    before = made.first_operand if made is not None else None
-    zeros = f": {there_are(before.zero, 'element')} exactly 0 there" if before is not None and before.zero else ""
+    operand = forward_op.first_operand if forward_op is not None else None
+    zeros = f": {there_are(operand.zero, 'element')} exactly 0 there" if operand is not None and operand.zero else ""
     incoming = op.first_operand
-    if node in _EDGES and incoming is not None and _comes_from_discarding(replay, op, incoming):
+    if node in _NODES_WITH_EDGES and incoming is not None and _comes_from_discarding(replay, op, incoming):
         return Cause("where-gradient-trap", 0.9, f"0 times the infinite derivative of {node.lower()} is NaN{zeros}")
-    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and _is_square_root(op, made)):
+    if node in {"Sqrt", "Rsqrt"} or (node == "Pow" and _is_square_root(op, forward_op)):
         return Cause("sqrt-gradient-at-zero", 0.95, f"the derivative of a square root at 0 is infinite{zeros}")
-    if node in _NORMS and op.finite_in_fp64 is not True:
-        zeros = "" if node == "Hypot" else zeros  # one of its two operands
-        return Cause("norm-gradient-at-zero", 0.9, f"the derivative of {_NORMS[node]} is not defined{zeros}")
+    if node in _NORM_NODES and op.finite_in_fp64 is not True:
+        zeros = "" if node == "Hypot" else zeros  # ``operand`` is only the first of two
+        return Cause("norm-gradient-at-zero", 0.9, f"the derivative of {_NORM_NODES[node]} is not defined{zeros}")
     if node == "Pow":
-        return _power_cause(op, made)
-    if node not in _EDGES:
+        return _power_cause(op, forward_op)
+    if node not in _NODES_WITH_EDGES:
         return None
-    reach = f" (operand from {short_number(before.min)} to {short_number(before.max)})" if before is not None else ""
+    reach = f" (operand from {short_number(operand.min)} to {short_number(operand.max)})" if operand is not None else ""
     why = f"the derivative of {node.lower()} is infinite at the edge{reach}{zeros}"
     return Cause("domain-edge-gradient", 0.9, why)
 
 
 def discarded_value_cause(replay: Replay, op: Op) -> Cause:
-    """The cause of non-finite gradients that come of a non-finite forward value behind a finite loss."""
+    """The cause of non-finite gradients if a forward op made a non-finite value and the loss is finite all the same.
+
+    Args:
+        op: that forward op.
+    """
     if not _is_discarded(replay, op) and (overflow := _overflow_cause(replay, op)) is not None:
         return overflow
     meets_gradient = any(o.phase == "backward" for i in replay.path if (o := replay.ops.get(i)) is not None)
@@ -85,7 +94,7 @@ def discarded_value_cause(replay: Replay, op: Op) -> Cause:
 
 
 def _overflow_cause(replay: Replay, op: Op) -> Cause | None:
-    """The cause of a value that was not discarded but only too large: tanh of an infinity is 1, its gradient NaN."""
+    """The cause of a result that overflowed but was not discarded (tanh of Inf is 1, its gradient NaN); else None."""
     cause = arithmetic_cause(replay, op) if op.finite_in_fp64 else None
     if cause is None:
         return None
@@ -99,8 +108,8 @@ def _comes_from_discarding(replay: Replay, op: Op, incoming: Operand) -> bool:
     """Whether the gradient that met an infinite derivative is zero because the forward pass discarded the value.
 
     Args:
-        op: of the backward pass, the first that is non-finite.
-        incoming: its operand that is the gradient.
+        op: the first non-finite op of the backward pass.
+        incoming: the operand of ``op`` that is the incoming gradient.
     """
     if incoming.value not in (0.0, None) or not incoming.zero:
         return False
@@ -108,25 +117,29 @@ def _comes_from_discarding(replay: Replay, op: Op, incoming: Operand) -> bool:
 
 
 def _is_discarded(replay: Replay, op: Op) -> bool:
-    """Whether a non-finite result of the forward pass spoils its gradient because it is discarded."""
-    meeting = [o for i in replay.path if i > op.index and (o := replay.ops[i]).phase == "backward"]
-    return _meets_discarding(replay, meeting[:1], through=_PASSING)
+    """Whether the forward pass discards the non-finite result of ``op``, so that only its gradient is non-finite."""
+    backward_ops = [o for i in replay.path if i > op.index and (o := replay.ops[i]).phase == "backward"]
+    return _meets_discarding(replay, backward_ops[:1], through=_ZERO_PRESERVING)
 
 
 def _meets_discarding(replay: Replay, ops: Sequence[Op], through: Sequence[str] | None) -> bool:
-    """Whether a discarding op lies up to ``_DEPTH`` ops before ``ops``, behind nodes of ``through`` (None: any)."""
-    level = list(_made_by(replay, ops))
+    """Whether a discarding op made an operand of ``ops``, at most ``_DEPTH`` ops back.
+
+    Args:
+        through: autograd nodes that the search may pass; None for any.
+    """
+    level = list(_producers(replay, ops))
     for _ in range(_DEPTH):
-        if any(_node(o).startswith(_DISCARDING) and _zeroes(o) for o in level):
+        if any(_node(o).startswith(_DISCARDING_NODES) and _zeroes_gradient(o) for o in level):
             return True
-        level = list(_made_by(replay, (o for o in level if through is None or _node(o) in through)))
+        level = list(_producers(replay, (o for o in level if through is None or _node(o) in through)))
     return False
 
 
-def _zeroes(op: Op) -> bool:
-    """Whether this op makes the element's gradient zero; also True if the log does not show it."""
+def _zeroes_gradient(op: Op) -> bool:
+    """Whether a backward op makes the gradient zero at the failing element; also True if the log does not show it."""
     if not op.operands:
-        return False  # it makes the zero to be put there
+        return False  # an op that only creates the zeros to fill in
     result = op.results[0] if op.results else None
     if result is None or result.value is None:
         return True
@@ -134,34 +147,34 @@ def _zeroes(op: Op) -> bool:
         return masked
     if isinstance(condition := op.settings.get("condition"), bool) and len(op.operands) == 2:
         return op.operands[0 if condition else 1].shape != result.shape
-    given = [o.value for o in op.operands if o.shape == result.shape]
-    return result.value == 0.0 and any(value not in (0.0, None) for value in given)
+    operand_values = [o.value for o in op.operands if o.shape == result.shape]
+    return result.value == 0.0 and any(value not in (0.0, None) for value in operand_values)
 
 
-def _made_by(replay: Replay, ops: Iterable[Op]) -> Iterable[Op]:
+def _producers(replay: Replay, ops: Iterable[Op]) -> Iterable[Op]:
     """The backward ops that made the operands of ``ops``."""
     indices = dict.fromkeys(i for op in ops for m in op.makers for i in m if isinstance(i, int))
     return (o for i in indices if (o := replay.ops.get(i)) is not None and o.phase == "backward")
 
 
 def _node(op: Op) -> str:
-    """``Pow`` for ``PowBackward0``."""
+    """The name of the op's autograd node without its suffix: ``Pow`` for ``PowBackward0``."""
     return (op.node or "").rstrip("0123456789").removesuffix("Backward")
 
 
 # -- powers -----------------------------------------------------------------------------------------------------------
 
 
-def _power_cause(op: Op, made: Op | None) -> Cause | None:
-    """The cause of a derivative ``p * x ** (p - 1)``; None if the numbers of ``op`` have to explain it.
+def _power_cause(op: Op, power: Op | None) -> Cause | None:
+    """The cause of a non-finite derivative ``p * x ** (p - 1)``; None if :func:`.arithmetic_cause` has to explain it.
 
     Args:
-        op: of the backward pass.
-        made: the power whose derivative that is.
+        op: an op of the backward pass.
+        power: the forward power whose derivative ``op`` computes; None if the log lacks it.
     """
-    at = op if op.short == "pow" else made
+    at = op if op.short == "pow" else power
     if op.finite_in_fp64:
-        return None  # the range ended
+        return None  # an overflow
     if at is None:
         return Cause("domain-edge-gradient", 0.8, "the derivative of a power below 1 is infinite at 0")
     base, exponent = PowerTerm.of(at, "self"), PowerTerm.of(at, "exponent")
@@ -177,7 +190,7 @@ def _power_cause(op: Op, made: Op | None) -> Cause | None:
     return None
 
 
-def _is_square_root(op: Op, made: Op | None) -> bool:
-    """Whether a power is a square root: by its exponent, or by that of its derivative, which is one less."""
-    exponent = PowerTerm.of(made, "exponent").value if made is not None else None
+def _is_square_root(op: Op, power: Op | None) -> bool:
+    """Whether a power is a square root: its exponent is 0.5, or that of its derivative ``op`` is -0.5."""
+    exponent = PowerTerm.of(power, "exponent").value if power is not None else None
     return exponent == 0.5 or (exponent is None and op.short == "pow" and PowerTerm.of(op, "exponent").value == -0.5)

@@ -1,4 +1,7 @@
-"""What an incident is, with its cause and its culprit, and the phrases that every report of it shares."""
+"""The data model of the family: incident, cause and culprit, with the phrases that all reports of an incident share.
+
+:mod:`.incident_search` builds incidents; :mod:`.incident_report` turns them into findings.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a value became non-finite, and how sure that is; ``name`` is None if the log does not say."""
+    """Why a value became non-finite: name, confidence and reason; ``name`` is None if the log shows no cause."""
 
     name: str | None
     confidence: float
@@ -27,7 +30,7 @@ class Cause:
 
     @property
     def in_brackets(self) -> str:
-        """`` (log-of-nonpositive)``, for a title; empty for ``other``, which names nothing."""
+        """`` (log-of-nonpositive)``, for a title; empty if the cause is unknown or ``other``."""
         return f" ({self.name})" if self.name not in (None, "other") else ""
 
     @property
@@ -43,18 +46,19 @@ UNKNOWN = Cause(None, 0.0, "it is the first recorded tensor that is not finite; 
 
 @dataclass(frozen=True)
 class CulpritOp:
-    """The op that made the first non-finite value, or the first op that read one from before the step."""
+    """The op that made the first non-finite value, or the first op that read a value from before the step."""
 
     op: Op
     #: Kind and name of the tensor from before the step, if the op only read it: ``weight``, ``buffer``, ``batch``,
     #: ``argument``, ``data``, ``variable``, ``literal`` (an infinity in the source) or ``constant`` (of loss code).
     external: tuple[str, str] | None = None
-    #: A ``-inf`` mask, or another intended infinity, that the op turned into something worse.
+    #: Intended infinities (a ``-inf`` mask) that the op turned into NaN or +Inf: the op that wrote them, or kind and
+    #: name of the tensor that held them before the step.
     mask: Op | tuple[str, str] | None = None
 
     @property
     def of_target(self) -> bool:
-        """Whether the tensor is the target of a loss function: it is data, although no module sees it."""
+        """Whether the external tensor is the target of a loss function, and so data, although no module reads it."""
         constant = self.external is not None and self.external[0] == "constant"
         return constant and any(o.argument == "target" and o.bad for o in self.op.operands)
 
@@ -70,7 +74,7 @@ class Culprit:
 
     @property
     def op(self) -> Op:
-        """The op itself; for a tensor that was non-finite before the step, the first op that read it."""
+        """The op that made the value; for a tensor that was non-finite before the step, the first op that read it."""
         return self.at.op
 
     @property
@@ -80,12 +84,12 @@ class Culprit:
 
     @property
     def module(self) -> str | None:
-        """FQN of the module whose code runs the op."""
+        """FQN of the module whose code runs the op; None if the log has none."""
         return self.op.module
 
     @property
     def source(self) -> Source | None:
-        """The line of user code; for a backward op the forward line that made its node."""
+        """The line of user code that ran the op; for a backward op, the line that ran its forward op."""
         return self.op.source
 
     @property
@@ -95,12 +99,12 @@ class Culprit:
 
     @property
     def between_roots(self) -> bool:
-        """Whether code outside the replayed module made the value, from another module's output."""
+        """Whether code between two top-level modules made the value, from the output of the first one."""
         return self.external is not None and self.external[0] == "argument"
 
     @property
     def certainty(self) -> float:
-        """Confidence of the cause, less 0.1 if the replay did not reproduce the run bit for bit."""
+        """Confidence of the cause, less 0.1 if the replay of a forward or backward pass was not bit for bit."""
         confidence = self.cause.confidence
         if self.replay.phase == "optimizer":
             return confidence
@@ -113,7 +117,7 @@ class Culprit:
 
     @property
     def forward_op(self) -> Op | None:
-        """The forward op whose derivative the op computes; None if it computes none, or the log lacks that op."""
+        """The forward op whose derivative the op computes; None for a forward op, or if the log lacks it."""
         return self.replay.ops.get(self.op.forward) if self.op.forward is not None else None
 
     @property
@@ -122,22 +126,22 @@ class Culprit:
         return self.op.first_operand
 
     @property
-    def mended(self) -> dict[str, Any]:
-        """The predicted effect of a change after which the op's results are finite."""
+    def predicted_effect(self) -> dict[str, Any]:
+        """A prescription's predicted effect if all results of the op become finite."""
         return {"nonfinite_elements": {"from": self.bad_elements, "to": 0}}
 
     @property
     def external_tensor(self) -> Operand | None:
-        """The tensor from before the step as the op read it; None if the log lacks it."""
+        """The tensor from before the step, as the model got it, else as the op read it; None if not in the log."""
         if self.external is None:
             return None
-        given = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
+        argument = next((o for o in self.replay.batch if o.argument == self.external[1]), None)
         read = next((o for o, m in zip(self.op.operands, self.op.makers, strict=False) if m == self.external), None)
-        return given if given is not None and self.external[1] else read
+        return argument if argument is not None and self.external[1] else read
 
     @property
     def data(self) -> BadTensor | None:
-        """The non-finite tensor of the data; None if the op read no data, or the loader delivered it finite."""
+        """The non-finite tensor of the data; None if the op read no data, or if code after the loader spoilt it."""
         tensor, delivered = self.external_tensor, self.replay.bad_data
         if self.external is None or self.phase is not Phase.DATA:
             return None
@@ -150,54 +154,60 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Incident:
-    """One origin of non-finite values, and everything that followed from it."""
+    """One origin of non-finite values, and everything that followed from it, over steps and ranks."""
 
     code: str
     process: Process
     step: int
     phase: Phase
-    #: None if the step's tensors are not in the log; ``unrecorded`` then says why.
+    #: None if only an op is known, or if the step's tensors are not in the log; ``unrecorded`` then says why.
     origin: Origin | None
     cause: Cause
+    #: The tensors around the origin in order of execution, for the evidence.
     path: tuple[TensorRow, ...] = ()
     unrecorded: str | None = None
-    #: How weights became non-finite (PD105): optimizer | between | start; of any code: poison.
+    #: How weights became non-finite: ``optimizer`` (in its step), ``between`` (since the step before) or ``start``
+    #: (before the first step). ``poison``: only buffers or optimizer state became non-finite. Else empty.
     how: str = ""
     #: Number of non-finite tensors by kind at the incident's step, the origin included.
     bad: Mapping[str, int] = field(default_factory=dict)
+    #: The last step after which weights, optimizer state and buffers were all finite.
     last_finite: int | None = None
     #: The step trains nothing.
     inference: bool = False
+    #: Last and number of the non-finite steps that are part of the incident.
     last_step: int = 0
     bad_steps: int = 1
     #: The loss scaler skipped every non-finite step, and a healthy one followed.
     recovered: bool = False
+    #: The origin's tensor on healthy steps.
     history: tuple[Sighting, ...] = ()
+    #: The ranks that reported the incident.
     ranks: tuple[int, ...] = ()
     culprit: Culprit | None = None
     #: Steps at which the same incident began.
     occurrences: tuple[int, ...] = ()
-    #: Steps of later incidents that are probably the same one; they were not fully recorded.
-    likely: tuple[int, ...] = ()
-    #: A step followed that was neither non-finite nor skipped, or no step followed.
+    #: Steps of later, not fully recorded incidents that are probably this one again.
+    likely_steps: tuple[int, ...] = ()
+    #: Only one step was non-finite, or a step followed that was neither non-finite nor skipped.
     passed: bool = False
     #: The replay of a step that made only buffers or optimizer state non-finite.
     poison: Replay | None = None
-    #: The step at which the loss or a gradient showed the poisoned tensor.
-    shown: int | None = None
-    #: How training diverged before, if that made the operands as large as they were.
+    #: The first step at which the poisoned tensor made the loss or a gradient non-finite; None if none did.
+    shown_at: int | None = None
+    #: How training diverged before the incident, if the divergence made the operands huge.
     divergence: Divergence | None = None
 
     @property
-    def given(self) -> BadTensor | None:
-        """The tensor that was non-finite before the model read it; None for incidents of another kind."""
+    def bad_tensor(self) -> BadTensor | None:
+        """The tensor that was non-finite before the model read it; None if the incident is not in the data."""
         if self.culprit is not None:
             return self.culprit.data
         return as_given(self.origin.row) if self.phase is Phase.DATA and self.origin is not None else None
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """What occurrences of the same fault have in common."""
+        """A key that is equal for all occurrences of the same fault: code, place, cause."""
         where: tuple[object, ...] | None = None
         if self.culprit is not None:
             where = (self.culprit.replay.root, self.culprit.module, self.culprit.op.name, self.culprit.source)
@@ -207,12 +217,12 @@ class Incident:
 
     @property
     def preceding(self) -> TensorRow | None:
-        """The last healthy tensor before the origin."""
+        """The last healthy tensor before the origin; None if the log has none."""
         return self.origin.after if self.origin is not None else None
 
     @property
     def resume_advice(self) -> str:
-        """The checkpoint to go on from, in one or two sentences."""
+        """The checkpoint to resume from, in one or two sentences."""
         poisoned = self.culprit is not None and self.culprit.replay.poisoned
         if self.recovered and not poisoned:
             return "The loss scaler skipped these steps, so the weights are intact: nothing to resume."
@@ -231,23 +241,23 @@ class Incident:
 
     @property
     def unseen_words(self) -> str:
-        """Of a poisoned tensor that neither loss nor gradients have shown."""
-        return ", unseen by the loss" if self.shown is None else ""
+        """``, unseen by the loss`` if the poisoned tensor made no loss or gradient non-finite; else empty."""
+        return ", unseen by the loss" if self.shown_at is None else ""
 
     @property
     def headroom_words(self) -> str:
-        """How close the origin's tensor was to the limit on the last healthy step, as a sentence; may be empty."""
+        """A sentence: how close the origin's tensor was to its limit on the last healthy step; empty if unknown."""
         until = self.step if self.divergence is None else self.divergence.root
-        seen = [s for s in self.history if s.step < until and s.headroom is not None and s.amax is not None]
-        if not seen:
+        sightings = [s for s in self.history if s.step < until and s.headroom is not None and s.amax is not None]
+        if not sightings:
             return ""
-        headroom = seen[-1].headroom or 0.0
+        headroom = sightings[-1].headroom or 0.0
         room = f"2^{headroom:.1f} times" if headroom >= 0.05 else "just"
-        return f" At healthy step {seen[-1].step} it reached {seen[-1].amax:.4g}, {room} below the limit."
+        return f" At healthy step {sightings[-1].step} it reached {sightings[-1].amax:.4g}, {room} below the limit."
 
     @property
     def consequence_words(self) -> str:
-        """What else was non-finite at the same step, as a sentence; may be empty."""
+        """A sentence: the other tensors that were non-finite at the incident's step; empty if there were none."""
         own = self.origin.row.kind if self.origin is not None else None
         counts = {noun: self.bad.get(kind, 0) - (kind == own) for kind, noun in _NOUNS.items()}
         effects = ["the loss" if noun == "loss" else plural(n, noun) for noun, n in counts.items() if n > 0]
@@ -266,7 +276,7 @@ class Incident:
 
 
 class Report(NamedTuple):
-    """What a finding says of an incident."""
+    """Title, message and prescription of a finding about an incident."""
 
     title: str
     message: str

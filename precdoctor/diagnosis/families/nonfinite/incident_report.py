@@ -1,4 +1,7 @@
-"""Turns incidents into findings: evidence, location, confidence, and the step at which training diverged before."""
+"""Turns incidents into findings: evidence, location, confidence.
+
+If training had diverged before the incident, the finding leads with the divergence.
+"""
 
 from __future__ import annotations
 
@@ -28,28 +31,28 @@ from precdoctor.diagnosis.survey.view import RunView
 
 Describe = Callable[[RunView, Incident], Report]
 
-#: Rules whose findings lead to a non-finite value, or show the same fault from another side, whatever their steps.
+#: Rules whose findings precede a non-finite value or show the same fault in other numbers, at any step.
 LEAD_TO_NONFINITE = (
     *("PD106", "PD302", "PD304", "PD504", "PD506", "PD601", "PD602", "PD603", "PD604", "PD605", "PD606"),
 )
 #: Occurrences listed in the evidence; a screen holds no more.
-_LISTED = 16
-#: Backward passes after the last optimizer step, in multiples of a usual step's: no accumulation reaches this.
+_MAX_LISTED = 16
+#: Backward passes after the last optimizer step, as a multiple of the most per step; accumulation stays below it.
 _LATER_PASSES = 4
 #: Highest confidence of a finding that leads with a divergence: the divergence is inferred, not seen at an op.
 _DIVERGED_CONFIDENCE = 0.85
-#: Binades beyond a format's end up to which the format is at fault, not the size of the numbers. Chosen empirically.
-_BEYOND = 2.0
-#: Origins inferred from the tensors on both sides of code without hooks.
-_INFERRED = ("functional", "between-roots", "loss-backward", "between")
-#: Causes that huge operands explain; an operation that is undefined for small ones is a fault of its own.
+#: Up to this many binades above a format's maximum the format is at fault, not the numbers. Chosen empirically.
+_SLIGHTLY_BEYOND = 2.0
+#: ``Origin.how`` if the origin was inferred from the tensors on both sides of code without hooks.
+_INFERRED_ORIGINS = ("functional", "between-roots", "loss-backward", "between")
+#: Causes that a divergence explains, because its operands are huge; undefined operations have a fault of their own.
 _CAUSES_OF_MAGNITUDE = frozenset(
     (
         *(None, "other", "matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow"),
         *("exp-overflow", "optimizer-overflow", "inf-minus-inf"),
     )
 )
-#: The rule that reports a kind of tensor unless it is a consequence; the evidence names it.
+#: The rule that would report a kind of tensor; the evidence lists it as a consequence.
 _RULE_OF_KIND = {
     "loss": ("PD103", "nonfinite-loss"),
     "grad_output": ("PD102", "nonfinite-origin-backward"),
@@ -61,7 +64,7 @@ _RULE_OF_KIND = {
 
 
 def confidence_options(certain: float) -> tuple[RuleOption, ...]:
-    """The options that all rules on incidents share, with this rule's own base confidence."""
+    """The options that all rules on incidents share; ``certain`` is the rule's default base confidence."""
     recorded = "Confidence of a finding whose step is fully recorded."
     rest = "Chosen empirically: what remains is a producer outside any recorded tensor."
     unknown = "Chosen empirically: the non-finite value is certain, its origin is not."
@@ -79,19 +82,19 @@ def check_incidents(view: RunView, rule: Rule, options: Options, describe: Descr
 
     Args:
         describe: reports an incident from its tensors; used if it was not replayed.
-        seen: what the rule has checked, for its reason.
+        seen: the tensors that the rule checked, as words for the reason.
     """
-    mine = [with_divergence(view, i) for i in incidents(view) if i.code == rule.code]
-    if mine:
-        findings = [_finding(view, rule, options, incident, describe) for incident in mine]
+    own = [with_divergence(view, i) for i in incidents(view) if i.code == rule.code]
+    if own:
+        findings = [_finding(view, rule, options, incident, describe) for incident in own]
         return Checked(findings, f"{plural(len(findings), 'origin')} in {seen}")
-    if others := sorted({f"{i.code} at step {i.step}" for i in incidents(view)}):
-        return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({', '.join(others)})")
+    if elsewhere := sorted({f"{i.code} at step {i.step}" for i in incidents(view)}):
+        return Checked((), f"{seen}; the non-finite values of this run start elsewhere ({', '.join(elsewhere)})")
     return Checked((), f"{seen}, all finite, masks aside")
 
 
 def checked_words(view: RunView, kinds: Sequence[str], noun: str) -> str:
-    """``412 gradients on 50 steps``."""
+    """The number of recorded tensors of these kinds: ``412 gradients on 50 steps``."""
     tensors, steps = view.tensor_count(kinds)
     return f"{plural(tensors, noun)} on {plural(steps, 'step')}"
 
@@ -129,7 +132,7 @@ def _finding(view: RunView, rule: Rule, options: Options, incident: Incident, de
 
 
 def _repetition_words(incident: Incident) -> str:
-    more, likely = len(incident.occurrences) - 1, len(incident.likely)
+    more, likely = len(incident.occurrences) - 1, len(incident.likely_steps)
     words = f" The same happened at {plural(more, 'later step')}." if more > 0 else ""
     if likely:
         were = "was" if likely == 1 else "were"
@@ -138,13 +141,16 @@ def _repetition_words(incident: Incident) -> str:
 
 
 def _never_stepped_again(view: RunView, incident: Incident) -> str:
-    """A sentence on a run that went on without an optimizer step: such scripts also leave out ``zero_grad()``."""
+    """A sentence if the run went on with backward passes but no optimizer step; else empty.
+
+    Scripts that skip the optimizer step after a non-finite value often skip ``zero_grad()`` as well.
+    """
     facts = view.step_facts(incident.process, incident.step)
-    usual = [s.micro_steps for s in view.timeline.get(incident.process, ()) if s.complete]
-    if facts is None or facts.complete or not usual:
+    micro_steps = [s.micro_steps for s in view.timeline.get(incident.process, ()) if s.complete]
+    if facts is None or facts.complete or not micro_steps:
         return ""
-    more = facts.micro_steps - max(usual)
-    if more < _LATER_PASSES * max(usual):
+    more = facts.micro_steps - max(micro_steps)
+    if more < _LATER_PASSES * max(micro_steps):
         return ""
     return (
         f" The run went on with {plural(more, 'backward pass')} but took no further optimizer step. If the script "
@@ -171,23 +177,23 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
         "last_finite_step": incident.last_finite,
         "last_bad_step": incident.last_step,
         "bad_steps": incident.bad_steps,
-        "steps": list(incident.occurrences[:_LISTED]),
+        "steps": list(incident.occurrences[:_MAX_LISTED]),
         "occurrences": len(incident.occurrences),
         "ranks": list(incident.ranks),
         "recovered": incident.recovered,
         "confidence_reason": incident.cause.why,
     }
     if incident.cause.name == "nonfinite-input-batch":
-        evidence["provenance"] = provenance(replay_at(view, incident.process, incident.step), incident.given)
-    if incident.likely:
-        evidence["likely_steps"] = list(incident.likely[:_LISTED])
+        evidence["provenance"] = provenance(replay_at(view, incident.process, incident.step), incident.bad_tensor)
+    if incident.likely_steps:
+        evidence["likely_steps"] = list(incident.likely_steps[:_MAX_LISTED])
     detected = view.detection(incident.process, incident.step)
     if detected is not None:
         evidence["detected_at"] = detected
-    folded = {_RULE_OF_KIND[k]: n for k, n in incident.bad.items() if k in _RULE_OF_KIND}
+    consequences = {_RULE_OF_KIND[k]: n for k, n in incident.bad.items() if k in _RULE_OF_KIND}
     evidence["consequences"] = [
         {"code": code, "name": name, "message": f"{plural(count, 'tensor')} at step {incident.step}"}
-        for (code, name), count in sorted(folded.items())
+        for (code, name), count in sorted(consequences.items())
         if code != incident.code
     ]
     if incident.unrecorded is not None:
@@ -213,12 +219,12 @@ def evidence_of(view: RunView, incident: Incident) -> dict[str, Any]:
 
 
 def location_of(incident: Incident) -> Location:
-    """Where an incident happened, by its tensors."""
-    known, origin = location(None, incident.phase, incident.process, incident.step), incident.origin
+    """The place of an incident, by its tensors alone; :func:`.op_report.culprit_location` narrows it to an op."""
+    place, origin = location(None, incident.phase, incident.process, incident.step), incident.origin
     if origin is None:
-        return known
+        return place
     return replace(
-        known,
+        place,
         root=origin.root,
         module=origin.module if origin.how != "loss-backward" else None,
         module_class=origin.module_class or None,
@@ -227,7 +233,7 @@ def location_of(incident: Incident) -> Location:
 
 
 def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
-    """The rule's base confidence, lowered for what the log does not show; every page documents it."""
+    """The confidence of a finding: the rule's base, lowered for gaps in the log; the rules' pages document it."""
     if incident.unrecorded is not None:
         return options["unrecorded_confidence"]
     if incident.poison is not None and incident.culprit is None:
@@ -237,7 +243,7 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
     confidence, origin = options["confidence"], incident.origin
     if incident.phase is Phase.DATA:
         confidence = min(confidence, incident.cause.confidence)
-    if origin is not None and origin.how in _INFERRED:
+    if origin is not None and origin.how in _INFERRED_ORIGINS:
         confidence -= 0.05
     if view.partial_modules:
         confidence -= 0.2
@@ -252,38 +258,38 @@ def confidence_of(view: RunView, incident: Incident, options: Options) -> float:
 
 
 def with_divergence(view: RunView, incident: Incident) -> Incident:
-    """The incident with the divergence before it, if that can have made its operands huge."""
+    """Add the divergence before the incident, if there is one that can have made the operands huge."""
     culprit = incident.culprit
-    given = culprit is not None and (culprit.replay.bad_settings or culprit.external is not None)
-    if incident.cause.name not in _CAUSES_OF_MAGNITUDE or incident.recovered or given:
+    has_other_reason = culprit is not None and (culprit.replay.bad_settings or culprit.external is not None)
+    if incident.cause.name not in _CAUSES_OF_MAGNITUDE or incident.recovered or has_other_reason:
         return incident
     poisoned = incident.poison is not None and incident.cause.name != "optimizer-overflow"
     if incident.phase is Phase.DATA or incident.how == "start" or poisoned:
         return incident
     divergence = divergence_before(view, incident.process, incident.step)
     if divergence is not None and divergence.at == 0 and _just_beyond(incident):
-        return incident  # no healthy step to compare with: the format is too narrow, not the run too large
+        return incident  # no healthy step to compare with, and a slightly wider format would have held the result
     return replace(incident, divergence=divergence)
 
 
 def _just_beyond(incident: Incident) -> bool:
-    """Whether the op's result in FP64 is within ``_BEYOND`` binades of the end of the format that it overflowed."""
+    """Whether the op's result in FP64 is at most ``_SLIGHTLY_BEYOND`` binades above the maximum of its format."""
     op = incident.culprit.op if incident.culprit is not None else None
-    wide = op.reference if op is not None else None
+    reference = op.reference if op is not None else None
     fmt = op.result_format if op is not None else None
-    if fmt is None or wide is None or wide.bad or not wide.amax:
+    if fmt is None or reference is None or reference.bad or not reference.amax:
         return False
-    return fmt.headroom(wide.amax) >= -_BEYOND
+    return fmt.headroom(reference.amax) >= -_SLIGHTLY_BEYOND
 
 
 def _report_divergence(view: RunView, incident: Incident, divergence: Divergence) -> Report:
-    """Leads with the step at which training diverged, and the one change that mends that; the op is where it ended."""
+    """Report the step at which training diverged and the change that mends it; the op is only where it ended."""
     end = _end_words(incident)
     limits = f"{REPLACED:g} for update / weight, {EXPLODED:g} times for a norm, {JUMP:g} times for a rate"
     other = divergence.process.rank
-    begun = f" It began on rank {other}, with another stage of the pipeline." if other != incident.process.rank else ""
+    where = f" It began on rank {other}, with another stage of the pipeline." if other != incident.process.rank else ""
     message = (
-        f"{chain_words(divergence, incident.step, end)}{begun} The limits are {limits}.{incident.cause.sentence} A "
+        f"{chain_words(divergence, incident.step, end)}{where} The limits are {limits}.{incident.cause.sentence} A "
         f"wider format or a clamp at that place would only hide it. {incident.resume_advice}"
     )
     title = f"{root_words(view, divergence)}; at step {incident.step} {end}"
@@ -291,7 +297,7 @@ def _report_divergence(view: RunView, incident: Incident, divergence: Divergence
 
 
 def _end_words(incident: Incident) -> str:
-    """``exp in `blocks.0.attn` becomes non-finite``: where the divergence ended."""
+    """The end of the divergence, in words: ``exp in `blocks.0.attn` becomes non-finite``."""
     if (culprit := incident.culprit) is not None:
         if culprit.op.phase == "optimizer":
             return f"the optimizer step leaves `{dotted(culprit.op.module or '', culprit.op.parameter)}` non-finite"

@@ -1,7 +1,7 @@
-"""Finds the incidents of a run and leads each back to its origin.
+"""Finds the incidents of a run, each with its origin.
 
-All rules of the family share the answer, so the search runs once per run. Bad steps in a row are one incident. Ranks
-share an incident if they report at the same step, or one step later through the weights.
+All rules of the family share the result, so the search runs once per run. Consecutive bad steps are one incident. Ranks
+share an incident if they report it at the same step, or one step later, when the weights have carried it over.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Tens
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Incidents led back to their origin, per process; it bounds the work on a run that never recovers.
+#: Maximum number of incidents per process; bounds the work on a run that is non-finite again and again.
 MAX_INCIDENTS = 32
-#: Steps to go back for the last one that changed a weight; with several optimizers they take turns.
+#: Maximum number of steps to go back to the last update of a weight; several optimizers step in turns.
 _LAST_UPDATE = 4
 _PHASE_ORDER = [Phase.DATA, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER]
 _CODE_OF_PHASE = {Phase.DATA: "PD104", Phase.FORWARD: "PD101", Phase.LOSS: "PD103", Phase.BACKWARD: "PD102"}
@@ -44,13 +44,17 @@ def incidents(view: RunView) -> tuple[Incident, ...]:
 
 
 def _all_incidents(view: RunView) -> list[Incident]:
-    found = [i for process in view.processes for i in _of_process(view, process)]
+    """The incidents of all processes, merged over ranks and over time."""
+    found = [i for process in view.processes for i in _process_incidents(view, process)]
     found.sort(key=_priority)
     return merged_over_time(merged_over_ranks(found))
 
 
 def _priority(incident: Incident) -> tuple[object, ...]:
-    """Sort key: of ranks that report the same step, one that knows its origin goes before those that received it."""
+    """Sort key: among ranks that report the same step, one whose own code made the value goes first.
+
+    After it come the ranks that received the value through the reduction of gradients, or whose origin is unknown.
+    """
     received = incident.culprit is None and incident.origin is not None and incident.origin.how == "reduction"
     unknown = (incident.culprit is None, incident.origin is None)
     return (incident.step, received, _PHASE_ORDER.index(incident.phase), *unknown, incident.process)
@@ -59,42 +63,50 @@ def _priority(incident: Incident) -> tuple[object, ...]:
 # -- one process ------------------------------------------------------------------------------------------------------
 
 
-def _of_process(view: RunView, process: Process) -> list[Incident]:
+def _process_incidents(view: RunView, process: Process) -> list[Incident]:
+    """The incidents of one process in order of step, without those that follow from an earlier one."""
     bad_steps = incident_steps(view).get(process, {})
     order = [f.step for f in view.timeline.get(process, ())] or sorted(bad_steps)
     episodes = [list(steps) for bad, steps in groupby(order, bad_steps.__contains__) if bad]
     found = []
     for episode in episodes[:MAX_INCIDENTS]:
-        incident = _incident_at(_Step(view, process, episode[0], bad_steps))
+        incident = _find_incident(_Step(view, process, episode[0], bad_steps))
         if incident is not None:
-            found.append(_with_course(view, incident, episode, bad_steps, order))
+            found.append(_with_outcome(view, incident, episode, bad_steps, order))
     return without_consequences(view, found)
 
 
-def _with_course(
+def _with_outcome(
     view: RunView,
     incident: Incident,
     episode: Sequence[int],
     bad_steps: Mapping[int, frozenset[str]],
     order: Sequence[int],
 ) -> Incident:
-    """The incident with the steps before and after it: last finite, last bad, recovered or not."""
+    """Add what the surrounding steps show: the last finite step, the last bad one, whether training recovered.
+
+    Args:
+        episode: the consecutive bad steps that begin with the incident's.
+        bad_steps: all bad steps of the process, with the kinds of their non-finite tensors.
+        order: all steps of the process.
+    """
     facts = [view.step_facts(incident.process, s) for s in episode]
     skipped = all(f is not None and f.skipped for f in facts)
     inference = all(f is not None and f.inference for f in facts)
-    followed = any(s > episode[-1] and s not in bad_steps and not _was_skipped(view, incident, s) for s in order)
-    clean = [
+    later = [s for s in order if s > episode[-1] and s not in bad_steps]
+    followed = any(not ((f := view.step_facts(incident.process, s)) and f.skipped) for s in later)
+    clean_steps = [
         s
         for s in order
         if s < incident.step
         and s not in bad_steps
         and (not (f := view.step_facts(incident.process, s)) or is_well(view, incident.process, f))
     ]
-    showing = (s for s in episode[1:] if bad_steps[s] & {"loss", *GRADIENTS})
+    visible = (s for s in episode[1:] if bad_steps[s] & {"loss", *GRADIENTS})
     return replace(
         incident,
-        shown=next(showing, None) if incident.poison is not None else None,
-        last_finite=None if inference else _last_finite(view, incident, clean, order),
+        shown_at=next(visible, None) if incident.poison is not None else None,
+        last_finite=None if inference else _last_finite(view, incident, clean_steps, order),
         inference=inference,
         last_step=episode[-1],
         bad_steps=len(episode),
@@ -105,21 +117,21 @@ def _with_course(
     )
 
 
-def _was_skipped(view: RunView, incident: Incident, step: int) -> bool:
-    facts = view.step_facts(incident.process, step)
-    return facts is not None and facts.skipped
+def _last_finite(view: RunView, incident: Incident, clean_steps: Sequence[int], order: Sequence[int]) -> int | None:
+    """The last step after which weights, optimizer state and buffers were all finite, as far as the log shows.
 
-
-def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order: Sequence[int]) -> int | None:
-    """The last step after which weights, optimizer state and buffers were all finite, as far as the log shows."""
+    Args:
+        clean: the steps before the incident that were not non-finite.
+        order: all steps of the process.
+    """
     replay = replay_at(view, incident.process, incident.step)
     if replay is not None and replay.finite_before:
         return max((s for s in order if s < incident.step), default=None)
-    if clean and (incident.unrecorded is not None or incident.how == "between"):
-        clean = clean[:-1]  # its update, and so a checkpoint written after it, may be what went wrong
-    last = clean[-1] if clean else None
-    seen = [p.last_finite for p in incident.poison.poisoned if p.last_finite is not None] if incident.poison else []
-    return min([last, *seen]) if last is not None else None
+    if clean_steps and (incident.unrecorded is not None or incident.how == "between"):
+        clean_steps = clean_steps[:-1]  # the update of the last clean step may have made the weights non-finite
+    last = clean_steps[-1] if clean_steps else None
+    finite = [p.last_finite for p in incident.poison.poisoned if p.last_finite is not None] if incident.poison else []
+    return min([last, *finite]) if last is not None else None
 
 
 # -- one step ---------------------------------------------------------------------------------------------------------
@@ -127,7 +139,7 @@ def _last_finite(view: RunView, incident: Incident, clean: Sequence[int], order:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A bad step of a process; ``bad_steps``: all of them, with the kinds of non-finite tensors."""
+    """A bad step of a process; ``bad_steps`` holds all bad steps of the process with their non-finite kinds."""
 
     view: RunView
     process: Process
@@ -148,7 +160,7 @@ class _Step:
 
     @cached_property
     def reference(self) -> Reference:
-        """The same tensors on healthy steps."""
+        """Sightings of the step's tensors on healthy steps, to tell masks from overflows."""
         return reference_of(self.view, self.process, self.number, frozenset(self.bad_steps))
 
     def incident(self, phase: Phase, cause: Cause, origin: Origin | None = None, **more: Any) -> Incident:
@@ -157,32 +169,36 @@ class _Step:
         return Incident(code, self.process, self.number, phase, origin, cause, **more)
 
 
-def _incident_at(at: _Step) -> Incident | None:
-    """The incident that begins at a step; None if only a mask is non-finite there."""
+def _find_incident(at: _Step) -> Incident | None:
+    """The incident that begins at a step; None if only masks are non-finite there, or the loss scaler handles it.
+
+    The replayed op describes an incident better than the recorded tensors do, except where no replay reaches the code
+    that made the value.
+    """
     if at.bad_steps[at.number] == {"buffer"}:
-        return _poisoning(at)
-    seen = _from_tensors(at)
+        return _poisoning_incident(at)
+    base = _row_incident(at)
     culprit = culprit_at(at.view, at.process, at.number)
     if culprit is None:
-        return seen
+        return base
     in_optimizer = culprit.replay.phase == "optimizer"
-    if seen is not None and seen.how == "start":
+    if base is not None and base.how == "start":
         if culprit.op.phase != "forward" or culprit.external is not None:
-            return seen
-        seen = replace(seen, how="")  # the step's own forward pass wrote it there
-    if seen is not None and seen.how == "between" and not in_optimizer:
-        return seen
-    if culprit.between_roots and seen is not None and seen.origin is not None:
-        return seen  # made by code that no replay reaches: the tensors on both sides of it say more
+            return base
+        base = replace(base, how="")  # the forward pass of this step made the weight non-finite
+    if base is not None and base.how == "between" and not in_optimizer:
+        return base
+    if culprit.between_roots and base is not None and base.origin is not None:
+        return base  # code that no replay reaches made the value: the tensors on both sides of that code say more
     code = _CODE_OF_PHASE.get(culprit.phase, "PD105")
-    if seen is None:
+    if base is None:
         how = ("optimizer" if in_optimizer else "between") if code == "PD105" else ""
         return at.incident(culprit.phase, culprit.cause, culprit=culprit, how=how)
-    how = "optimizer" if code == "PD105" and in_optimizer else seen.how
-    return replace(seen, how=how, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
+    how = "optimizer" if code == "PD105" and in_optimizer else base.how
+    return replace(base, how=how, code=code, phase=culprit.phase, cause=culprit.cause, culprit=culprit, unrecorded=None)
 
 
-def _poisoning(at: _Step) -> Incident | None:
+def _poisoning_incident(at: _Step) -> Incident | None:
     """The incident of a step that made only buffers or optimizer state non-finite; None for any other step."""
     replay = replay_at(at.view, at.process, at.number)
     if replay is None or not replay.target or not replay.poisoned:
@@ -194,27 +210,28 @@ def _poisoning(at: _Step) -> Incident | None:
     )
 
 
-def _from_tensors(at: _Step) -> Incident | None:
-    """The incident at a step from its recorded tensors alone, at module level."""
+def _row_incident(at: _Step) -> Incident | None:
+    """The incident at a step, from its recorded tensors alone; None if it has none, or the loss scaler handles it."""
     if not at.rows:
-        return _unrecorded(at)
+        return _unrecorded_incident(at)
     bad = dict(Counter(r.kind for r in at.rows if r.bad))
     weight = next((r for r in at.rows if r.kind == "weight" and r.bad and not r.mask_like), None)
     if weight is not None:
-        return replace(_bad_weights(at, weight), bad=bad)
+        return replace(_bad_weights_incident(at, weight), bad=bad)
     skipped = at.facts is not None and at.facts.skipped
-    forward = _forward(at)
+    forward = _forward_incident(at)
     if forward is not None:
         return None if skipped and _scaled_loss_overflow(forward) else replace(forward, bad=bad)
     if skipped:
         return None
-    backward = _backward(at) or _after_backward(at)
+    backward = _backward_incident(at) or _after_backward_incident(at)
     if backward is not None:
         return replace(backward, bad=bad)
-    return None if not bad else _unrecorded(at)
+    return None if not bad else _unrecorded_incident(at)
 
 
-def _forward(at: _Step) -> Incident | None:
+def _forward_incident(at: _Step) -> Incident | None:
+    """The incident whose origin is a forward tensor or the loss; None if all of them are finite or masks."""
     rows, facts = at.rows, at.facts
     losses = [r for r in rows if r.kind == "loss"]
     loss_is_finite = not any(r.bad for r in losses) and not (facts is not None and facts.loss_is_bad)
@@ -235,7 +252,7 @@ def _forward(at: _Step) -> Incident | None:
 
 
 def _forward_path(at: _Step, origin: Origin) -> list[TensorRow]:
-    """The step's forward tensors; before a bad batch only those of models, not of transforms of samples."""
+    """The step's forward tensors; for a bad batch without modules that have no parameters (transforms of samples)."""
     path = [r for r in at.rows if r.kind in (*FORWARD_KINDS, "loss")]
     if origin.phase is not Phase.DATA:
         return path
@@ -244,7 +261,7 @@ def _forward_path(at: _Step, origin: Origin) -> list[TensorRow]:
 
 
 def _earlier_weights(at: _Step, origin: Origin) -> list[TensorRow]:
-    """The origin module's weights and updates on the last step before that recorded them."""
+    """The origin module's weights and updates on the last earlier step that recorded its weights; may be empty."""
     for before in reversed([f.step for f in at.earlier if f.sampled][-_LAST_UPDATE:]):
         rows = [r for r in at.view.rows(at.process, before) if (r.root, r.module) == (origin.root, origin.module)]
         if any(r.kind == "weight" for r in rows):
@@ -253,14 +270,15 @@ def _earlier_weights(at: _Step, origin: Origin) -> list[TensorRow]:
 
 
 def _scaled_loss_overflow(incident: Incident) -> bool:
-    """Whether only the multiplication by the loss scale made an FP16 loss overflow: the scaler's backoff mends it."""
+    """Whether an FP16 loss overflowed only because it was multiplied by the loss scale; a backoff mends that."""
     row = incident.origin.row if incident.origin else None
     return (
         row is not None and row.kind == "loss" and row.dtype == "float16" and (row.scale or 1.0) > 1.0 and not row.nan
     )
 
 
-def _backward(at: _Step) -> Incident | None:
+def _backward_incident(at: _Step) -> Incident | None:
+    """The incident whose origin is a gradient of the backward pass; None if all of them are finite."""
     gradients = [r for r in at.rows if r.kind in BACKWARD_KINDS]
     row, _ = suspicious(gradients, at.reference, loss_is_finite=False)
     if row is None:
@@ -277,31 +295,35 @@ def _backward(at: _Step) -> Incident | None:
     )
 
 
-def _after_backward(at: _Step) -> Incident | None:
-    """The incident of a step with finite local gradients: in what the optimizer received, or in its update."""
-    given = next((r for r in at.rows if r.kind == "weight_grad_step" and r.bad), None)
-    if given is not None:
-        origin = locate_backward(given, at.rows, at.view.module_classes)
-        return at.incident(Phase.BACKWARD, UNKNOWN, origin, path=_parameter_path(at.rows, given))
+def _after_backward_incident(at: _Step) -> Incident | None:
+    """The incident of a step with finite local gradients; None if optimizer inputs and updates are also finite."""
+    optimizer_input = next((r for r in at.rows if r.kind == "weight_grad_step" and r.bad), None)
+    if optimizer_input is not None:
+        origin = locate_backward(optimizer_input, at.rows, at.view.module_classes)
+        return at.incident(Phase.BACKWARD, UNKNOWN, origin, path=_parameter_path(at.rows, optimizer_input))
     update = next((r for r in at.rows if r.kind == "update" and r.bad), None)
-    return None if update is None else _by_optimizer(at, update)
+    return None if update is None else _optimizer_incident(at, update)
 
 
-def _parameter_path(rows: Sequence[TensorRow], about: TensorRow) -> tuple[TensorRow, ...]:
-    """One parameter through a step: weight, local gradient, gradient that the optimizer received, update."""
+def _parameter_path(rows: Sequence[TensorRow], row: TensorRow) -> tuple[TensorRow, ...]:
+    """The rows of one parameter in a step: weight, local gradient, gradient that the optimizer received, update."""
     order = ["weight", "weight_grad", "weight_grad_step", "update"]
-    mine = [r for r in rows if r.kind in order and r.owner == about.owner]
-    return tuple(sorted(mine, key=lambda r: (r.position, order.index(r.kind)))) or (about,)
+    parameter_rows = [r for r in rows if r.kind in order and r.owner == row.owner]
+    return tuple(sorted(parameter_rows, key=lambda r: (r.position, order.index(r.kind)))) or (row,)
 
 
-def _by_optimizer(at: _Step, row: TensorRow) -> Incident:
-    """The incident of a step whose optimizer made a tensor non-finite; ``row`` may be of the step after it."""
+def _optimizer_incident(at: _Step, row: TensorRow) -> Incident:
+    """The incident of a step whose optimizer made a tensor non-finite.
+
+    Args:
+        row: the update of this step, or the weight as the following step recorded it.
+    """
     cause = UNKNOWN
     rates = [BadSetting(group, "lr", rate) for group, rate in (at.facts.bad_rates if at.facts is not None else ())]
     if rates:  # the log does not say which group the weight is in
         cause = Cause("other", 0.9, settings_words(rates))
-    elif lost := flushed_eps(at.view, row.dtype):
-        cause = Cause("optimizer-division-by-zero", 0.85, lost)
+    elif flushed := flushed_eps(at.view, row.dtype):
+        cause = Cause("optimizer-division-by-zero", 0.85, flushed)
     elif row.nan == 0 and row.inf:
         cause = Cause("optimizer-overflow", 0.8, "finite gradients became infinite weights")
     path = _parameter_path(at.rows, row)
@@ -309,28 +331,33 @@ def _by_optimizer(at: _Step, row: TensorRow) -> Incident:
 
 
 def _origin_in_optimizer(row: TensorRow) -> Origin:
+    """A weight or update as the origin of an incident in the optimizer."""
     return Origin(row, Phase.OPTIMIZER, row.root, row.module, row.module_class, "module", None)
 
 
-def _bad_weights(at: _Step, row: TensorRow) -> Incident:
-    """The incident of a step that starts with non-finite weights, although the step before ended well."""
+def _bad_weights_incident(at: _Step, row: TensorRow) -> Incident:
+    """The incident of a step that begins with a non-finite weight.
+
+    The weight came so into the run, code between two steps made it so, or an earlier step of its optimizer did and the
+    log lacks the update. In the last case the incident belongs to that earlier step.
+    """
     cause = Cause("nonfinite-weights", 0.9, "the weights are non-finite before the step's forward pass")
     between = at.incident(Phase.OPTIMIZER, cause, _origin_in_optimizer(row), path=(row,), how="between")
     if not at.earlier:
         return replace(between, phase=Phase.FORWARD, how="start")
-    for facts in reversed(at.earlier[-_LAST_UPDATE:]):  # with several optimizers the last need not be this weight's
-        same = [r for r in at.view.rows(at.process, facts.step) if r.owner == row.owner]
-        if any(r.kind == "weight" for r in same):
+    for facts in reversed(at.earlier[-_LAST_UPDATE:]):  # the last step may be one of another optimizer
+        parameter_rows = [r for r in at.view.rows(at.process, facts.step) if r.owner == row.owner]
+        if any(r.kind == "weight" for r in parameter_rows):
             break
-    previous = next((r for r in same if r.kind == "weight"), None)
-    if previous is None or any(r.bad or r.kind == "update" for r in same):
+    previous = next((r for r in parameter_rows if r.kind == "weight"), None)
+    if previous is None or any(r.bad or r.kind == "update" for r in parameter_rows):
         return between
-    incident = _by_optimizer(replace(at, number=facts.step), row)
-    return replace(incident, path=(previous, *[r for r in same if r.kind.startswith("weight_grad")], row))
+    incident = _optimizer_incident(replace(at, number=facts.step), row)
+    return replace(incident, path=(previous, *[r for r in parameter_rows if r.kind.startswith("weight_grad")], row))
 
 
-def _unrecorded(at: _Step) -> Incident:
-    """The incident of a step whose tensors are not in the log."""
+def _unrecorded_incident(at: _Step) -> Incident:
+    """The incident of a step whose tensors are not in the log: its phase follows from the non-finite kinds."""
     sampled, kinds = at.facts is not None and at.facts.sampled, at.bad_steps[at.number]
     why = "the step's tensors are not in the log" if sampled else "the step was not sampled"
     if "loss" in kinds:

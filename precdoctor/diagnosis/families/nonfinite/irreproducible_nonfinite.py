@@ -54,7 +54,7 @@ other ranks were finite, else 0.3, because memory that is read before it was wri
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the first such incident."""
+    """One finding: the first incident whose replay was finite without a known reason."""
     if not incidents(view):
         return Checked((), "no step became non-finite")
     replayed = [(i, r) for i in incidents(view) if (r := replay_at(view, i.process, i.step)) is not None]
@@ -62,41 +62,43 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no non-finite step was replayed")
     words = plural(len(replayed), "replayed step")
     for incident, replay in replayed:
-        room = _least_headroom(view, incident.process, incident.step)
-        if _not_reproduced(replay) and room is not None and room >= options["headroom"]:
-            finding = _finding(view, incident, replay, room, options)
+        headroom = _least_headroom(view, incident.process, incident.step)
+        if _not_reproduced(replay) and headroom is not None and headroom >= options["headroom"]:
+            finding = _finding(view, incident, replay, headroom, options)
             return Checked([finding], f"one of {words} was finite")
     return Checked((), f"{words}, non-finite again or finite for a known reason")
 
 
 def _not_reproduced(replay: Replay) -> bool:
+    """Whether the replay was finite although the script had changed no input of it."""
     changed = replay.changed_arguments or replay.changed_attributes
     return replay.outcome == "not-reproduced" and not replay.live and not changed
 
 
 def _least_headroom(view: RunView, process: Process, step: int) -> float | None:
-    """Smallest headroom of an activation on the last recorded step before ``step``, in binades; None if unknown."""
+    """Smallest headroom of an activation on the last sampled step before ``step``, in binades; None if unknown."""
     before = [s.step for s in view.timeline.get(process, ()) if s.sampled and s.step < step]
     rows = view.rows(process, before[-1]) if before else ()
-    rooms = [r.headroom for r in rows if r.kind in FORWARD_KINDS and not r.bad]
-    return min((room for room in rooms if room is not None and math.isfinite(room)), default=None)
+    headrooms = [r.headroom for r in rows if r.kind in FORWARD_KINDS and not r.bad]
+    return min((headroom for headroom in headrooms if headroom is not None and math.isfinite(headroom)), default=None)
 
 
 def _others_finite(view: RunView, incident: Incident) -> int:
-    """Number of other ranks with a finite loss at that step."""
+    """Number of other ranks with a finite loss at the incident's step."""
     others = (view.step_facts(p, incident.step) for p in view.processes if p.rank != incident.process.rank)
     return sum(f is not None and f.loss is not None and not f.loss_is_bad for f in others)
 
 
 def _allows_two_results(view: RunView, process: Process) -> bool:
-    """Whether kernels may give other bits for the same operands: on CUDA, unless deterministic ones were asked for."""
+    """Whether kernels may give different bits for the same operands: off the CPU, unless determinism is enforced."""
     facts = view.facts(process)
     flags, device = facts.get("flags") or {}, facts.get("device") or {}
-    strict = flags.get("deterministic_algorithms") is True and not flags.get("deterministic_warn_only")
-    return device.get("type") != "cpu" and not strict
+    deterministic = flags.get("deterministic_algorithms") is True and not flags.get("deterministic_warn_only")
+    return device.get("type") != "cpu" and not deterministic
 
 
 def _device_words(rank: str, others: int, *, suspected: bool) -> str:
+    """Sentences on the ``others``, ranks with a finite loss, and on whether the rank's device is a suspect."""
     finite = f"{plural(others, 'other rank')} had a finite loss at that step. " if others else ""
     if not suspected:
         words = f"If it stays with {rank}, suspect its device. " if others else ""

@@ -1,15 +1,15 @@
-"""What to do about an op in the code of an installed package, which nobody edits: change its call, or the data."""
+"""The prescription for an op in the code of an installed package, which nobody edits: change its call, or the data."""
 
 from __future__ import annotations
 
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription, Source, at_line
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NO_TARGET, NOTHING
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import NO_TARGET, ZERO_QUOTIENT
 from precdoctor.diagnosis.families.nonfinite.incident import Culprit, Incident
 from precdoctor.diagnosis.survey.view import RunView
 
-#: What the arguments of a call have to be like, by cause.
-_ARGUMENTS = {
+#: The condition that a call's arguments have to meet, by cause.
+_CONDITIONS = {
     "division-by-zero": "what {op} divides by must not be 0",
     "optimizer-division-by-zero": "what {op} divides by must not be 0",
     "log-of-nonpositive": "the operand of {op} must be above 0",
@@ -24,42 +24,42 @@ _ARGUMENTS = {
 
 
 def user_line(view: RunView, incident: Incident, culprit: Culprit) -> Source | None:
-    """The last line of the user's that led to the op; None if the log has none."""
+    """The last line of the user's code on the way to the op; None if the log has none."""
     replay = culprit.replay
-    if culprit.op.caller is None and replay.called_by_library:  # the user's line runs until the step is over
+    if culprit.op.caller is None and replay.called_by_library:  # the user's line also runs when the step is detected
         return view.detection(incident.process, incident.step)
     return culprit.op.caller or replay.call
 
 
 def library_words(view: RunView, incident: Incident, culprit: Culprit) -> str:
-    """That the line is one of a library, and which line of the user's led there, as a sentence; else empty."""
+    """A sentence if the op's line is in a library, with the last line of the user's code; else empty."""
     if not culprit.op.in_library or culprit.source is None:
         return ""
     line = user_line(view, incident, culprit)
-    led = f"; the last line of yours that led there is {line.file}:{line.line}" if line is not None else ""
-    return f" {culprit.source.file} is part of a library{led}."
+    caller = f"; the last line of yours that led there is {line.file}:{line.line}" if line is not None else ""
+    return f" {culprit.source.file} is part of a library{caller}."
 
 
 def change_the_call(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """For an op that the user cannot edit."""
+    """Change the arguments of the user's call, or the data, because the op's line is in a library."""
     line, made = user_line(view, incident, culprit), culprit.forward_op or culprit.op
     change = {"call": None if line is None else f"{line.file}:{line.line}", "module": culprit.module}
-    if any(words in culprit.cause.why for words in (NOTHING, NO_TARGET)):
+    if any(words in culprit.cause.why for words in (ZERO_QUOTIENT, NO_TARGET)):
         return Prescription(
             title="leave out batches in which nothing is counted: labels that are all ignored, a mask without a 1"
             + (f" (called{at_line(line)})" if line is not None else ""),
             change={**change, "filter": "counted"},
-            predicted=culprit.mended,
+            predicted=culprit.predicted_effect,
             snippet=(
                 "# where batches are made; -100 is the label that torch and transformers ignore\n"
                 "if not (labels != -100).any():\n"
                 "    raise ValueError('no label of this batch counts: its loss is 0 / 0')\n"
             ),
         )
-    wanted = _ARGUMENTS.get(culprit.cause.name or "", "they must be such that {op} stays finite").format(op=made.short)
+    wanted = _CONDITIONS.get(culprit.cause.name or "", "they must be such that {op} stays finite").format(op=made.short)
     return Prescription(
         title=f"change the arguments of the call{at_line(line)} or the data, not the library: {wanted}",
         change=change,
-        predicted=culprit.mended,
+        predicted=culprit.predicted_effect,
         snippet=snippets.halt_on_nonfinite(culprit.module or ""),
     )

@@ -1,6 +1,6 @@
-"""Merges incidents that are one fault: on several ranks, at the same origin again, or as a consequence.
+"""Merges incidents that are one fault: consequences of an earlier one, the same event on other ranks, repetitions.
 
-Every function takes incidents in order of step and returns fewer of them, in the same order.
+Every public function takes incidents in order of step and returns the merged ones, in the same order.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _OPTIMIZER_KINDS = frozenset(("weight_grad_step", "update"))
 # -- consequences in one process --------------------------------------------------------------------------------------
 
 
-def without_consequences(view: RunView, found: Sequence[Incident]) -> list[Incident]:
-    """Count incidents that follow from tensors that an earlier one left non-finite with that earlier one.
+def without_consequences(view: RunView, incidents: Sequence[Incident]) -> list[Incident]:
+    """Merge each incident of a process into the earlier one whose non-finite tensors caused it.
 
-    With several optimizers (a GAN, an actor and a critic) a step of another one may be finite in between.
+    The two need not be consecutive: with several optimizers (a GAN, an actor and a critic) a step of another optimizer
+    may be finite in between.
     """
     result: list[Incident] = []
-    for incident in _without_poisoned(found):
+    for incident in _without_poisoned(incidents):
         host = next((k for k, first in enumerate(result) if _follows_from_weights(view, incident, first)), None)
         if host is None:
             result.append(incident)
@@ -35,14 +36,17 @@ def without_consequences(view: RunView, found: Sequence[Incident]) -> list[Incid
     return result
 
 
-def _without_poisoned(found: Sequence[Incident]) -> list[Incident]:
-    """Count incidents that come of a poisoned tensor with the step that poisoned it; no later step was fully finite."""
+def _without_poisoned(incidents: Sequence[Incident]) -> list[Incident]:
+    """Merge incidents that read a poisoned tensor into the incident of the step that poisoned it.
+
+    After a poisoning no step was fully finite, so the ``last_finite`` of later incidents moves back before it.
+    """
     result: list[Incident] = []
-    for incident in found:
+    for incident in incidents:
         host = next((k for k, p in enumerate(result) if p.poison and _reads_poisoned(incident, p.poison)), None)
         if host is not None:
             first = _with_later_steps(result[host], incident)
-            result[host] = replace(first, shown=incident.step if first.shown is None else first.shown)
+            result[host] = replace(first, shown_at=incident.step if first.shown_at is None else first.shown_at)
             continue
         earlier = [p.last_finite for p in result if p.poison is not None and p.step < incident.step]
         if earlier and incident.last_finite is not None:
@@ -59,7 +63,7 @@ def _with_later_steps(first: Incident, later: Incident) -> Incident:
 
 
 def _reads_poisoned(incident: Incident, poison: Replay) -> bool:
-    """Whether the culprit only read one of the poisoned tensors."""
+    """Whether the culprit of the incident only read one of the poisoned tensors."""
     external = incident.culprit.external if incident.culprit is not None else None
     if external is None or external[0] not in ("buffer", "weight"):
         return False
@@ -67,15 +71,19 @@ def _reads_poisoned(incident: Incident, poison: Replay) -> bool:
 
 
 def _follows_from_weights(view: RunView, incident: Incident, first: Incident) -> bool:
-    """Whether the optimizer received non-finite gradients of the module at ``first``, and it was not finite since."""
+    """Whether ``first`` left the weights non-finite that ``incident`` shows.
+
+    At ``first`` the optimizer received or made non-finite values for the module, the step was not skipped, and no
+    recorded output of the module was finite between the two.
+    """
     place = _suspected_weights(incident)
     facts = view.step_facts(first.process, first.step)
     if place is None or first.recovered or (facts is not None and facts.skipped):
         return False
     rows = view.rows(first.process, first.step)
-    given = [r for r in rows if r.kind in _OPTIMIZER_KINDS and (r.root, r.module) == place]
+    optimizer_rows = [r for r in rows if r.kind in _OPTIMIZER_KINDS and (r.root, r.module) == place]
     between = (f.step for f in view.timeline.get(first.process, ()) if first.step < f.step < incident.step)
-    return any(r.bad for r in given) and not any(
+    return any(r.bad for r in optimizer_rows) and not any(
         r.kind == "output" and (r.root, r.module) == place and not r.bad
         for step in between
         for r in view.rows(first.process, step)
@@ -83,7 +91,7 @@ def _follows_from_weights(view: RunView, incident: Incident, first: Incident) ->
 
 
 def _suspected_weights(incident: Incident) -> tuple[str, str] | None:
-    """Root and module whose own weights may have been non-finite; None if an op is the culprit."""
+    """Root and module of the weights that may have been non-finite; None if an op or another phase is to blame."""
     if incident.culprit is not None and incident.culprit.external is None:
         return None
     if incident.origin is None or incident.phase not in (Phase.FORWARD, Phase.OPTIMIZER):
@@ -94,25 +102,26 @@ def _suspected_weights(incident: Incident) -> tuple[str, str] | None:
 # -- ranks ------------------------------------------------------------------------------------------------------------
 
 
-def merged_over_ranks(found: Sequence[Incident]) -> list[Incident]:
-    """One incident per event: a rank that reports at most one step later got the values through the weights."""
+def merged_over_ranks(incidents: Sequence[Incident]) -> list[Incident]:
+    """Merge ranks that report the same event: at the same step, or one step later, carried over by the weights."""
     merged: list[Incident] = []
-    for incident in found:
+    for incident in incidents:
         host = next((i for i, m in enumerate(merged) if _same_event(m, incident)), None)
         if host is None:
             merged.append(incident)
         else:
-            merged[host] = _with_course(merged[host], incident)
+            merged[host] = _combined(merged[host], incident)
     return merged
 
 
 def _same_event(first: Incident, other: Incident) -> bool:
+    """Whether another rank reports the event of ``first``, at the same step or one step later."""
     close = first.step <= other.step <= first.step + 1
     return close and other.process.rank not in first.ranks and other.process.attempt == first.process.attempt
 
 
-def _with_course(first: Incident, other: Incident) -> Incident:
-    """The first incident, with how the run went on after the other one."""
+def _combined(first: Incident, other: Incident) -> Incident:
+    """``first`` with the ranks, the last bad step and the recovery of both incidents."""
     return replace(
         first,
         ranks=tuple(sorted({*first.ranks, *other.ranks})),
@@ -125,44 +134,45 @@ def _with_course(first: Incident, other: Incident) -> Incident:
 # -- repetitions ------------------------------------------------------------------------------------------------------
 
 
-def merged_over_time(found: Sequence[Incident]) -> list[Incident]:
-    """One incident per fault: later occurrences of the same origin are listed under the first."""
+def merged_over_time(incidents: Sequence[Incident]) -> list[Incident]:
+    """Merge incidents with the same origin: later ones become ``occurrences`` or ``likely_steps`` of the first."""
     merged: dict[tuple[object, ...], Incident] = {}
-    for incident in found:
+    for incident in incidents:
         first = merged.get(incident.identity)
         if first is None:
             merged[incident.identity] = incident
         else:
-            again = replace(first, occurrences=(*first.occurrences, *incident.occurrences))
-            merged[incident.identity] = _with_repetition(again, incident)
+            extended = replace(first, occurrences=(*first.occurrences, *incident.occurrences))
+            merged[incident.identity] = _with_bad_steps(extended, incident)
     return _with_likely(merged.values())
 
 
-def _with_repetition(first: Incident, incident: Incident) -> Incident:
-    return replace(_with_course(first, incident), bad_steps=first.bad_steps + incident.bad_steps)
+def _with_bad_steps(first: Incident, incident: Incident) -> Incident:
+    return replace(_combined(first, incident), bad_steps=first.bad_steps + incident.bad_steps)
 
 
-def _with_likely(found: Iterable[Incident]) -> list[Incident]:
-    """Count incidents that were not fully recorded with the one earlier incident that they may be, if there is one."""
+def _with_likely(incidents: Iterable[Incident]) -> list[Incident]:
+    """Merge each incident that was not fully recorded into the earlier one that it may repeat, if there is only one."""
     result: list[Incident] = []
-    for incident in found:
+    for incident in incidents:
         hosts = [k for k, first in enumerate(result) if _compatible(incident, first)]
         if len(hosts) != 1:
             result.append(incident)
             continue
         first = result[hosts[0]]
-        likely = replace(first, likely=(*first.likely, *incident.occurrences))
-        result[hosts[0]] = _with_repetition(likely, incident)
+        likely = replace(first, likely_steps=(*first.likely_steps, *incident.occurrences))
+        result[hosts[0]] = _with_bad_steps(likely, incident)
     return result
 
 
 def _compatible(incident: Incident, first: Incident) -> bool:
-    """Whether the run got over both incidents, and every known fact of the later one holds for the earlier one.
+    """Whether the run got past both incidents, and every known fact of the later one holds for the earlier one.
 
-    An incident that the run did not get over is always reported by itself.
+    An incident that the run did not get past is always reported by itself. So is one with a culprit: its identity
+    already decided whether it is a repetition.
     """
-    alike = (incident.code, incident.how) == (first.code, first.how) and incident.passed and first.passed
-    if not alike or incident.culprit is not None or incident.poison is not None:
+    same_kind = (incident.code, incident.how) == (first.code, first.how) and incident.passed and first.passed
+    if not same_kind or incident.culprit is not None or incident.poison is not None:
         return False
     if incident.origin is None:
         return first.origin is not None or first.culprit is not None

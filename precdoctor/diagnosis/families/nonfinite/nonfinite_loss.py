@@ -56,7 +56,7 @@ PD101. A cause needs its trace in the numbers: exact zeros among probabilities f
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """Findings for every incident that begins in the loss."""
+    """One finding per incident that begins in the loss."""
     return check_incidents(view, RULE, options, _report, checked_words(view, ("loss",), "loss"))
 
 
@@ -79,7 +79,7 @@ def _report(view: RunView, incident: Incident) -> Report:
 def _prescribe(view: RunView, incident: Incident) -> Prescription:
     after = incident.preceding
     if incident.cause.name == "log-of-nonpositive" and after is not None:
-        smallest = FP32.min_normal  # below it 1/p, the gradient, leaves FP32's range
+        smallest = FP32.min_normal  # for a smaller p the gradient of log, 1 / p, leaves FP32's range
         return Prescription(
             title=f"clamp the operand of log at {smallest:.3g}: {there_are(after.zero, 'element')} exactly 0",
             change={"clamp_min": {"from": 0.0, "to": smallest}},
@@ -101,6 +101,7 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
 
 
 def _guard(view: RunView, incident: Incident) -> Prescription:
+    """Stop on a non-finite loss; if the run computes in a narrow format, also compute the loss in FP32."""
     after = incident.preceding
     reach = f" (logits reach {after.amax:.4g})" if after is not None and after.amax is not None else ""
     stop = "if not torch.isfinite(loss):\n    raise FloatingPointError('loss is not finite')\n"

@@ -1,4 +1,4 @@
-"""PD102: forward and loss were finite, the backward pass made the first NaN or infinity."""
+"""PD102: forward pass and loss were finite, the backward pass made the first NaN or infinity."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ the tensor has zeros.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """Findings for every incident that begins in the backward pass."""
+    """One finding per incident that begins in the backward pass."""
     seen = checked_words(view, (*BACKWARD_KINDS, "weight_grad_step"), "gradient")
     return check_incidents(view, RULE, options, _report, seen)
 
@@ -109,13 +109,14 @@ def _prescribe(view: RunView, incident: Incident) -> Prescription:
 
 
 def _lower_scale(view: RunView, incident: Incident, largest: float) -> Prescription:
+    """Lower the loss scale; ``largest`` is the maximum of the gradient's format."""
     facts = view.step_facts(incident.process, incident.step)
     row = incident.origin.row if incident.origin is not None else None
     scale = (row.scale if row is not None else None) or (facts.loss_scale if facts is not None else None) or 1.0
-    spare = [s.headroom for s in incident.history if s.headroom is not None and s.step < incident.step]
-    # Healthy steps of this tensor show how far to go down; the overflow alone proves one binade.
-    down = max(1, math.ceil(1.0 - min(spare))) if spare else 1
-    target = 2.0 ** math.floor(math.log2(scale) - down)
+    headrooms = [s.headroom for s in incident.history if s.headroom is not None and s.step < incident.step]
+    # The gradient's headroom on healthy steps shows how far to lower the scale; the overflow alone proves one binade.
+    binades = max(1, math.ceil(1.0 - min(headrooms))) if headrooms else 1
+    target = 2.0 ** math.floor(math.log2(scale) - binades)
     return Prescription(
         title=f"lower the loss scale from {scale:g} to {target:g} and let GradScaler skip what still overflows",
         change={"loss_scale": {"from": scale, "to": target}},

@@ -72,7 +72,7 @@ divergence.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """Findings for every incident that begins in the forward pass."""
+    """One finding per incident that begins in the forward pass."""
     return check_incidents(view, RULE, options, _report, checked_words(view, FORWARD_KINDS, "forward tensor"))
 
 
@@ -93,6 +93,7 @@ def _report(view: RunView, incident: Incident) -> Report:
 
 
 def _input_words(after: TensorRow | None, row: TensorRow) -> str:
+    """A sentence on the last finite tensor before the origin ``row``; empty if the log has none."""
     if after is None or after.amax is None:
         return ""
     fmt = known_format(row.dtype)

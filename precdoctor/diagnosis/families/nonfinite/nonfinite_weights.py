@@ -1,4 +1,4 @@
-"""PD105: weights that are non-finite although no gradient was."""
+"""PD105: weights or optimizer state that are non-finite although no gradient was."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP32
 
-#: Binades of spread of uninitialised memory; a million normally distributed numbers spread over 22.
+#: Binades over which the finite values of uninitialised memory spread; a million normal numbers spread over 22.
 _UNINITIALISED_SPREAD = 64
 
 PAGE = RulePage(
@@ -65,7 +65,7 @@ it with its parameter group; the cause is then `other`.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """Findings for every incident that begins in the weights."""
+    """One finding per incident that begins in the weights or the optimizer."""
     return check_incidents(view, RULE, options, _report, checked_words(view, ("weight", "update"), "weight tensor"))
 
 
@@ -84,9 +84,9 @@ def _report(view: RunView, incident: Incident) -> Report:
     }
     message = incident.held_words(view, row)
     if incident.how == "optimizer":
-        given = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
-        if given is not None and given.amax is not None:
-            message += f" The gradient that the optimizer received is finite and reaches {given.amax:.4g}."
+        gradient = next((r for r in incident.path if r.kind == "weight_grad_step"), None)
+        if gradient is not None and gradient.amax is not None:
+            message += f" The gradient that the optimizer received is finite and reaches {gradient.amax:.4g}."
         message += incident.cause.sentence
     binades = len(row.histogram.counts)
     if incident.how == "start" and binades >= _UNINITIALISED_SPREAD:

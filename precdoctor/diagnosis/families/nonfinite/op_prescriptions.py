@@ -1,4 +1,8 @@
-"""What to do about each cause that an op has: the change, its predicted effect, and the lines to paste."""
+"""The prescription for each cause of a replayed incident: the change, its predicted effect, and the lines to paste.
+
+Causes at the edge of a function's domain are in :mod:`.domain_prescriptions`, code of installed packages in
+:mod:`.library_prescriptions`.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +26,26 @@ from precdoctor.diagnosis.survey.rows import known_format
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import BF16, FP16, FP32, Format
 
-#: Fewest healthy norms to take a clip level from (their median); with fewer it is 1, to which most recipes clip.
-_ENOUGH_NORMS = 8
-#: Times the usual gradient norm from which it has exploded: the ``norm_factor`` of PD605.
-_EXPLODED = 4.0
+#: Minimum number of healthy norms whose median is the clip level; with fewer the level is 1, as in most recipes.
+_MIN_NORMS = 8
+#: Factor over the usual gradient norm above which gradients count as exploded: the ``norm_factor`` of PD605.
+_EXPLOSION_FACTOR = 4.0
 
 
 def prescribe(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """One prescription for the cause; if none can be computed, where to stop and inspect the operands."""
+    """Return the prescription for the culprit's cause; without one, stop on the first bad value to inspect operands."""
     if culprit.replay.bad_settings:
         return finite_setting(incident, culprit.replay.bad_settings[0])
     remedy = _BY_CAUSE.get(culprit.cause.name or "", domains.stop_and_inspect)
     if remedy is domains.stop_and_inspect and incident.poison is not None:
         return finite_buffer(incident, incident.poison.poisoned[0])
-    if culprit.op.in_library and culprit.external is None and culprit.cause.name in _EDITS:
+    if culprit.op.in_library and culprit.external is None and culprit.cause.name in _MENDED_AT_LINE:
         return change_the_call(view, incident, culprit)
     return remedy(view, incident, culprit)
 
 
 def finite_setting(incident: Incident, setting: BadSetting) -> Prescription:
-    """For a hyper-parameter that a schedule or the script made NaN or infinite."""
+    """Keep a hyper-parameter finite that a schedule or the script made NaN or infinite."""
     key = setting.name.partition("[")[0]
     return Prescription(
         title=f"compute {setting.words} so that it stays finite up to step {incident.step} and beyond: look for powers "
@@ -60,7 +64,7 @@ def finite_setting(incident: Incident, setting: BadSetting) -> Prescription:
 
 
 def finite_buffer(incident: Incident, poisoned: Poisoned) -> Prescription:
-    """For a non-finite buffer: training never makes it finite again."""
+    """Load a non-finite buffer from a checkpoint, because training never makes it finite again."""
     return Prescription(
         title=f"load `{poisoned.full_name}` from a checkpoint"
         + (f" of step {incident.last_finite} or before" if incident.last_finite is not None else "")
@@ -75,21 +79,22 @@ def finite_buffer(incident: Incident, poisoned: Poisoned) -> Prescription:
     )
 
 
-def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+def _widen(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Compute the op in a format that holds its exact result; if FP32 does not hold it, clip or lower the rate."""
     reference, narrow = culprit.op.reference, culprit.op.result_format
     reach = reference.amax if reference is not None else None
-    too_far = reach is not None and reach >= BF16.overflow_limit  # which FP32 cannot hold either
+    too_far = reach is not None and reach >= BF16.overflow_limit  # FP32 ends there as well
     if narrow is not None and (narrow.exponent_bits >= FP32.exponent_bits or too_far):
         return _clip_or_lower_rate(view, incident, culprit)
     if narrow is None or reach is None:
         return domains.stop_and_inspect(view, incident, culprit)
-    loss = culprit.phase is Phase.LOSS  # which costs little in FP32, and may not be autocast's to widen
-    wide = FP32 if loss else BF16
+    in_loss = culprit.phase is Phase.LOSS  # FP32 costs little in a loss, and autocast may not cover it
+    wide = FP32 if in_loss else BF16
     predicted: dict[str, Any] = {
         "headroom_binades": {"from": round(narrow.headroom(reach), 1), "to": round(wide.headroom(reach), 1)},
         "largest_finite": {"from": narrow.max, "to": wide.max},
     }
-    if loss:
+    if in_loss:
         name, line = culprit.op.short, "" if culprit.op.in_library else culprit.at_line
         return Prescription(
             title=f"compute {name} in FP32{line}: the exact result reaches {reach:.4g}, "
@@ -108,13 +113,13 @@ def _wider(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
 
 
 def _clip_or_lower_rate(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """For values beyond FP32's range, which no format holds: clip exploded gradients, else lower the rate."""
+    """Clip if gradients exploded, else lower the learning rate: no format holds values beyond FP32's range."""
     steps = [s for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.grad_norm]
     norms = [s.grad_norm for s in steps if s.grad_norm is not None and math.isfinite(s.grad_norm)]
     healthy = healthy_norms(steps)
-    level = median(healthy) if len(healthy) >= _ENOUGH_NORMS else 1.0
-    if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLODED * level:
-        if incident.last_finite is None:  # no learning rate has had an effect yet
+    level = median(healthy) if len(healthy) >= _MIN_NORMS else 1.0
+    if not norms or steps[-1].clip_norm is not None or norms[-1] <= _EXPLOSION_FACTOR * level:
+        if incident.last_finite is None:  # no step has applied the learning rate yet
             return domains.stop_and_inspect(view, incident, culprit)
         return lower_rate(view, incident)
     return Prescription(
@@ -127,16 +132,16 @@ def _clip_or_lower_rate(view: RunView, incident: Incident, culprit: Culprit) -> 
 
 
 def lower_rate(view: RunView, incident: Incident) -> Prescription:
-    """For values that leave FP32's range: training diverged, no format is too narrow."""
+    """Divide the learning rate by 10 and clip, for values beyond FP32's range: training diverged."""
     facts = view.step_facts(incident.process, incident.step)
     earlier = [s.lr for s in view.timeline.get(incident.process, ()) if s.step < incident.step and s.lr]
     lr = (facts.lr if facts is not None else None) or (earlier[-1] if earlier else None)
     seen = [s for s in incident.history if s.amax and s.step < incident.step]
-    grown = (
+    growth = (
         f"amax was {seen[-1].amax:.3g} at step {seen[-1].step}" if seen else "3.4e38 is out of reach of a healthy run"
     )
     return Prescription(
-        title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip: {grown}",
+        title=f"lower the learning rate{f' from {lr:.3g} to {lr / 10:.3g}' if lr else ''} and clip: {growth}",
         change={"lr": {"from": lr, "to": lr / 10 if lr else None}, "clip_norm": 1.0},
         predicted={"update_binades": -3.3, "resume_from_step": incident.last_finite},
         snippet=snippets.lower_rate_and_clip(),
@@ -153,7 +158,7 @@ def _mask_value(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescr
 
 
 def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Prescription:
-    if (bounded := domains.bounded_before(culprit)) is not None:
+    if (bounded := domains.bound_operand(culprit)) is not None:
         return bounded
     return Prescription(
         title=f"make the operand safe before the function, not only its result after it{culprit.at_line}",
@@ -169,6 +174,7 @@ def _double_where(_view: RunView, _incident: Incident, culprit: Culprit) -> Pres
 
 
 def _step_once(refused: int, incident: Incident) -> Prescription:
+    """Drop ``optimizer.step()`` after ``scaler.step()``, which had skipped the gradients at step ``refused``."""
     return Prescription(
         title=f"call only `scaler.step(optimizer)`: at step {refused} the scaler skipped non-finite gradients, and at "
         f"step {incident.step} `optimizer.step()` applied the same ones",
@@ -179,13 +185,14 @@ def _step_once(refused: int, incident: Incident) -> Prescription:
 
 
 def _lower_scale(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+    """Lower the loss scale until the exact gradient fits into FP16, with one binade to spare."""
     facts, before = (view.step_facts(incident.process, s) for s in (incident.step, incident.step - 1))
     if facts is not None and before is not None and before.skipped and not (facts.micro_steps or facts.skipped):
         return _step_once(before.step, incident)
     scale = gradient_scale(view, incident.process, incident.step) or 1.0
     reach = culprit.op.reference.amax if culprit.op.reference is not None else None
-    down = max(1, math.ceil(math.log2(reach / FP16.max)) + 1) if reach and reach > FP16.max else 1
-    target = 2.0 ** (math.floor(math.log2(scale)) - down)
+    binades = max(1, math.ceil(math.log2(reach / FP16.max)) + 1) if reach and reach > FP16.max else 1
+    target = 2.0 ** (math.floor(math.log2(scale)) - binades)
     return Prescription(
         title=f"lower the loss scale from {scale:g} to {target:g} and let GradScaler skip what still overflows",
         change={"loss_scale": {"from": scale, "to": target}},
@@ -201,17 +208,17 @@ def _drop_data(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
     return mend_data(data, incident.step, prepared=not culprit.replay.made_outside)
 
 
-def _cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
+def _replace_cast(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
     constant = too_large_constant(culprit.op)
     constant = mask_filling(culprit.op) if constant is None else constant
     if constant is None or culprit.op.in_library:
-        return _wider(view, incident, culprit)
+        return _widen(view, incident, culprit)
     return domains.constant_that_fits(constant, culprit)
 
 
 def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """For a divisor of 0 in the optimizer: its eps is 0, or its format flushes the eps."""
-    narrow, eps = _narrow(culprit), culprit.op.settings.get("eps")
+    """Make a divisor of 0 in the optimizer nonzero: widen the format that flushes its eps, or raise the eps."""
+    narrow, eps = _narrow_format(culprit), culprit.op.settings.get("eps")
     if narrow is not None:
         return _in_float32(
             view,
@@ -231,14 +238,14 @@ def _raise_eps(view: RunView, incident: Incident, culprit: Culprit) -> Prescript
     return Prescription(
         title=f"add a small constant to what the optimizer divides by{culprit.at_line}",
         change={"eps": {"to": 1e-12}},
-        predicted={**culprit.mended, "resume_from_step": incident.last_finite},
+        predicted={**culprit.predicted_effect, "resume_from_step": incident.last_finite},
         snippet="scale = rho / (norm + 1e-12)  # a gradient of 0 has a norm of 0\n",
     )
 
 
 def _widen_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Prescription:
-    """For an update, or a moment, that left its format's range."""
-    narrow = _narrow(culprit)
+    """Keep an update or a moment in FP32 if its format is too narrow; else lower the rate and clip."""
+    narrow = _narrow_format(culprit)
     if narrow is not None:
         largest = {"largest_finite": {"from": narrow.max, "to": FP32.max}}
         return _in_float32(view, narrow, f"{narrow.name} ends at {narrow.max:g}", largest)
@@ -250,8 +257,8 @@ def _widen_optimizer(view: RunView, incident: Incident, culprit: Culprit) -> Pre
     )
 
 
-def _narrow(culprit: Culprit) -> Format | None:
-    """The format of at most five exponent bits (FP16, FP8) that the optimizer step computed in; None without one."""
+def _narrow_format(culprit: Culprit) -> Format | None:
+    """The first format with at most five exponent bits (FP16, FP8) among the op's operands; None without one."""
     return next((f for o in culprit.op.operands if (f := known_format(o.dtype)) and f.exponent_bits <= 5), None)
 
 
@@ -264,8 +271,8 @@ def _in_float32(view: RunView, narrow: Format, reason: str, predicted: dict[str,
     )
 
 
-#: Causes that are mended at the op's line.
-_EDITS = frozenset(
+#: Causes that are mended by an edit of the op's line, which is no remedy in the code of an installed package.
+_MENDED_AT_LINE = frozenset(
     (
         *("log-of-nonpositive", "division-by-zero", "exp-overflow", "sqrt-of-negative", "domain-error"),
         *("softmax-fully-masked", "sqrt-gradient-at-zero", "norm-gradient-at-zero", "domain-edge-gradient"),
@@ -278,10 +285,10 @@ _BY_CAUSE: dict[str, Callable[[RunView, Incident, Culprit], Prescription]] = {
     "exp-overflow": domains.clamp_exponent,
     "sqrt-of-negative": domains.clamp_root,
     "domain-error": domains.into_domain,
-    "matmul-overflow": _wider,
-    "square-overflow": _wider,
-    "reduction-overflow": _wider,
-    "cast-overflow": _cast,
+    "matmul-overflow": _widen,
+    "square-overflow": _widen,
+    "reduction-overflow": _widen,
+    "cast-overflow": _replace_cast,
     "softmax-fully-masked": _mask_value,
     "sqrt-gradient-at-zero": domains.eps_inside_root,
     "norm-gradient-at-zero": domains.norm_as_root,

@@ -1,26 +1,30 @@
-"""Reports a replayed incident: its op and line, the operands, the result in FP64, and the ops before and after."""
+"""Reports a replayed incident: its op and line, the operands, the result in FP64, and the ops before and after.
+
+:mod:`.incident_report` asks for texts, location and evidence; the prescription comes from :mod:`.op_prescriptions`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Location
-from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDED, UNDERFLOWED
+from precdoctor.diagnosis.families.nonfinite.arithmetic_causes import ROUNDING_ERROR, UNDERFLOWED
 from precdoctor.diagnosis.families.nonfinite.incident import Cause, Culprit, Incident, Report
 from precdoctor.diagnosis.families.nonfinite.library_prescriptions import library_words
 from precdoctor.diagnosis.families.nonfinite.op_prescriptions import finite_buffer, prescribe
-from precdoctor.diagnosis.families.nonfinite.tensor_causes import made_words, provenance
+from precdoctor.diagnosis.families.nonfinite.tensor_causes import provenance, provenance_words
 from precdoctor.diagnosis.survey.op_facts import BadSetting, Op, Replay, reader_of
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.origin import class_of
 from precdoctor.diagnosis.survey.rows import dotted
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Causes that come nearer from step to step, so that the headroom of healthy steps is worth a sentence.
-_OF_RANGE = frozenset({"matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow"})
-#: Ops listed in ``op_path``; as many as ``path`` lists tensors.
-_PATH = 8
-_EXTERNALS = {
+#: Causes that develop over steps, so that the headroom on the last healthy step is worth a sentence.
+_RANGE_CAUSES = frozenset({"matmul-overflow", "reduction-overflow", "square-overflow", "cast-overflow", "exp-overflow"})
+#: Maximum number of ops in ``op_path``, as of tensors in ``path``.
+_PATH_LENGTH = 8
+#: The kind of an external tensor (``CulpritOp.external``), in words before its name.
+_EXTERNAL_WORDS = {
     "batch": "the batch, argument",
     "argument": "argument",
     "weight": "weight",
@@ -29,9 +33,9 @@ _EXTERNALS = {
     "data": "the data, tensor",
     "variable": "tensor",
 }
-#: Arguments of loss functions that say what a nameless tensor is.
-_ROLES = {"target": "the target", "weight": "the weight of the loss function", "pos_weight": "`pos_weight`"}
-_REPRODUCED = {
+#: Words for a nameless tensor, by the argument of the loss function that it was passed as.
+_ROLE_WORDS = {"target": "the target", "weight": "the weight of the loss function", "pos_weight": "`pos_weight`"}
+_REPRODUCED_WORDS = {
     "bit-for-bit": "and its outputs equal the run's bit for bit",
     "in-kind": "with the same kind of result, not bit for bit",
 }
@@ -47,7 +51,7 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     if (weight := culprit.replay.weight) is not None:
         message += f"It ends up in `{dotted(*weight[1:])}`. "
     if data is not None:
-        message = f"{message.rstrip('. ')}; limit 0.{data.more or made_words(provenance(culprit.replay, data))}"
+        message = f"{message.rstrip('. ')}; limit 0.{data.more or provenance_words(provenance(culprit.replay, data))}"
     else:
         message = (message + operand_words(op)).rstrip() + culprit.cause.sentence
     message += library_words(view, incident, culprit)
@@ -60,7 +64,7 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
     if external is not None and external[0] == "computed":
         message += " Code of the same step made it of other weights: an inner loop, or a network that makes weights."
     message += reference_words(op, culprit.cause) if external is None else ""
-    message += incident.headroom_words if culprit.cause.name in _OF_RANGE else ""
+    message += incident.headroom_words if culprit.cause.name in _RANGE_CAUSES else ""
     message += incident.consequence_words + _poison_words(incident) + _replay_words(culprit.replay)
     line = culprit.at_line if external is None else ""
     return Report(
@@ -71,7 +75,8 @@ def report_culprit(view: RunView, incident: Incident, culprit: Culprit) -> Repor
 
 
 def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
-    place, op, external = _place(view, culprit), culprit.op, culprit.external
+    """The title of an incident in a forward or backward pass, without the line."""
+    place, op, external = _place_words(view, culprit), culprit.op, culprit.external
     if settings := culprit.replay.bad_settings:
         return _settings_title(incident, settings[0], f"{op.short} in {place} makes weights non-finite")
     if (data := culprit.data) is not None:
@@ -85,8 +90,8 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
         buffer = incident.poison.poisoned[0].full_name
         title = f"{op.short} in {place} makes buffer `{buffer}` non-finite{incident.unseen_words}"
     elif op.phase == "backward":
-        made = culprit.forward_op
-        name = made.short if made is not None else (op.node or op.short).removesuffix("Backward")
+        forward_op = culprit.forward_op
+        name = forward_op.short if forward_op is not None else (op.node or op.short).removesuffix("Backward")
         title = f"the backward pass of {name} in {place} makes the first non-finite gradient"
     else:
         title = f"{op.short} in {place} makes the first non-finite value"
@@ -94,16 +99,17 @@ def _title(view: RunView, incident: Incident, culprit: Culprit) -> str:
 
 
 def _report_optimizer_step(view: RunView, incident: Incident, culprit: Culprit) -> Report:
+    """The report if an optimizer step made a weight or optimizer state non-finite."""
     op = culprit.op
     name = f"`{dotted(op.module or '', op.parameter)}`"
-    made = f"state `{op.state}` of {name}" if op.state else name
+    what = f"state `{op.state}` of {name}" if op.state else name
     gradient = op.operand("grad")
     if settings := culprit.replay.bad_settings:
-        title = _settings_title(incident, settings[0], f"the optimizer step made {made} non-finite")
+        title = _settings_title(incident, settings[0], f"the optimizer step made {what} non-finite")
     elif gradient is not None and gradient.bad:
-        title = f"the optimizer step left {made} and its gradient non-finite{culprit.cause.in_brackets}"
+        title = f"the optimizer step left {what} and its gradient non-finite{culprit.cause.in_brackets}"
     else:
-        title = f"the optimizer step made {made} non-finite from finite gradients{culprit.cause.in_brackets}"
+        title = f"the optimizer step made {what} non-finite from finite gradients{culprit.cause.in_brackets}"
     message = f"{incident.at_step(view).capitalize()}, in {name}, {op.name} {_made(op)}{operand_words(op)}"
     message = message.rstrip() + culprit.cause.sentence + _poison_words(incident) + incident.consequence_words
     return Report(title, f"{message} {incident.resume_advice}", prescribe(view, incident, culprit))
@@ -114,7 +120,7 @@ def _settings_title(incident: Incident, setting: BadSetting, effect: str) -> str
 
 
 def report_poisoning(view: RunView, incident: Incident, replay: Replay) -> Report:
-    """Title, message and prescription for buffers that code outside the replay made non-finite."""
+    """The report for poisoned buffers or optimizer state without a culprit: no replayed op made them non-finite."""
     first = replay.poisoned[0]
     title = f"`{first.full_name}` becomes non-finite{incident.unseen_words}"
     message = f"{incident.at_step(view).capitalize()},{_poison_words(incident)} {replay.why.capitalize()}."
@@ -122,16 +128,16 @@ def report_poisoning(view: RunView, incident: Incident, replay: Replay) -> Repor
 
 
 def _delivered_finite(culprit: Culprit) -> bool:
-    """Whether the data loader's batch was finite and the model's argument was not."""
+    """Whether the model's argument was non-finite although the data loader's batch was finite."""
     external = culprit.external
     return external is not None and external[0] == "batch" and culprit.replay.data_is_finite is True
 
 
-def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known: Location) -> Location:
-    """The location by tensors, narrowed to the op and its line."""
-    made, replay = culprit.forward_op, culprit.replay
-    module, op = culprit.module, (made if made is not None else culprit.op).name
-    root, weight = replay.root or culprit.op.root or known.root, replay.weight
+def culprit_location(view: RunView, incident: Incident, culprit: Culprit, by_tensors: Location) -> Location:
+    """Narrow ``by_tensors``, the location by tensors, to the op and its line."""
+    forward_op, replay = culprit.forward_op, culprit.replay
+    module, op = culprit.module, (forward_op if forward_op is not None else culprit.op).name
+    root, weight = replay.root or culprit.op.root or by_tensors.root, replay.weight
     if weight is not None:
         root, module = weight[0], weight[1]
     elif replay.phase != "optimizer" and not replay.root:
@@ -142,8 +148,8 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known:
     return Location(
         root=root,
         module=module,
-        module_class=class_of(view.module_classes, root or "", module or "") or known.module_class,
-        kind=kind or known.kind,
+        module_class=class_of(view.module_classes, root or "", module or "") or by_tensors.module_class,
+        kind=kind or by_tensors.kind,
         phase=culprit.phase,
         **vars(incident.process),
         step=incident.step,
@@ -153,48 +159,49 @@ def culprit_location(view: RunView, incident: Incident, culprit: Culprit, known:
 
 
 def culprit_evidence(culprit: Culprit) -> dict[str, Any]:
-    """The facts of the op, and of the ops before and after it."""
+    """Evidence from the replay: the op with its operands and results, the ops around it, how the replay went."""
     replay, op = culprit.replay, culprit.op
     return {
         "operation": {
             "op": op.name,
             "phase": op.phase,
             "node": op.node,
-            "operands": [_known_facts(o) for o in op.operands],
-            "results": [_known_facts(o) for o in op.results],
-            "reference_fp64": _known_facts(op.reference) if op.reference is not None else None,
+            "operands": [_operand_facts(o) for o in op.operands],
+            "results": [_operand_facts(o) for o in op.results],
+            "reference_fp64": _operand_facts(op.reference) if op.reference is not None else None,
             "settings": dict(op.settings),
-            **({"integers": [_known_facts(o) for o in op.integers]} if op.integers else {}),
+            **({"integers": [_operand_facts(o) for o in op.integers]} if op.integers else {}),
         },
         "op_path": _op_path(replay, op.index),
         "reproduced": replay.reproduced,
         **({"traced": True} if replay.live else {}),
         "micro_step": replay.micro_step,
         "skips_in_a_row": replay.skips,
-        "batch": [_known_facts(o) for o in replay.batch],
+        "batch": [_operand_facts(o) for o in replay.batch],
         "changed_arguments": list(replay.changed_arguments),
         "changed_attributes": list(replay.changed_attributes),
-        "confidence_reason": _reason(culprit),
+        "confidence_reason": _confidence_reason(culprit),
     }
 
 
-def _reason(culprit: Culprit) -> str:
+def _confidence_reason(culprit: Culprit) -> str:
+    """The ``confidence_reason``: how the op is known."""
     if culprit.data is not None:
         return culprit.cause.why
     if culprit.replay.live:
         return "the run itself was traced op by op"
     if culprit.op.phase == "optimizer":
         return "weights, gradients and state were read right after the step"
-    return f"the step was replayed op by op, {_REPRODUCED.get(culprit.replay.reproduced, 'not compared')}"
+    return f"the step was replayed op by op, {_REPRODUCED_WORDS.get(culprit.replay.reproduced, 'not compared')}"
 
 
 def _op_path(replay: Replay, at: int) -> list[dict[str, Any]]:
-    """Up to three ops that fed the culprit, the culprit, and the ops that its result reached."""
-    behind = set(replay.path) | set(replay.origins)
-    before = [i for i in sorted(replay.ops) if i < at and i not in behind]
-    after = [i for i in sorted(behind) if i > at]
+    """Up to three finite ops before the culprit, the culprit, and the ops that its non-finite result reached."""
+    reached = set(replay.path) | set(replay.origins)
+    before = [i for i in sorted(replay.ops) if i < at and i not in reached]
+    after = [i for i in sorted(reached) if i > at]
     path = []
-    for op in (replay.ops[i] for i in (*before[-3:], at, *after[: _PATH - 4])):
+    for op in (replay.ops[i] for i in (*before[-3:], at, *after[: _PATH_LENGTH - 4])):
         result, fmt = next(iter(op.results), None), op.result_format
         amax = result.amax if result is not None else None
         path.append(
@@ -211,14 +218,16 @@ def _op_path(replay: Replay, at: int) -> list[dict[str, Any]]:
     return path
 
 
-def _known_facts(operand: Operand) -> dict[str, Any]:
+def _operand_facts(operand: Operand) -> dict[str, Any]:
+    """The known fields of an operand, for the evidence."""
     return {name: value for name, value in vars(operand).items() if value not in (None, "")}
 
 
 # -- words ------------------------------------------------------------------------------------------------------------
 
 
-def _place(view: RunView, culprit: Culprit) -> str:
+def _place_words(view: RunView, culprit: Culprit) -> str:
+    """Where the op runs, in words: a module with its class, the loss code, the optimizer step ..."""
     replay = culprit.replay
     if replay.phase == "optimizer":
         return "the optimizer step"
@@ -236,17 +245,17 @@ def _place(view: RunView, culprit: Culprit) -> str:
 
 
 def external_words(culprit: Culprit) -> str:
-    """The tensor that the op read: its name, else its role in the call if that is known."""
+    """The external tensor that the op read, in words: by its name, else by its role in the call, if known."""
     op, (kind, name) = culprit.op, culprit.external or ("", "")
     if name:
-        return f"{_EXTERNALS.get(kind, 'tensor')} `{name}`"
+        return f"{_EXTERNAL_WORDS.get(kind, 'tensor')} `{name}`"
     bad = (o.argument for o, maker in zip(op.operands, op.makers, strict=False) if maker == culprit.external and o.bad)
-    unseen = "a tensor made outside of the trace" if culprit.replay.live else "a tensor made without a gradient"
-    return next((_ROLES[name] for name in bad if name in _ROLES), unseen)
+    nameless = "a tensor made outside of the trace" if culprit.replay.live else "a tensor made without a gradient"
+    return next((_ROLE_WORDS[name] for name in bad if name in _ROLE_WORDS), nameless)
 
 
 def _external_counts(culprit: Culprit) -> str:
-    """The counts of the tensor that the op read, and its first bad sample."""
+    """A relative clause: counts and first bad sample of the external tensor; empty if the log lacks them."""
     tensor = culprit.external_tensor
     if tensor is None or not tensor.bad:
         return ""
@@ -256,6 +265,7 @@ def _external_counts(culprit: Culprit) -> str:
 
 
 def _made(op: Op) -> str:
+    """A predicate: what the op made. ``made 12 NaN of 4,096 elements (float16, the first at [0, 3]). ``"""
     bad = next((r for r in op.results if r.bad), None)
     if bad is None:
         return "made a non-finite value. "
@@ -264,7 +274,7 @@ def _made(op: Op) -> str:
 
 
 def operand_words(op: Op) -> str:
-    """Dtype, shape and range of up to three operands, as a sentence; empty if the log has none."""
+    """A sentence: dtype, shape and range of up to three operands and all integer ones; empty if the log has none."""
     parts = []
     for operand in (*op.operands[:3], *op.integers):
         if operand.amax is None:
@@ -283,7 +293,7 @@ def operand_words(op: Op) -> str:
 
 
 def reference_words(op: Op, cause: Cause) -> str:
-    """What FP64 makes of the same operands, as a sentence; empty if that adds nothing to the cause."""
+    """A sentence: the result of the same op in FP64; empty if the log lacks it or the cause implies it."""
     reference = op.reference
     if reference is None:
         return ""
@@ -292,20 +302,20 @@ def reference_words(op: Op, cause: Cause) -> str:
     if reference.bad and cause.name == "optimizer-division-by-zero":
         keeps = ", but a wider format keeps eps from 0" if " is 0 in " in cause.why else ""
         return f" These operands also divide by zero in FP64{keeps}."
-    if reference.bad and ROUNDED in cause.why:
+    if reference.bad and ROUNDING_ERROR in cause.why:
         return " Computed in a wider format, its operand would not be negative."
     if reference.bad:
         return " The result is also non-finite in FP64: no wider format would help."
     fmt = op.result_format
     if reference.amax is None or (fmt is not None and reference.amax <= fmt.max):
-        return ""  # the cause says that an intermediate number left the range
+        return ""  # the cause then names an intermediate overflow
     if "in FP64 the result reaches" in cause.why:
         return ""
     return f" In FP64 the result is finite and reaches {reference.amax:.4g}: the format's range ended."
 
 
 def _poison_words(incident: Incident) -> str:
-    """The buffers or optimizer state that the step left non-finite, and when that showed; empty without any."""
+    """A sentence: the buffers or optimizer state that the step poisoned, and when the loss showed it; may be empty."""
     culprit = incident.culprit
     replay = incident.poison or (culprit.replay if culprit is not None else None)
     if replay is None or not replay.poisoned:
@@ -314,14 +324,15 @@ def _poison_words(incident: Incident) -> str:
     what = "optimizer state" if replay.target == "optimizer-state" else "buffer"
     more = f" (and {len(others)} more)" if others else ""
     words = f" {what.capitalize()} `{first.full_name}`{more} holds {first.facts.count_words()} from this step on"
-    if incident.shown is not None:
-        return f"{words}; the loss or a gradient showed it at step {incident.shown}."
+    if incident.shown_at is not None:
+        return f"{words}; the loss or a gradient showed it at step {incident.shown_at}."
     if incident.poison is not None:
         return f"{words}, while loss and gradients stay finite; training does not mend it."
     return f"{words}; skipping the step does not mend it."
 
 
 def _replay_words(replay: Replay) -> str:
+    """Sentences on how far the replay differs from the run; empty if it is bit for bit the same."""
     words = "" if replay.reproduced == "bit-for-bit" else " The replay gave the same kind of values, not bit for bit."
     if replay.changed_arguments:
         names = ", ".join(f"`{n}`" for n in replay.changed_arguments)

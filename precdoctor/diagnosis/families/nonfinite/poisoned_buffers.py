@@ -50,14 +50,15 @@ it non-finite inside the model.
 
 @dataclass(frozen=True)
 class _Buffer:
-    #: Last recorded step on which it was finite, first one since, and how many there are since.
+    """A buffer that became non-finite: its last finite step, the first bad one since, the number of bad ones since."""
+
     finite: int
     first_bad: int
     bad: int
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the first poisoned buffer, with all others in its evidence."""
+    """One finding: the first poisoned buffer, with the others in its evidence."""
     rows = view.measured((), ("buffer",), columns=("nan", "pos_inf")).sort_values("step", kind="stable")
     if not len(rows):
         return Checked.not_applicable("the model has no floating-point buffer")
@@ -69,22 +70,22 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _poisoned(rows: pd.DataFrame, min_steps: float) -> dict[tuple[Process, Parameter], _Buffer]:
-    """Buffers that were finite and no longer are; the log has a row whenever a buffer changes.
+    """Buffers that were finite and then non-finite on at least ``min_steps`` recorded steps up to their last one.
 
     Args:
-        rows: of buffers, by step.
+        rows: all rows of buffers, in order of step; the log has one whenever a buffer changes.
     """
     ids, at_ = groups(rows, ("rank", "attempt", *PARAMETER)), np.arange(len(rows))
     bad = ((rows["nan"] > 0) | (rows["pos_inf"] > 0)).to_numpy()
     finite = largest(ids, np.where(bad, np.nan, at_))
     since = bad & (at_ > finite[ids])
-    first = -largest(ids, np.where(since, -at_, np.nan))
+    first, counts = -largest(ids, np.where(since, -at_, np.nan)), sums(ids, since)
     found = {}
-    for i in np.flatnonzero(sums(ids, since) >= max(1.0, min_steps)):
-        begun = rows.iloc[[int(first[i])]]
-        last_finite, count = int(rows["step"].iloc[int(finite[i])]), int(since[ids == i].sum())
-        [(process, step)] = at(begun)
-        found[process, parameters(begun)[0]] = _Buffer(last_finite, step, count)
+    for i in np.flatnonzero(counts >= max(1.0, min_steps)):
+        first_row = rows.iloc[[int(first[i])]]
+        [(process, step)] = at(first_row)
+        last_finite = int(rows["step"].iloc[int(finite[i])])
+        found[process, parameters(first_row)[0]] = _Buffer(last_finite, step, int(counts[i]))
     return found
 
 
@@ -104,9 +105,9 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
         f"clean one is at or before step {finite}."
     )
     forward = [r for r in rows if r.kind in ("batch", "input", "output")]
-    ahead = next((r for r in forward if r.bad and not r.mask_like), None)
-    if ahead is not None:
-        message += f" First non-finite value of that step: {ahead.label}, {ahead.count_words()}."
+    first_bad = next((r for r in forward if r.bad and not r.mask_like), None)
+    if first_bad is not None:
+        message += f" First non-finite value of that step: {first_bad.label}, {first_bad.count_words()}."
     few = buffer.bad < 2
     return RULE.finding(
         confidence=0.8 if few else 0.97,
@@ -120,7 +121,7 @@ def _finding(view: RunView, poisoned: Mapping[tuple[Process, Parameter], _Buffer
             "finite_losses_since": len(losses),
             "last_finite_step": finite,
             "last_bad_step": step,
-            "path": path_evidence([*(path_to(forward, ahead) if ahead is not None else ()), row]),
+            "path": path_evidence([*(path_to(forward, first_bad) if first_bad is not None else ()), row]),
             "confidence_reason": "fewer than two steps were recorded since" if few else "every element was counted",
         },
         prescriptions=(_reset(place, len(poisoned)),),

@@ -1,4 +1,7 @@
-"""Which of several ranks went non-finite first, as far as steps and clocks can tell."""
+"""Which of several ranks went non-finite first, as far as steps and clocks decide it.
+
+:mod:`.incident_report` adds the order to the findings of the run's first non-finite step.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.survey.rows import integer
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Most ranks that a sentence names.
-_NAMED = 4
+#: Maximum number of ranks that a sentence names.
+_MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,17 @@ class RankOrder:
 
     Attributes:
         step: the first non-finite step of any rank.
-        first: the ranks whose loss was non-finite at it; without any, those whose own backward pass was; without any,
-            all that were non-finite at it.
-        others: how many more went non-finite, then or later.
-        last_step: the last step by which a rank did.
-        finite: how many never did.
-        lead: seconds between the two earliest reports of the ranks in ``first``; None where not all have one, and
-            where no loss was non-finite: gradients are reported behind their reduction, which all ranks leave together.
-        earliest: the rank of the earliest report.
-        skew: seconds by which clocks of these ranks differ at most, from the ends of a step that all shared; None where
-            no such step was recorded.
+        first: the ranks whose loss was non-finite at ``step``; if there are none, those whose own backward pass was;
+            if there are none either, all ranks that were non-finite at ``step``.
+        others: number of other ranks that went non-finite, at ``step`` or later.
+        last_step: the latest first non-finite step of any rank.
+        finite: number of ranks that stayed finite.
+        lead: seconds between the two earliest reports of the ranks in ``first``; None for a single rank, if not all of
+            them reported, or if no loss was non-finite: gradients are reported after their reduction, which all ranks
+            leave together.
+        earliest: the rank of the earliest report; None if ``lead`` is None.
+        skew: upper bound in seconds of the difference between the clocks of the ranks in ``first``, from the ends of a
+            step that all of them recorded; None without such a step, or if fewer than two had a non-finite loss.
     """
 
     step: int
@@ -46,34 +50,35 @@ class RankOrder:
 
     @property
     def is_certain(self) -> bool:
-        """Whether one rank is known to be the first."""
-        ahead = self.lead is not None and self.skew is not None and self.lead > self.skew
-        return len(self.first) == 1 or ahead
+        """Whether the log decides which rank was first: only one can be, or its lead exceeds the clock skew."""
+        leads = self.lead is not None and self.skew is not None and self.lead > self.skew
+        return len(self.first) == 1 or leads
 
     def words(self, origin: int | None) -> str:
-        """One or two sentences for a message.
+        """One to three sentences for a message.
 
         Args:
-            origin: the rank whose batch it came with, if it did: others may report what it gave them before it does.
+            origin: the rank whose batch held the values, or None. Other ranks may report the values that they received
+                from it before it reports them itself.
         """
-        told = f" {_ranks(self.first)} went non-finite first, at step {self.step}."
+        words = f" {_rank_words(self.first)} went non-finite first, at step {self.step}."
         if len(self.first) > 1 and self.is_certain and origin not in (None, self.earliest):
-            told = f" {_ranks(self.first)} went non-finite at the same step."
+            words = f" {_rank_words(self.first)} went non-finite at the same step."
         elif len(self.first) > 1 and self.is_certain:
-            told = (
+            words = (
                 f" Rank {self.earliest} reported it first, {self.lead:.2g} s before the next (clocks differ by up to "
                 f"{self.skew:.2g} s)."
             )
         elif len(self.first) > 1:
-            apart = "" if self.skew is None else f", because their clocks differ by up to {self.skew:.2g} s"
-            told = f" {_ranks(self.first)} went non-finite at the same step. Which came first is unknown{apart}."
+            reason = "" if self.skew is None else f", because their clocks differ by up to {self.skew:.2g} s"
+            words = f" {_rank_words(self.first)} went non-finite at the same step. Which came first is unknown{reason}."
         if self.others:
-            told += f" {plural(self.others, 'more rank')} followed by step {self.last_step}."
-        return told + (f" {plural(self.finite, 'rank')} stayed finite." if self.finite else "")
+            words += f" {plural(self.others, 'more rank')} followed by step {self.last_step}."
+        return words + (f" {plural(self.finite, 'rank')} stayed finite." if self.finite else "")
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """For a finding."""
+        """The order as evidence of a finding."""
         return {
             "step": self.step,
             "ranks": list(self.first),
@@ -86,52 +91,52 @@ class RankOrder:
 
 
 def rank_order(view: RunView, step: int) -> RankOrder | None:
-    """How the ranks went non-finite, if ``step`` is the first of all; None with one rank, or later."""
+    """The order of the ranks, if ``step`` is the run's first non-finite step; None otherwise, or with one rank."""
     ranks = {p.rank for p in view.everyone}
     firsts = _first_steps(view)
     if len(ranks) < 2 or not firsts or min(firsts.values()) != step:
         return None
-    of_loss = _of_loss(view, step)
-    first = of_loss or _of_own_gradients(view, step) or tuple(sorted(r for r, at in firsts.items() if at == step))
-    reports = sorted((time, rank) for rank, time in _reports(view, step).items() if rank in of_loss)
-    told = len(first) > 1 and len(reports) == len(first)
+    bad_loss = _bad_loss_ranks(view, step)
+    first = bad_loss or _own_gradient_ranks(view, step) or tuple(sorted(r for r, at in firsts.items() if at == step))
+    reports = sorted((time, rank) for rank, time in _report_times(view, step).items() if rank in bad_loss)
+    comparable = len(first) > 1 and len(reports) == len(first)
     return RankOrder(
         step=step,
         first=first,
         others=len(firsts) - len(first),
         last_step=max(firsts.values()),
         finite=len(ranks) - len(firsts),
-        lead=(reports[1][0] - reports[0][0]) / 1e9 if told else None,
-        earliest=reports[0][1] if told else None,
-        skew=_skew(view, first, step) if len(of_loss) > 1 else None,
+        lead=(reports[1][0] - reports[0][0]) / 1e9 if comparable else None,
+        earliest=reports[0][1] if comparable else None,
+        skew=_clock_skew(view, first, step) if len(bad_loss) > 1 else None,
     )
 
 
-def _of_loss(view: RunView, step: int) -> tuple[int, ...]:
-    """The ranks whose loss was non-finite at ``step``: the others got it through the reduction of gradients."""
+def _bad_loss_ranks(view: RunView, step: int) -> tuple[int, ...]:
+    """The ranks whose loss was non-finite at ``step``; the others got the values through the gradient reduction."""
     kinds = incident_steps(view)
     return tuple(sorted({p.rank for p, steps in kinds.items() if "loss" in steps.get(step, ())}))
 
 
-def _of_own_gradients(view: RunView, step: int) -> tuple[int, ...]:
-    """The ranks whose replay of ``step`` found an op; without any, those with non-finite gradients of their own."""
+def _own_gradient_ranks(view: RunView, step: int) -> tuple[int, ...]:
+    """The ranks whose replay of ``step`` found a culprit; without any, those with non-finite local gradients."""
     kinds = {p: steps[step] for p, steps in incident_steps(view).items() if step in steps}
-    named = {p.rank for p in kinds if culprit_at(view, p, step) is not None}
-    return tuple(sorted(named or {p.rank for p, k in kinds.items() if "weight_grad" in k}))
+    with_culprit = {p.rank for p in kinds if culprit_at(view, p, step) is not None}
+    return tuple(sorted(with_culprit or {p.rank for p, k in kinds.items() if "weight_grad" in k}))
 
 
 def _first_steps(view: RunView) -> dict[int, int]:
     """The first non-finite step of each rank that has one."""
     found: dict[int, int] = {}
-    seen = [(p.rank, min(steps)) for p, steps in incident_steps(view).items() if steps]
-    looked = [g for g in view.glances if g.process not in view.timeline and math.isfinite(g.first_bad)]
-    for rank, step in (*seen, *((g.process.rank, int(g.first_bad)) for g in looked)):
+    surveyed = [(p.rank, min(steps)) for p, steps in incident_steps(view).items() if steps]
+    glanced = [g for g in view.glances if g.process not in view.timeline and math.isfinite(g.first_bad)]
+    for rank, step in (*surveyed, *((g.process.rank, int(g.first_bad)) for g in glanced)):
         found[rank] = min(step, found.get(rank, step))
     return found
 
 
-def _reports(view: RunView, step: int) -> dict[int, int]:
-    """When each rank reported the step (ns since the epoch)."""
+def _report_times(view: RunView, step: int) -> dict[int, int]:
+    """The time at which each rank first reported the step, in ns since the epoch."""
     times: dict[int, int] = {}
     for event in view.nonfinite_events:
         rank, time = integer(event.get("rank")), integer(event.get("time_ns"))
@@ -140,22 +145,23 @@ def _reports(view: RunView, step: int) -> dict[int, int]:
     return times
 
 
-def _skew(view: RunView, ranks: Sequence[int], step: int) -> float | None:
-    """Spread of the ranks' clocks at the end of the last step before ``step`` that all of them have.
+def _clock_skew(view: RunView, ranks: Sequence[int], step: int) -> float | None:
+    """Spread in seconds of the ranks' clocks at the end of the last step before ``step`` that all of them recorded.
 
-    Training in step, ranks end a step within the time of a collective; what is beyond that are their clocks.
+    Ranks that train in step end a step within the time of one collective; any more is the difference of their clocks.
+    None without such a step.
     """
     ends: Mapping[int, dict[Process, float]] = view.remember("step-ends", lambda: _step_ends(view))
     shared = [
-        list(at.values())
+        list(by_rank.values())
         for s, found in ends.items()
-        if s < step and len(at := {p.rank: t for p, t in found.items() if p.rank in ranks}) == len(ranks)
+        if s < step and len(by_rank := {p.rank: t for p, t in found.items() if p.rank in ranks}) == len(ranks)
     ]
     return max(shared[-1]) - min(shared[-1]) if shared else None
 
 
 def _step_ends(view: RunView) -> dict[int, dict[Process, float]]:
-    """By step and process when it ended, in seconds since the epoch."""
+    """The time at which each step ended in each process, in seconds since the epoch."""
     frame = view.steps[["step", "rank", "attempt", "wall_time"]].dropna().sort_values("step", kind="stable")
     found: dict[int, dict[Process, float]] = {}
     for step, rank, attempt, time in frame.itertuples(index=False, name=None):
@@ -163,9 +169,9 @@ def _step_ends(view: RunView) -> dict[int, dict[Process, float]]:
     return found
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _rank_words(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
-    named = ", ".join(map(str, ranks[:_NAMED]))
-    more = f" and {len(ranks) - _NAMED:,} more" if len(ranks) > _NAMED else ""
+    named = ", ".join(map(str, ranks[:_MAX_NAMED]))
+    more = f" and {len(ranks) - _MAX_NAMED:,} more" if len(ranks) > _MAX_NAMED else ""
     return f"Ranks {named}{more}"

@@ -1,4 +1,4 @@
-"""PD107: an overflow inside a module that a later op hides, so that the module's result is finite and wrong."""
+"""PD107: an overflow inside a module, hidden by a later op, so that the module's result is finite and wrong."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _REASON = "the scan computed the right values of the op in FP64"
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding per line of code."""
+    """One finding per line of code with such an overflow, from the deep scans."""
     return check_facts(
         view, ("overflow",), wrong_results(options), lambda g: _finding(view, g, options),
         seen="no overflow changed a result",

@@ -1,7 +1,7 @@
 """Why a value became non-finite, from the recorded tensors alone.
 
-Only arithmetic that must hold is used: a matrix product of finite operands can only become infinite by leaving the
-format's range; ``exp`` overflows above ``ln(max)``; and so on. If several causes fit, none is named.
+The causes follow from arithmetic: a matrix product of finite operands can only become infinite by leaving the format's
+range; ``exp`` overflows above ``ln(max)``; and so on. If several causes fit, none is named.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_for
 _PRODUCT = re.compile(r"Linear|Conv|Bilinear|LSTM|GRU|RNN", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
-#: Who made a tensor that was non-finite before the model read it: how certain that is data, and why it is no more.
+#: Provenance of a tensor that was non-finite before the model read it: confidence that it is data, and a clause on it.
 _PROVENANCES = {
     "loader": (0.97, ""),
     "after-loader": (0.97, ", and what the data loader delivered was finite"),
@@ -32,14 +32,14 @@ _RMS_NORM = re.compile(r"RMS_?Norm", re.IGNORECASE)
 
 
 def forward_cause(
-    origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], replay: Replay | None = None
+    origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], replay: Replay | None
 ) -> Cause:
-    """The cause of a forward or loss origin, if the surrounding rows leave only one.
+    """The cause of a forward or loss origin; ``UNKNOWN`` if the surrounding rows do not leave exactly one.
 
     Args:
-        rows: of the same step.
+        rows: all rows of the step.
         earlier_weights: the module's weights and updates on the last step that recorded them, if this step did not.
-        replay: of the step.
+        replay: the step's replay, for the provenance of data.
     """
     row, after = origin.row, origin.after
     fmt = known_format(row.dtype)
@@ -64,18 +64,19 @@ def forward_cause(
 
 
 def data_cause(replay: Replay | None, read: BadTensor | None, why: str) -> Cause:
-    """The cause of a tensor that was non-finite before the model read it, as sure as the log is of where it was made.
+    """The cause of a tensor that was non-finite before the model read it; its provenance sets the confidence.
 
     Args:
-        replay: of the step.
+        replay: the step's replay; None without one.
         read: the tensor; None if the log lacks its counts.
+        why: the reason, to which the provenance adds a clause.
     """
     confidence, more = _PROVENANCES[provenance(replay, read)]
     return Cause("nonfinite-input-batch", confidence, why + more)
 
 
 def provenance(replay: Replay | None, read: BadTensor | None) -> str:
-    """Who made a tensor that was non-finite before the model read it: a key of ``_PROVENANCES``."""
+    """The provenance of a tensor that was non-finite before the model read it: a key of ``_PROVENANCES``."""
     if read is not None and (read.delivered or (replay and delivered_tensor(replay.bad_data, read))):
         return "loader"
     if replay is not None and replay.data_is_finite is True:
@@ -83,8 +84,8 @@ def provenance(replay: Replay | None, read: BadTensor | None) -> str:
     return "outside-step" if replay is not None and replay.made_outside else "unknown"
 
 
-def made_words(made_by: str) -> str:
-    """Who can have made a tensor that was bad before the model read it, as a sentence; empty if that is known."""
+def provenance_words(made_by: str) -> str:
+    """A sentence on what can have made the tensor of this provenance non-finite; empty if the log shows it."""
     if made_by == "outside-step":
         return (
             " The step was traced from its beginning on, and no op of it made the value: it came with the data, from "
@@ -96,41 +97,45 @@ def made_words(made_by: str) -> str:
 def _product_cause(
     origin: Origin, rows: Sequence[TensorRow], earlier_weights: Sequence[TensorRow], largest: float
 ) -> Cause:
-    """A product of finite operands is at most (terms) x (largest input) x (largest weight).
+    """The cause of a matrix product: overflow, if terms x largest input x largest weight can exceed the format.
 
-    The log does not say which recorded tensor is the input; none is larger than the largest so far.
+    The log does not show which recorded tensor is the input, so the largest one before the origin is the bound. If the
+    product cannot overflow with the last recorded weights, they became non-finite since.
     """
     before = [r for r in rows if r.kind in FORWARD_KINDS and r.position < origin.row.position and r.amax is not None]
-    widest = max((r.amax or 0.0 for r in before), default=0.0)
-    own = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
-    reach = _reach(own or earlier_weights)
+    x_amax = max((r.amax or 0.0 for r in before), default=0.0)
+    own_weights = [r for r in rows if r.kind == "weight" and (r.root, r.module) == (origin.root, origin.module)]
+    reach = _weight_reach(own_weights or earlier_weights)
     if not reach or not before:
         return Cause("matmul-overflow", 0.8, "finite operands of a matrix product can only become Inf by overflow")
     terms = max(math.prod(shape[1:]) for shape, _, _ in reach)
-    _, widest_weight, moved = max(reach, key=lambda r: r[1])
-    bound = terms * widest * widest_weight
+    _, w_amax, update = max(reach, key=lambda r: r[1])
+    bound = terms * x_amax * w_amax
     if bound >= largest:
-        grown = f" (the update before moved them by up to {moved:.3g})" if moved > 0.5 * widest_weight else ""
-        why = f"{terms:,} products of inputs up to {widest:.4g} and weights up to {widest_weight:.4g}{grown} can reach "
+        grown = f" (the update before moved them by up to {update:.3g})" if update > 0.5 * w_amax else ""
+        why = f"{terms:,} products of inputs up to {x_amax:.4g} and weights up to {w_amax:.4g}{grown} can reach "
         return Cause("matmul-overflow", 0.9, f"{why}{bound:.3g} > {largest:g}")
-    if own:
+    if own_weights:
         return UNKNOWN
     why = f"with the last recorded weights the product cannot exceed {bound:.3g}, so they must have changed since"
     return Cause("nonfinite-weights", 0.7, why)
 
 
-def _reach(rows: Sequence[TensorRow]) -> list[tuple[Sequence[int], float, float]]:
-    """Per weight matrix: its shape, its largest magnitude after the update recorded with it, and that of the update."""
-    moved = {r.name: r.amax or 0.0 for r in rows if r.kind == "update"}
+def _weight_reach(rows: Sequence[TensorRow]) -> list[tuple[Sequence[int], float, float]]:
+    """Per weight matrix: its shape, an upper bound of its amax after the recorded update, and the update's amax."""
+    updates = {r.name: r.amax or 0.0 for r in rows if r.kind == "update"}
     return [
-        (r.shape, r.amax + moved.get(r.name, 0.0), moved.get(r.name, 0.0))
+        (r.shape, r.amax + updates.get(r.name, 0.0), updates.get(r.name, 0.0))
         for r in rows
         if r.kind == "weight" and r.amax is not None and len(r.shape) > 1
     ]
 
 
 def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) -> Cause:
-    """Attention logits are dot products: at most ``d * amax(q) * amax(k)``."""
+    """The cause in an attention module: overflow, if ``d * amax ** 2``, the bound of a dot product, exceeds the format.
+
+    ``UNKNOWN`` if it does not. The amax is the largest one among the module's earlier tensors.
+    """
     inside = [
         r
         for r in rows
@@ -152,9 +157,9 @@ def _attention_cause(origin: Origin, rows: Sequence[TensorRow], largest: float) 
 
 
 def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause:
-    """The cause in functional code between two tensors, from their shapes and the extremes of the first."""
+    """The cause in functional code between two tensors, from their shapes and the range of the first (``after``)."""
     amax = after.amax or 0.0
-    terms = _summed(after.shape, row.shape)
+    terms = _terms_per_sum(after.shape, row.shape)
     looks_like_probabilities = after.zero > 0 and amax <= 1.0
     if row.inf and not row.nan and looks_like_probabilities:
         return Cause(
@@ -163,7 +168,7 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
     if row.inf and terms > 1 and amax < math.log(largest) and amax * terms >= largest:
         why = f"sums of {terms:,} values up to {amax:.4g} can reach {amax * terms:.3g} > {largest:g}"
         return Cause("reduction-overflow", 0.6, why)
-    # If a sum could also have overflowed, neither is named.
+    # exp is not named if a sum or a square could also have overflowed.
     if row.pos_inf and math.log(largest) < amax < math.sqrt(largest) and amax * terms < largest:
         why = (
             f"values up to {amax:.4g} went in: exp overflows {row.dtype} above {math.log(largest):.2f}, squares do not"
@@ -172,24 +177,24 @@ def _functional_cause(row: TensorRow, after: TensorRow, largest: float) -> Cause
     return UNKNOWN
 
 
-def _summed(before: Sequence[int], after: Sequence[int]) -> int:
-    """The number of elements per sum, if the shapes look like a reduction over one dimension; else 1."""
+def _terms_per_sum(before: Sequence[int], after: Sequence[int]) -> int:
+    """Number of elements per sum, if the shapes look like a reduction over one dimension; else 1."""
     if len(before) == len(after):
-        changed = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
-        return changed[0][0] if len(changed) == 1 and changed[0][1] == 1 else 1
+        differing = [(b, a) for b, a in zip(before, after, strict=True) if b != a]
+        return differing[0][0] if len(differing) == 1 and differing[0][1] == 1 else 1
     dropped = [i for i in range(len(before)) if [*before[:i], *before[i + 1 :]] == list(after)]
     return max((before[i] for i in dropped), default=1)
 
 
 def backward_cause(origin: Origin, rows: Sequence[TensorRow], loss_scale: float | None) -> Cause:
-    """The cause of a backward origin."""
+    """The cause of a backward origin, from the rows of its step; ``UNKNOWN`` unless FP16 scaling or a root fits."""
     row = origin.row
-    own = next((r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)), None)
+    output = next((r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)), None)
     if row.dtype == "float16" and row.inf and (row.scale or loss_scale or 1.0) > 1.0:
         return Cause(
             "loss-scale-overflow", 0.85, f"FP16 gradients at loss scale {row.scale or loss_scale:g} became Inf"
         )
-    if row.kind == "grad_output" and own is not None and own.zero and row.non_finite == own.zero:
-        why = f"exactly the {own.zero:,} zeros of the tensor have a non-finite gradient"
+    if row.kind == "grad_output" and output is not None and output.zero and row.non_finite == output.zero:
+        why = f"exactly the {output.zero:,} zeros of the tensor have a non-finite gradient"
         return Cause("sqrt-gradient-at-zero", 0.6, why)
     return UNKNOWN

@@ -1,20 +1,20 @@
-"""PD2xx: values that become zero, or nearly so, although they carry information.
+"""PD2xx: values that become zero, or nearly zero, although they carry information.
 
 Words of the family:
 
-- *flushed*: a non-zero value that its format rounds to zero; in FP16 everything up to 2^-25.
+- *flushed*: said of a non-zero value that its format rounds to zero; in FP16 up to 2^-25.
 - *structural zero*: a zero that no rounding made: ReLU, dropout, padding, unused rows of an embedding.
-- *intended non-zero elements*: the flushed and the surviving ones; shares of flushed elements refer to these.
-- *tail*: the flushed elements as extrapolated from the survivors just above the flush limit (``numerics.tail``).
+- *intended non-zero elements*: the flushed elements and the survivors; flushed shares refer to their number.
+- *tail*: the flushed elements, extrapolated from the survivors just above the flush limit (``numerics.tail``).
 - *harm*: significant bits lost on the bulk of a tensor, not on its outliers (``survey.harm``).
-- *dead*: a layer whose weight gets a gradient of exactly zero, for whatever reason.
-- *vanishing*: a gradient that shrinks by a factor per layer, call or step, in any format.
-- *swamped*: a term below half an ulp of the sum that it is added to.
+- *dead*: said of a layer whose weight gets a gradient of exactly zero, for whatever reason.
+- *vanishing*: said of a gradient that shrinks by a factor per layer, call or step, in any format.
+- *swamped*: said of a term below half an ulp of the sum that it is added to.
 
-PD201 and PD202 count flushed gradients in the format they were computed in (``survey.gradient_underflow``). PD203 finds
-dead layers and why they are dead, PD204 gradients that vanish on the way. PD205 and PD206 are about sums and about
-intermediate results of an op, PD207 about constants that decide, PD208 about functions at their bound. A loss scale
-lifts gradients out of this family; whether it does is PD3xx.
+PD201 and PD202 estimate flushed gradients in the format of their computation (``survey.gradient_underflow``). PD203
+finds dead layers and why they are dead, PD204 gradients that vanish along layers, calls or steps. PD205 is about sums
+of micro-steps, PD206 about intermediate results that underflow, PD207 about an epsilon above the numbers it guards,
+PD208 about functions at their bound. A sufficient loss scale prevents flushed gradients; PD3xx checks the scale.
 """
 
 from precdoctor.diagnosis.claims.rule import Rule

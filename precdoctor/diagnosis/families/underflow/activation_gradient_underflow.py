@@ -93,26 +93,26 @@ a false alarm is the worse error. tests/unit/numerics/test_tail.py holds it to t
         "IEEE 754-2019, section 7.5 (underflow)",
     ),
 )
-#: Share of the non-zero elements, and of the magnitude, that a scanned op must flush. The smaller half of a Gaussian
-#: holds a fifth of its magnitude; where a few elements carry everything, it holds far less than an eighth.
+#: Minimum share of the non-zero elements, and of the magnitude, that a scanned op flushes. The smaller half of a
+#: Gaussian's elements holds a fifth of its magnitude; if a few elements carry everything, far less than an eighth.
 _OP_FLUSHED, _OP_LOST = 0.5, 0.125
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the worst tensor, with all others above the limits as evidence."""
-    found = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
+    """At most one finding: the worst tensor, with all others above the limits as evidence; else a scanned op."""
+    gradients = survey(view, max_steps=options["max_steps"], dying_share=options["flushed_share"])
     flushes = _check_ops(view)
-    if not found.tensors:
+    if not gradients.tensors:
         return flushes if flushes.findings else Checked.not_applicable("no output gradient is in FP16 or BF16")
-    seen = f"{plural(len(found.tensors), 'output gradient')} on {plural(len(found.steps), 'step')}"
+    seen = f"{plural(len(gradients.tensors), 'output gradient')} on {plural(len(gradients.steps), 'step')}"
     limits = options["flushed_share"], options["lost_magnitude"]
-    guilty = {k: t for k, t in found.tensors.items() if is_harmed(view, k, t, limits)}
+    guilty = {k: t for k, t in gradients.tensors.items() if is_harmed(view, k, t, limits)}
     if guilty:
         reason = f"{plural(len(guilty), 'gradient')} of {seen} above {percent(options['flushed_share'])}"
-        return Checked([_finding(view, found, guilty, options)], reason)
+        return Checked([_finding(view, gradients, guilty, options)], reason)
     if flushes.findings:
         return flushes
-    worst = max(t.share for t in found.tensors.values())
+    worst = max(t.share for t in gradients.tensors.values())
     tail = ", a tail: no recorded weight gradient misses a channel" if worst >= limits[0] else ""
     return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])}){tail}")
 
@@ -129,7 +129,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         guilty,
         target=options["flushed_share"] / 10.0,
         margin=options["margin_binades"],
-        subnormal=SUBNORMAL_SHARE.default / 10.0,  # or else PD303 fires on the run with the scale
+        subnormal=SUBNORMAL_SHARE.default / 10.0,  # otherwise PD303 fires on a run with the prescribed scale
     )
     channels = lost_channels(view, key, tensor)
     confidence, why = _confidence(tensor, row, found)
@@ -169,6 +169,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
 
 
 def _channel_words(lost: float) -> str:
+    """A sentence on the share of lost channels; empty if none is lost."""
     return f"It leaves {percent(lost)} of the module's weight gradient exactly zero. " if lost else ""
 
 
@@ -177,20 +178,22 @@ def _range_words(row: TensorRow, fmt: Format) -> str:
     return f"Its largest element is {row.amax:.3g}; {limit}." if row.amax else f"No element survived; {limit}."
 
 
-def _confidence(tensor: GradientSeries, row: TensorRow, found: GradientSurvey) -> tuple[float, str]:
+def _confidence(tensor: GradientSeries, row: TensorRow, gradients: GradientSurvey) -> tuple[float, str]:
+    """Confidence and its reason."""
     if tensor.dead:
         return 0.7, "the tensor is zero throughout; the gradient before it was dying"
     if row.numel - row.zero < 1000:
         return 0.6, "fewer than 1,000 elements survive"
-    if len(found.steps) < 4:
+    if len(gradients.steps) < 4:
         return 0.7, "fewer than four steps were sampled"
     return 0.9, "the zeros continue the distribution of the survivors at the flush limit"
 
 
 def _check_ops(view: RunView) -> Checked:
-    """One finding: the scanned op of the backward pass that flushed most."""
+    """At most one finding: the scanned op of the backward pass that flushed most of a gradient's magnitude."""
 
     def guilty(fact: Fact) -> float:
+        """The share of the magnitude that the op flushed; 0 below the limits."""
         flushed = fact.share("flushed", "of") >= _OP_FLUSHED
         return fact.number("lost") if flushed and fact.number("lost") >= _OP_LOST else 0.0
 

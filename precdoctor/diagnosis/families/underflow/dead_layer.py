@@ -1,8 +1,8 @@
 """PD203: layers whose weights get a gradient of exactly zero, or none.
 
-Four detectors, one finding: layers with a zero gradient for good (here), whose gradient FP16 flushed
-(:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or whose output saturates the
-function behind it (:mod:`.dead_layer_saturated`).
+One finding from four detectors: layers with a gradient of zero to the end of the run (here), layers whose gradient FP16
+flushed (:mod:`.dead_layer_flushed`), that died during the run (:mod:`.dead_layer_dying`), or whose output saturates the
+function after it (:mod:`.dead_layer_saturated`).
 """
 
 from __future__ import annotations
@@ -77,24 +77,25 @@ layer that died, 0.7 if some of its units still live. If rows were dropped, a mi
         "PyTorch documentation: torch.Tensor.grad, autograd mechanics",
     ),
 )
-#: Share of the recorded steps on which a layer must be dead or saturated. Chosen empirically: most of the run.
-_MOST = 0.75
-#: Share of the sum of magnitudes that is negative in an output that stops at a ReLU. Chosen empirically: nearly all.
+#: Minimum share of the recorded steps on which a layer is dead or saturated. Chosen empirically: most of the run.
+_MIN_SHARE = 0.75
+#: An output is almost all negative if its sum is below minus this share of its magnitude. Chosen empirically.
 _NEGATIVE = 0.75
-#: tanh is 1 in FP32 from here on, in magnitude; a sigmoid from 17 on.
-_FLAT = 9.0
+#: Magnitude from which tanh is 1 in FP32; a sigmoid is from 17 on.
+_FLAT_FROM = 9.0
 
-#: Kinds that the path to a tensor of a kind goes through.
+#: The kinds that the evidence's path to an output, or to a weight gradient, consists of.
 _AROUND = {"output": ("batch", "input", "output"), "weight_grad": ("loss", "grad_output")}
 
 
 @dataclass(frozen=True)
 class _GradientHistory:
-    """One weight's gradient over the run.
+    """The gradient of one weight over the run.
 
     Attributes:
+        numel: its number of elements.
         steps: number of steps on which any rank recorded it.
-        dead_steps: those after the last one with a non-zero element on any rank.
+        dead_steps: number of steps after the last one on which any rank had a non-zero element.
         last: process and step of the last row.
     """
 
@@ -108,7 +109,7 @@ _Gradients = Mapping[Parameter, _GradientHistory]
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """At most two findings: the dead layer nearest the loss, or a saturated one; and the layers no gradient reaches."""
+    """At most two findings: layers that are dead, died or are saturated; and layers that no gradient reaches."""
     steps = _training_steps(view)
     gradients = _gradients(view, steps)
     if not gradients:
@@ -117,29 +118,29 @@ def check(view: RunView, options: Options) -> Checked:
     seen = f"the gradients of {plural(len(gradients), 'weight matrix')} on {plural(most, 'step')}"
     if most < options["min_steps"]:
         return Checked((), f"{seen}: too few steps")
-    dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MOST * g.steps)}
-    flat = {} if dead else find_saturated_layers(view, steps, options["saturated_share"], _MOST)
-    never = any(g.dead_steps == g.steps for g in dead.values())
-    death = None if never or flat else find_death(view, steps, options["died_share"], options["min_steps"])
+    dead = {p: g for p, g in gradients.items() if g.dead_steps >= max(options["min_steps"], _MIN_SHARE * g.steps)}
+    saturated = {} if dead else find_saturated_layers(view, steps, options["saturated_share"], _MIN_SHARE)
+    from_start = any(g.dead_steps == g.steps for g in dead.values())
+    death = None if from_start or saturated else find_death(view, steps, options["died_share"], options["min_steps"])
     findings = []
     if death is not None:
         findings.append(dying_finding(RULE, view, death, options["died_share"]))
     elif dead:
         findings.append(_dead_finding(view, dead, gradients, options))
-    elif flat:
-        findings.append(saturated_finding(RULE, view, flat, options["saturated_share"]))
+    elif saturated:
+        findings.append(saturated_finding(RULE, view, saturated, options["saturated_share"]))
     if view.missing is None and not view.partial_modules:
         unreached = _unreached(view, gradients, steps, options)
         if unreached:
             findings.append(_unreached_finding(unreached, most, options))
     words = f"{len(dead):,} of {seen} zero to the end" if dead else f"{seen}: each is non-zero on some step"
-    words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in flat) if flat else ""
+    words += "; before a saturated function: " + ", ".join(f"`{m or r}`" for r, m, _ in saturated) if saturated else ""
     words += f"; {len(death.layers)} died during the run" if death is not None else ""
     return Checked(findings, words)
 
 
 def _training_steps(view: RunView) -> list[int]:
-    """Recorded healthy steps with an update at a learning rate above zero."""
+    """The sampled healthy steps that were not skipped and had a learning rate above zero, or an unknown one."""
     moving = {
         s.step for steps in view.timeline.values() for s in steps if not s.skipped and (s.lr is None or s.lr > 0.0)
     }
@@ -147,27 +148,31 @@ def _training_steps(view: RunView) -> list[int]:
 
 
 def _gradients(view: RunView, steps: Sequence[int]) -> _Gradients:
+    """The gradients of all weight matrices over these steps."""
     rows = view.measured(("dimensions",), ("weight_grad",), columns=("numel", "zero"), steps=steps)
     rows = rows[rows["dimensions"] >= 2]
     ids, step = groups(rows, PARAMETER), rows["step"].to_numpy()
     first, last = rows.iloc[firsts(ids)], rows.iloc[lasts(ids)]
-    alive = np.full(len(first), -1)
-    np.maximum.at(alive, ids, np.where(rows["zero"] != rows["numel"], step, -1))
+    last_alive = np.full(len(first), -1)
+    np.maximum.at(last_alive, ids, np.where(rows["zero"] != rows["numel"], step, -1))
     one = firsts(groups(rows, (*PARAMETER, "step")))
     recorded = np.bincount(ids[one]).tolist()
-    dead = np.bincount(ids[one], step[one] > alive[ids[one]]).astype(np.int64).tolist()
-    described = zip(first["numel"], recorded, dead, at(last), strict=True)
-    return {place: _GradientHistory(*own) for place, own in zip(parameters(first), described, strict=True)}
+    dead = np.bincount(ids[one], step[one] > last_alive[ids[one]]).astype(np.int64).tolist()
+    columns = zip(first["numel"], recorded, dead, at(last), strict=True)
+    return {place: _GradientHistory(*values) for place, values in zip(parameters(first), columns, strict=True)}
 
 
 def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], options: Options) -> dict[Parameter, str]:
-    """Trainable matrices without any gradient, of modules that ran in a root that was trained; with their class."""
+    """The trainable weight matrices that never got a gradient, each with the class of its module.
+
+    Their module ran on at least ``min_steps`` of the steps, in a root whose other weights were trained.
+    """
     trained = {root for root, _, _ in gradients}
-    touched = {(root, module) for root, module, _ in gradients} | _given(view, steps)
+    reached = {(root, module) for root, module, _ in gradients} | _stepped_modules(view, steps)
     rows = view.measured((), ("output",), columns=("phase",), steps=steps)
     rows = rows[rows["phase"] == "train"]
     rows = rows.iloc[firsts(groups(rows, ("root", "module", "step")))]
-    ran = Counter(zip(rows["root"], rows["module"], strict=True))
+    runs = Counter(zip(rows["root"], rows["module"], strict=True))
     found: dict[Parameter, str] = {}
     for process in view.processes:
         for root in view.facts(process).get("roots") or ():
@@ -178,21 +183,25 @@ def _unreached(view: RunView, gradients: _Gradients, steps: Sequence[int], optio
                     p.get("requires_grad")
                     and len(p.get("shape") or ()) >= 2
                     and name in trained
-                    and place[:2] not in touched
-                    and ran[place[:2]] >= options["min_steps"]
+                    and place[:2] not in reached
+                    and runs[place[:2]] >= options["min_steps"]
                 ):
                     found[place] = view.module_classes.get(place[:2], "")
     return found
 
 
-def _given(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
-    """Modules with a gradient that an optimizer was given; a schedule of pipeline stages may write `grad` itself."""
+def _stepped_modules(view: RunView, steps: Sequence[int]) -> set[tuple[str, str]]:
+    """Root and module of all weights for which an optimizer received a non-zero gradient.
+
+    A pipeline schedule may write ``grad`` itself, so that the log has no ``weight_grad`` for a trained module.
+    """
     rows = view.measured((), ("weight_grad_step",), columns=("numel", "zero"), steps=steps)
     rows = rows[rows["zero"] != rows["numel"]]
     return set(zip(rows["root"], rows["module"], strict=True))
 
 
 def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: Options) -> Finding:
+    """One finding for all dead weights, at the output that blocks the gradient, else at the one nearest the loss."""
     process, step = next(iter(dead.values())).last
     rows = view.rows(process, step)
     row = next(r for r in rows if r.kind == "weight_grad" and r.owner in dead)  # nearest the loss
@@ -206,24 +215,24 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
         parts = elements, sum(g.numel for g in every.values())
         return flushed_finding(RULE, view, zeros, parameters, parts, (steps, all_steps), options["min_steps"])
     culprit = blocker or row
-    why, unused = _why(row, blocker, rows)
+    why, unused = _gradient_stop(row, blocker, rows)
     message = (
         f"The gradient of {named(parameters)} was exactly zero in every element on "
         f"{'all' if steps == all_steps else f'the last {steps:,} of'} {plural(all_steps, 'recorded step')} (limit "
         f"{options['min_steps']:g}), up to step {step}. {elements:,} elements in {len(dead)} of {len(every):,} weight "
         f"matrices get no gradient. {why}"
     )
-    part = blocker is None and not unused and _trains_otherwise(row, rows)
+    is_part = blocker is None and not unused and _trains_otherwise(row, rows)
     name = _layer(row)[1]
-    recurrent, reverse = part and name.startswith("weight_hh"), name.endswith("_reverse")
+    recurrent, reverse = is_part and name.startswith("weight_hh"), name.endswith("_reverse")
     short = recurrent and not reverse
-    if part:
-        message += _SHORT if short else _REVERSE if recurrent else _PART
-    who = f"`{dotted(row.module, row.name) if part else culprit.module or culprit.root}`"
-    unused = unused or part
+    if is_part:
+        message += _SHORT_WORDS if short else _REVERSE_WORDS if recurrent else _PART_WORDS
+    who = f"`{dotted(row.module, row.name) if is_part else culprit.module or culprit.root}`"
+    unused = unused or is_part
     title = f"{who} lets no gradient pass" if blocker is not None else f"{who} is {'not trained' if unused else 'dead'}"
     return RULE.finding(
-        severity=Severity.INFO if unused and (not part or short) else None,
+        severity=Severity.INFO if unused and (not is_part or short) else None,
         confidence=0.9 if steps >= 2 * options["min_steps"] else 0.75,
         title=f"{title}: {plural(len(dead), 'weight')} got a gradient of exactly zero on "
         f"{'all' if steps == all_steps else 'the last'} {steps} steps",
@@ -237,32 +246,33 @@ def _dead_finding(view: RunView, dead: _Gradients, every: _Gradients, options: O
             **tensor_evidence(culprit, [r for r in rows if r.kind in _AROUND[culprit.kind]]),
             "confidence_reason": "every element of every recorded gradient was counted",
         },
-        prescriptions=(_freeze_part(row, len(dead)),) if part
+        prescriptions=(_freeze_part(row, len(dead)),) if is_part
         else (_freeze(row.module or row.root, row.module, len(dead)),) if unused
         else (_revive(dead, blocker, row, elements),),
     )  # fmt: skip
 
 
-_PART = " The layer's other parameters are trained."
-_SHORT = " Its hidden state is zero throughout, as in sequences of one step."
-_REVERSE = (
+_PART_WORDS = " The layer's other parameters are trained."
+_SHORT_WORDS = " Its hidden state is zero throughout, as in sequences of one step."
+_REVERSE_WORDS = (
     " The forward direction is trained: `outputs[-1]` holds the reverse one where it begins, behind a single input."
 )
 
 
 def _trains_otherwise(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
     """Whether another parameter of the same layer got a gradient."""
-    mine = (r for r in rows if r.kind == "weight_grad" and (r.root, _layer(r)[0]) == (row.root, _layer(row)[0]))
-    return any(r.zero < r.numel for r in mine)
+    layer_rows = (r for r in rows if r.kind == "weight_grad" and (r.root, _layer(r)[0]) == (row.root, _layer(row)[0]))
+    return any(r.zero < r.numel for r in layer_rows)
 
 
 def _layer(row: TensorRow) -> tuple[str, str]:
-    """The layer that a weight is of, and its name there; also where a parametrization computes it."""
+    """FQN of the layer that a weight belongs to, and its name in that layer; parametrizations are resolved."""
     layer, parametrized, name = f".{row.module}".partition(".parametrizations.")
     return (layer[1:], name) if parametrized else (row.module, row.name)
 
 
 def _freeze_part(row: TensorRow, weights: int) -> Prescription:
+    """Feed or freeze one parameter of a layer whose other parameters are trained."""
     return Prescription(
         title=f"feed `{dotted(row.module, row.name)}` something other than zeros, or freeze it: weights without "
         f"gradient {weights} -> 0",
@@ -272,8 +282,8 @@ def _freeze_part(row: TensorRow, weights: int) -> Prescription:
     )
 
 
-def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
-    """A sentence on what stops the gradient; and whether the loss itself gives none."""
+def _gradient_stop(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -> tuple[str, bool]:
+    """A sentence on what stops the gradient of ``row``, and whether the loss itself gives the layer none."""
     if blocker is not None:
         words = (
             f"All {blocker.numel:,} elements of {blocker.label} ({blocker.module_class}) are zero: no gradient passes."
@@ -281,7 +291,7 @@ def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -
         return words, False
     if not _output_gradient_is_zero(row, rows):
         return "A gradient does arrive at its output: its input, or the code between, is zero.", False
-    cut = _how_cut(row, rows)
+    cut = _flatness_words(row, rows)
     words = "The gradient that arrives at its output is also zero"
     if cut:
         return f"{words}, and that output {cut}.", False
@@ -289,9 +299,9 @@ def _why(row: TensorRow, blocker: TensorRow | None, rows: Sequence[TensorRow]) -
 
 
 def _revive(dead: _Gradients, blocker: TensorRow | None, row: TensorRow, elements: int) -> Prescription:
-    """Initialise again the layer that feeds the zero output, or the dead layer itself."""
-    behind = [m for _, m, _ in dead if blocker is None or m < blocker.module]
-    module = behind[-1] if blocker is not None and behind else _layer(row)[0]
+    """Initialise again the last dead layer before the zero output, or the dead layer itself."""
+    feeding = [m for _, m, _ in dead if blocker is None or m < blocker.module]
+    module = feeding[-1] if blocker is not None and feeding else _layer(row)[0]
     return Prescription(
         title=f"initialise `{module or row.root}` again: dead elements {elements:,} -> 0",
         change={"module": module, "initialise": True},
@@ -305,7 +315,7 @@ def _revive(dead: _Gradients, blocker: TensorRow | None, row: TensorRow, element
 
 
 def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
-    """The first output that is zero throughout, from the first dead layer on in execution order."""
+    """The first output that is zero throughout, at or after the first dead layer in execution order; else None."""
     outputs = [r for r in rows if r.kind == "output" and r.order is not None and r.phase == "train"]
     places = {(root, module) for root, module, _ in dead}
     start = min((r.order or 0 for r in outputs if (r.root, r.module) in places), default=None)
@@ -315,17 +325,18 @@ def _blocker(rows: Sequence[TensorRow], dead: _Gradients) -> TensorRow | None:
 
 
 def _output_gradient_is_zero(row: TensorRow, rows: Sequence[TensorRow]) -> bool:
-    mine = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (row.root, row.module)]
-    return bool(mine) and all(r.zero == r.numel for r in mine)
+    """Whether the gradient of the module's output was recorded, and is zero in every call."""
+    gradients = [r for r in rows if r.kind == "grad_output" and (r.root, r.module) == (row.root, row.module)]
+    return bool(gradients) and all(r.zero == r.numel for r in gradients)
 
 
-def _how_cut(row: TensorRow, rows: Sequence[TensorRow]) -> str:
-    """The property of the layer's output that makes an activation behind it flat; empty without any."""
-    mine = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
-    for output in mine:
+def _flatness_words(row: TensorRow, rows: Sequence[TensorRow]) -> str:
+    """A predicate: why the activation after the layer's output is flat; empty if the output does not show it."""
+    outputs = [r for r in rows if r.kind == "output" and (r.root, r.module) == (row.root, row.module)]
+    for output in outputs:
         if output.sum is not None and -output.sum >= _NEGATIVE * magnitude(output.histogram) > 0.0:
             return "is almost all negative: a ReLU behind it never fires"
-        if output.amin_nonzero is not None and output.amin_nonzero >= _FLAT and not output.zero:
+        if output.amin_nonzero is not None and output.amin_nonzero >= _FLAT_FROM and not output.zero:
             return f"is nowhere below {output.amin_nonzero:.3g} in magnitude: the function behind it is saturated"
     return ""
 
@@ -352,6 +363,7 @@ def _unreached_finding(places: Mapping[Parameter, str], steps: int, options: Opt
 
 
 def _freeze(place: str, module: str, weights: int) -> Prescription:
+    """Freeze a module that the loss gives no gradient, or use its output."""
     return Prescription(
         title=f"freeze `{place}`, or use its output in the loss: weights without gradient {weights} -> 0",
         change={"module": module, "requires_grad": {"from": True, "to": False}},

@@ -1,7 +1,7 @@
-"""PD203, layers that die: from some step on the activation behind a live layer is zero, and the loss stops falling.
+"""PD203, layers that die: from some step on the activation after a live layer is zero, and the loss stops falling.
 
-A step or inputs that are too large throw the weights and biases before a ReLU so far that its input is negative for
-every example. Its gradient is zero there, so the layer cannot recover (Lu et al., arXiv:1903.06733).
+Too large an update, or too large inputs, move the weights before a ReLU so far that its input is negative for every
+example. The gradient of a ReLU is zero there, so the layer cannot recover (Lu et al., arXiv:1903.06733).
 """
 
 from __future__ import annotations
@@ -21,54 +21,55 @@ from precdoctor.diagnosis.survey.measures import Floats, column
 from precdoctor.diagnosis.survey.rows import Key, TensorRow, gradient_evidence, location
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 
-#: Least shares, chosen empirically: of the recorded steps on which the layer is dead, and of the steps since its death.
-_MOST, _NEARLY_ALL = 0.5, 0.9
+#: Minimum share of the recorded steps that lie after the death, and of these steps on which the layer is dead. Chosen
+#: empirically.
+_MIN_DEAD_SHARE, _NEARLY_ALL = 0.5, 0.9
 #: Share of zeros below which the gradient of the layer nearest the loss is alive. Half of a healthy ReLU's is zero.
 _ALIVE = 0.5
-#: Least number of losses after the death, and the share by which they fall if the run still learns; both empirical.
+#: Minimum number of losses after the death, and the share by which they fall if the run still learns; both empirical.
 _LOSSES, _LEARNT = 8, 0.1
-#: Inputs should be of order one; from this amax on, dividing them comes before a lower learning rate.
+#: Amax of the inputs, which should be of order one, from which the prescription divides them before all else.
 _LARGE_INPUT = 16.0
 
 
 @dataclass(frozen=True)
 class _ZeroHistory:
-    """Share of zeros of a tensor by step, ascending, the least over ranks."""
+    """The share of zeros of one tensor over the steps, in ascending order; on each step the least of all ranks."""
 
     steps: Ints
     shares: Floats
 
     def death(self, limit: float, least: float) -> int | None:
-        """The step since which the tensor is zero on nearly all steps; None if it lives, died too late, or never lived.
+        """The step from which the tensor is dead on nearly all steps; None if it lives, died too late or never lived.
 
         Args:
-            limit: least share of zero elements.
-            least: minimum number of steps since then.
+            limit: minimum share of zeros in a dead tensor.
+            least: minimum number of steps from the death on.
         """
         dead = self.shares >= limit
-        still = dead[::-1].cumsum()[::-1] >= _NEARLY_ALL * np.arange(dead.size, 0, -1)
-        at = int(np.argmax(dead & still))
-        if not at or dead.size - at < max(least, _MOST * dead.size):
+        lasting = dead[::-1].cumsum()[::-1] >= _NEARLY_ALL * np.arange(dead.size, 0, -1)
+        at = int(np.argmax(dead & lasting))
+        if not at or dead.size - at < max(least, _MIN_DEAD_SHARE * dead.size):
             return None
         return int(self.steps[at]) if np.median(self.shares[:at]) < limit else None
 
     def since(self, step: int) -> float:
-        """Median share from ``step`` on."""
+        """The median share of zeros from ``step`` on."""
         return float(np.median(self.shares[self.steps >= step]))
 
     def until(self, step: int) -> float:
-        """Median share before ``step``."""
+        """The median share of zeros before ``step``."""
         return float(np.median(self.shares[self.steps < step]))
 
 
 @dataclass(frozen=True)
 class DeadLayer:
-    """A layer with weights, and the activation behind it that is zero since ``step``.
+    """A layer with weights that died: the activation after it is zero since ``step``.
 
     Attributes:
         row: the weight's gradient on the last examined step.
-        before, since: median share of zeros in the activation before ``step`` and since.
-        gradient: median share of zeros in the weight's gradient since.
+        before, since: median share of zeros in the activation before ``step``, and from then on.
+        gradient: median share of zeros in the weight's gradient from ``step`` on.
     """
 
     row: TensorRow
@@ -80,7 +81,14 @@ class DeadLayer:
 
 @dataclass(frozen=True)
 class Death:
-    """All layers of a run that died, the one nearest the loss first, and the mean loss right after and at the end."""
+    """All layers of a run that died.
+
+    Attributes:
+        layers: the dead layers; the one nearest the loss comes first.
+        process, step: process and number of the last examined step, whose rows are the evidence.
+        losses: mean loss right after the death, and at the end of the run.
+        examined: number of examined steps.
+    """
 
     layers: Sequence[DeadLayer]
     process: Process
@@ -90,12 +98,12 @@ class Death:
 
 
 def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) -> Death | None:
-    """The layers that died; the loss has not fallen since and still gives the last layer a gradient.
+    """The layers that died; None without any, or if the loss fell since or gives the last layer no gradient.
 
     Args:
-        view: the run; with several optimizers the log does not show which one trains what.
-        steps: steps to examine.
-        limit: least share of zeros, in the activation and in the gradient of the weight before it.
+        view: the run; None with several optimizers, because the log does not show which one trains a layer.
+        steps: the steps to examine.
+        limit: minimum share of zeros, in the activation and in the gradient of the weight before it.
         least: minimum number of steps since the death.
     """
     if len(view.optimizers) > 1 or not steps:
@@ -105,21 +113,21 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
     if not dead:
         return None
     activations = _zeros(view, steps, ("input", "output"))
-    gone = {key: at for key, z in activations.items() if (at := z.death(limit, least)) is not None}
-    process = next((p for p in view.processes if gone and view.rows(p, steps[-1])), None)
+    dead_activations = {key: at for key, z in activations.items() if (at := z.death(limit, least)) is not None}
+    process = next((p for p in view.processes if dead_activations and view.rows(p, steps[-1])), None)
     if process is None:
         return None
     rows = view.rows(process, steps[-1])
     layers = []
     gradients = {r.key: r for r in rows if r.kind == "weight_grad"}
-    for row, layer in _producers(rows, dead, gone):
+    for row, layer in _producers(rows, dead, dead_activations):
         weight, at = dead[layer.root, layer.module]
-        if weight not in gradients:  # it got none on the last step
+        if weight not in gradients:  # the weight got no gradient on the last step
             continue
-        at = max(at, gone[row.key])
+        at = max(at, dead_activations[row.key])
         zeros, gradient = activations[row.key], weights[weight]
         layers.append(DeadLayer(gradients[weight], at, zeros.until(at), zeros.since(at), gradient.since(at)))
-    if not layers or not _loss_gives(view, rows, min(d.step for d in layers), steps):
+    if not layers or not _loss_gives_gradient(view, rows, min(d.step for d in layers), steps):
         return None
     losses = _losses_since(view, process, max(d.step for d in layers))
     if losses is None or losses[0] - losses[1] >= _LEARNT * abs(losses[0]):
@@ -128,7 +136,7 @@ def find_death(view: RunView, steps: Sequence[int], limit: float, least: float) 
 
 
 def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Key, _ZeroHistory]:
-    """Of tensors in training with at least two dimensions."""
+    """The zero shares of the tensors of these kinds with at least two dimensions, in training only."""
     rows = view.measured(("dimensions", "zero_share"), kinds, columns=("phase",), steps=steps)
     training = (rows["phase"] == "train") | (rows["phase"] == "") | rows["phase"].isna()
     rows = rows[(rows["dimensions"] >= 2) & (rows["numel"] > 0) & training]
@@ -140,9 +148,15 @@ def _zeros(view: RunView, steps: Sequence[int], kinds: Sequence[str]) -> dict[Ke
 
 
 def _producers(
-    rows: Sequence[TensorRow], dead: Mapping[tuple[str, str], object], gone: Mapping[Key, int]
+    rows: Sequence[TensorRow], dead: Mapping[tuple[str, str], object], dead_activations: Mapping[Key, int]
 ) -> list[tuple[TensorRow, TensorRow]]:
-    """Dead activations, each with the output of the dead layer right before it; nearest the loss first."""
+    """Pairs of a dead activation and the output of the dead layer right before it; the pair nearest the loss is first.
+
+    Args:
+        rows: the rows of one step.
+        dead: root and module of the layers whose weight gradient died.
+        dead_activations: the activations that died, with the step of their death.
+    """
     found: dict[tuple[str, str], tuple[TensorRow, TensorRow]] = {}
     layer: TensorRow | None = None
     forward = [r for r in rows if r.kind in ("input", "output") and r.phase == "train" and r.order is not None]
@@ -150,31 +164,31 @@ def _producers(
     for r in forward:
         if r.kind == "output" and (r.root, r.module) in weighted:
             layer = r if (r.root, r.module) in dead else None
-        elif layer is not None and r.key in gone:
+        elif layer is not None and r.key in dead_activations:
             found.setdefault((layer.root, layer.module), (r, layer))
     return list(found.values())[::-1]
 
 
-def _loss_gives(view: RunView, rows: Sequence[TensorRow], since: int, steps: Sequence[int]) -> bool:
-    """Whether most of the gradient of the layer nearest the loss is non-zero, on most steps since the death."""
+def _loss_gives_gradient(view: RunView, rows: Sequence[TensorRow], since: int, steps: Sequence[int]) -> bool:
+    """Whether the output gradient of the layer nearest the loss is mostly non-zero, in the median since the death."""
     last = next((r for r in rows if r.kind == "weight_grad" and len(r.shape) > 1), None)
     if last is None:
         return False
     where = [("root", "==", last.root), ("module", "==", last.module)]
-    given = view.measured(("zero_share",), ("grad_output",), steps=[s for s in steps if s >= since], where=where)
-    return bool(given["zero_share"].median() < _ALIVE)
+    gradients = view.measured(("zero_share",), ("grad_output",), steps=[s for s in steps if s >= since], where=where)
+    return bool(gradients["zero_share"].median() < _ALIVE)
 
 
 def _losses_since(view: RunView, process: Process, step: int) -> tuple[float, float] | None:
-    """Mean loss over the oldest and the newest quarter of the steps since ``step``; None if there are few."""
-    known = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
-    losses = [s.loss for s in known if s.loss is not None]
+    """Mean loss of the oldest and of the newest quarter of the steps from ``step`` on; None with too few losses."""
+    finite_steps = (s for s in view.timeline[process] if s.step >= step and not s.loss_is_bad)
+    losses = [s.loss for s in finite_steps if s.loss is not None]
     quarter = len(losses) // 4
     return (fmean(losses[:quarter]), fmean(losses[-quarter:])) if len(losses) >= _LOSSES else None
 
 
 def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Finding:
-    """One finding, at the layer nearest the loss."""
+    """The finding for all layers that died, at the one nearest the loss; ``limit`` is the minimum share of zeros."""
     worst, rows = death.layers[0], view.rows(death.process, death.step)
     row, name = worst.row, worst.row.module or worst.row.root
     others = [f"`{d.row.module}` since step {d.step} ({percent(d.gradient)})" for d in death.layers[1:5]]
@@ -188,9 +202,9 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
         "it still gives the last layer a gradient. A unit that never activates gets no gradient, so it cannot recover."
         + (f" The model's input reaches {batch:.4g}." if batch >= _LARGE_INPUT else "")
     )
-    whole = any(d.gradient == 1.0 for d in death.layers)
+    fully_dead = any(d.gradient == 1.0 for d in death.layers)
     return rule.finding(
-        confidence=0.85 if whole else 0.7,
+        confidence=0.85 if fully_dead else 0.7,
         title=f"`{name}` died at step {worst.step}: {percent(worst.since)} of the activations after it are zero since, "
         "and the loss has not fallen",
         message=message,
@@ -208,19 +222,19 @@ def dying_finding(rule: Rule, view: RunView, death: Death, limit: float) -> Find
             "steps_examined": death.examined,
             **gradient_evidence(rows, row),
             "confidence_reason": "zeros were counted in activations and gradients"
-            + ("" if whole else "; some units still live"),
+            + ("" if fully_dead else "; some units still live"),
         },
         prescriptions=_prescriptions(view, death, worst, batch),
     )
 
 
 def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) -> tuple[Prescription, ...]:
-    """Smaller inputs if they are large, else a lower rate; and an activation with a slope everywhere."""
+    """Divide the inputs if they are large, else lower the learning rate; and use an activation that is flat nowhere."""
     zeros = {"zero_share": {"from": worst.since, "to": worst.before}}
-    moved = [s for s in view.timeline[death.process] if s.step < worst.step and s.lr]
-    made = []
+    earlier = [s for s in view.timeline[death.process] if s.step < worst.step and s.lr]
+    chosen = []
     if batch >= _LARGE_INPUT:
-        made.append(
+        chosen.append(
             Prescription(
                 title=f"divide the inputs by {batch:.4g}: amax {batch:.4g} -> 1",
                 change={"input_scale": {"from": 1.0, "to": 1.0 / batch}},
@@ -228,9 +242,9 @@ def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) 
                 snippet=f"x = x / {batch!r}  # better: subtract the mean of the data and divide by its deviation\n",
             )
         )
-    elif moved:
-        rate = max(s.lr or 0.0 for s in moved)
-        made.append(
+    elif earlier:
+        rate = max(s.lr or 0.0 for s in earlier)
+        chosen.append(
             Prescription(
                 title=f"learning rate {rate / 10:.3g} instead of {rate:.3g}, or a warm-up over the first "
                 f"{plural(10 * worst.step, 'step')}: zeros {percent(worst.since)} -> {percent(worst.before)}",
@@ -245,4 +259,4 @@ def _prescriptions(view: RunView, death: Death, worst: DeadLayer, batch: float) 
         predicted={"zero_share": {"from": worst.since, "to": 0.0}},
         snippet="import torch.nn.functional as F\n\nx = F.leaky_relu(x)  # was: F.relu(x)\n",
     )
-    return (*made, leaky)
+    return (*chosen, leaky)

@@ -1,8 +1,9 @@
-"""PD203, flushed layers: FP16 flushed the gradient of trained weights to zero; the loss itself gives them one.
+"""PD203, flushed layers: the loss gives weights a gradient, but FP16 flushed it to zero on the way.
 
-The zeros begin behind the last gradient of the backward pass with a non-zero element. If that gradient lies at or below
-FP16's smallest normal number throughout, those after it were flushed. If there is none, the gradient died at the cast
-behind the loss. If gradients elsewhere are well inside the format, the zeros are the loss's own: a weight of zero.
+The zeros begin after the last gradient of the backward pass with a non-zero element. If no element of that gradient is
+above FP16's smallest normal number, the gradients after it were flushed. If there is no such gradient, the cast after
+the loss flushed everything. If gradients elsewhere are well inside the format, the loss itself gives a gradient of zero
+(a weight of zero): no finding of this module.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ from precdoctor.diagnosis.survey.rows import (
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.numerics.formats import FP16
 
-#: Share of the elements of all weight matrices that makes the finding an error: half of the model is no single layer.
-_MOST = 0.5
-#: Binades above the smallest normal number that a loss scale must bring an estimated gradient to. Chosen empirically.
-_ROOM = 4
-#: Subnormal share of the last gradient that a proposed loss scale aims at. Chosen empirically.
-_TARGET = 0.01
+#: Share of the elements of all weight matrices from which the finding is an error: that is more than one layer.
+_ERROR_SHARE = 0.5
+#: Binades above the smallest normal number to which a loss scale lifts an estimated gradient. Chosen empirically.
+_MARGIN = 4
+#: Subnormal share of the last non-zero gradient that a prescribed loss scale aims at. Chosen empirically.
+_TARGET_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class FlushedZeros:
-    """Where the gradients of one step become zero.
+    """The place at which the gradients of one step become zero.
 
     Attributes:
-        first: the gradient of the first weight, in backward order, that is zero.
-        last: the last gradient before it with a non-zero element, if any.
-        element: without ``last``, the estimated unscaled gradient of one output element.
+        first: the first weight gradient, in backward order, that is zero.
+        last: the last output gradient before ``first`` with a non-zero element; None if all of them are zero.
+        element: estimate of one element of the model's output gradient, without the loss scale; None with ``last``, or
+            if unknown.
         rows: all tensors of the step.
     """
 
@@ -54,12 +56,12 @@ class FlushedZeros:
 
     @property
     def scale(self) -> float:
-        """The loss scale in force."""
+        """The loss scale of the step."""
         return self.first.scale or 1.0
 
 
 def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozenset[Parameter]) -> FlushedZeros | None:
-    """Where rounding to FP16 cut off the gradients of ``dead``; None if it did not."""
+    """The place at which FP16 flushed the gradients of the weights ``dead``; None if something else made them zero."""
     rows = view.rows(process, step)
     facts = view.step_facts(process, step)
     gradients = [r for r in rows if r.kind == "grad_output" and r.order is not None and r.phase != "recompute"]
@@ -76,11 +78,14 @@ def find_flushed_zeros(view: RunView, process: Process, step: int, dead: frozens
         return FlushedZeros(first, last, None, rows) if (last.amax or 0.0) <= limit else None
     if any(mean_bits(r.histogram, FP16) >= FINE_BITS.default for r in alive):
         return None
-    return FlushedZeros(first, None, _element(gradients, rows, first.scale or 1.0), rows)
+    return FlushedZeros(first, None, _element_gradient(gradients, rows, first.scale or 1.0), rows)
 
 
-def _element(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
-    """The loss divided by the elements of the gradient nearest to it: exact if the loss is their mean."""
+def _element_gradient(gradients: Sequence[TensorRow], rows: Sequence[TensorRow], scale: float) -> float | None:
+    """The unscaled loss divided by the number of elements of the output gradient nearest to it; None if unknown.
+
+    The element's exact gradient if the loss is a mean over these elements and proportional to each.
+    """
     loss = next((r.amax / (r.scale or scale) for r in rows if r.kind == "loss" and r.amax), None)
     numel = min(gradients, key=lambda r: r.position).numel if gradients else 0
     return loss / numel if loss and numel else None
@@ -90,16 +95,16 @@ def flushed_finding(
     rule: Rule, view: RunView, zeros: FlushedZeros, parameters: Sequence[str], elements: tuple[int, int],
     steps: tuple[int, int], limit: float,
 ) -> Finding:  # fmt: skip
-    """One finding for all weights whose gradient was flushed.
+    """The finding for all weights whose gradient was flushed.
 
     Args:
         parameters: names of these weights.
         elements: number of their elements, and of the elements of all weight matrices.
         steps: number of recorded steps with a zero gradient, and of all recorded steps.
-        limit: minimum number of such steps.
+        limit: minimum number of steps with a zero gradient.
     """
     first, last = zeros.first, zeros.last
-    shown = last or first
+    row = last or first
     begin = f"behind `{last.place}`" if last is not None else "at the cast of the model's output"
     message = (
         f"The gradient of {named(parameters)} was exactly zero in every element on {steps[0]:,} of "
@@ -107,7 +112,7 @@ def flushed_finding(
         f"gradient. {_cause(zeros)} Loss scale: {zeros.scale:g}."
     )
     return rule.finding(
-        severity=Severity.ERROR if elements[0] >= _MOST * elements[1] else Severity.WARNING,
+        severity=Severity.ERROR if elements[0] >= _ERROR_SHARE * elements[1] else Severity.WARNING,
         confidence=0.85 if last is not None else 0.75,
         title=f"gradients are flushed to zero in FP16 {begin}: {plural(len(parameters), 'weight')} got none on "
         f"{steps[0]:,} steps",
@@ -119,10 +124,10 @@ def flushed_finding(
             "dead_weights": list(parameters[:16]),
             "dead_elements": elements[0],
             "zeros_begin_at": first.module or first.root,
-            "last_alive": shown.module or shown.root if last is not None else None,
+            "last_alive": row.module or row.root if last is not None else None,
             "loss_scale": zeros.scale,
             **gradient_evidence(zeros.rows, first),
-            "range": range_evidence(shown),
+            "range": range_evidence(row),
             "confidence_reason": "the last non-zero gradient lies at the end of FP16's range"
             if last is not None
             else "every FP16 gradient is zero from the loss on; its exact size is estimated from the loss",
@@ -132,6 +137,7 @@ def flushed_finding(
 
 
 def _cause(zeros: FlushedZeros) -> str:
+    """Sentences: the last non-zero gradient, or the estimated one, against FP16's flush limit."""
     last = zeros.last
     if last is not None:
         return (
@@ -146,8 +152,9 @@ def _cause(zeros: FlushedZeros) -> str:
 
 
 def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]) -> tuple[Prescription, ...]:
+    """A loss scale that brings the gradient out of the subnormals, if the log yields one; and BF16."""
     dead = {"from": elements[0], "to": 0}
-    wide = Prescription(
+    bfloat16 = Prescription(
         title=f"use BF16 autocast, which has FP32's range: dead elements {elements[0]:,} -> 0",
         change={"autocast_dtype": {"from": FP16.dtype, "to": "bfloat16"}},
         predicted={"dead_elements": dead},
@@ -158,8 +165,8 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
         largest = max((r.amax or 0.0 for r in zeros.rows if r.kind in ("grad_output", "weight_grad")), default=0.0)
         room = FP16.headroom(largest) - MARGIN_BINADES.default if largest else 0.0
         if room < 1.0:
-            return (wide,)
-        binades, after = out_of_subnormals(last, room, target=_TARGET)
+            return (bfloat16,)
+        binades, after = out_of_subnormals(last, room, target=_TARGET_SHARE)
         before = subnormal_share(last, 0)
         to = multiplied(scale, binades)
         scaled = Prescription(
@@ -169,10 +176,10 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
             predicted={"subnormal_share": {"from": before, "to": after}, "headroom_binades": round(room - binades, 1)},
             snippet=snippets.grad_scaler(view.device, to),
         )
-        return scaled, wide
+        return scaled, bfloat16
     if not zeros.element or zeros.element * scale > FP16.min_normal:
-        return (wide,)
-    needed = math.ceil(math.log2(FP16.min_normal / zeros.element)) + _ROOM
+        return (bfloat16,)
+    needed = math.ceil(math.log2(FP16.min_normal / zeros.element)) + _MARGIN
     scaled = Prescription(
         title=f"loss scale 2^{needed}, which makes an element of the output's gradient about "
         f"{zeros.element * 2.0**needed:.2g}: dead elements {elements[0]:,} -> 0",
@@ -180,4 +187,4 @@ def _prescriptions(view: RunView, zeros: FlushedZeros, elements: tuple[int, int]
         predicted={"dead_elements": dead},
         snippet=snippets.grad_scaler(view.device, 2.0**needed),
     )
-    return scaled, wide
+    return scaled, bfloat16

@@ -1,4 +1,4 @@
-"""PD203, saturated layers: the tanh or sigmoid behind them is flat there, so their gradient is exactly zero.
+"""PD203, saturated layers: their output is so large that the tanh or sigmoid after them has a derivative of zero.
 
 tanh(x) is 1 in FP32 from |x| = 9 on, and its derivative, computed as 1 - tanh(x)^2, is zero there (LeCun et al.,
 Efficient BackProp, 1998, section 4: start where the sigmoid is linear).
@@ -24,15 +24,16 @@ from precdoctor.diagnosis.survey.rows import (
 )
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Steps whose rows are read, evenly spread: bounds the work.
-_STEPS = 16
-#: Magnitudes above 2^3 count as flat: the bin of an exponent histogram that is nearest to 9.
+#: Number of steps whose rows are read, evenly spread; bounds the work.
+_MAX_STEPS = 16
+#: Outputs above 2^3 in magnitude count as flat: of the bins of an exponent histogram, this one begins nearest to 9.
 _FLAT_BIN = 3
-#: A saturated function: its amax is nearly 1, its elements lie in the bin of magnitudes from a half to 1.
+#: A bounded function's result has at least this amax, and its saturated elements lie in the bin from a half to 1.
 _LEAST_BOUND, _TOP_BIN = 0.99, -1
-#: Share of the flat elements that must lie in that bin: nearly all. Chosen empirically.
+#: Minimum share of the zeros of the gradient that this bin must account for: nearly all. Chosen empirically.
 _AT_BOUND = 0.9
-#: Of that share, zeros of the gradient that arrives behind the function; with more the loss itself gives none.
+#: Maximum share of zeros in the gradient of the function's result, relative to the share in that of its operand; with
+#: more, the loss itself gives no gradient.
 _ARRIVING = 0.5
 
 #: Root, module, call.
@@ -41,13 +42,13 @@ _Place = tuple[str, str, int]
 
 @dataclass
 class SaturatedLayer:
-    """A layer in front of a saturated function.
+    """A layer before a saturated function.
 
     Attributes:
-        zero, flat: per step on which the function was saturated, the share of zeros in the gradient of the layer's
+        zero, flat: for each step on which the function was saturated, the share of zeros in the gradient of the layer's
             output, and the share of the output that is flat.
-        steps: examined steps on which the layer got a gradient.
-        last: process and step of the last saturated one.
+        steps: number of examined steps on which the layer got a gradient.
+        last: process and number of the last step on which the function was saturated.
     """
 
     zero: list[float] = field(default_factory=list)
@@ -59,15 +60,15 @@ class SaturatedLayer:
 def find_saturated_layers(
     view: RunView, steps: Sequence[int], share: float, most: float
 ) -> dict[_Place, SaturatedLayer]:
-    """Layers with weights whose output gradient is zero because the function behind them is flat.
+    """The layers with weights whose output gradient is zero because the function after them is flat.
 
     Args:
         view: the run.
-        steps: steps to examine.
-        share: least share of the output's gradient that is zero, and of the output that is flat.
-        most: least share of the steps that show it, early ones included: what has learnt saturates late.
+        steps: the steps to examine.
+        share: minimum share of zeros in the output's gradient, and of flat elements in the output.
+        most: minimum share of the examined steps on which both hold; a function that saturates late has learnt to.
     """
-    chosen = list(steps)[:: max(1, -(-len(steps) // _STEPS))]
+    chosen = list(steps)[:: max(1, -(-len(steps) // _MAX_STEPS))]
     weighted = {place[:2] for place in view.places("weight")} | {place[:2] for place in view.places("weight_grad")}
     rows = view.measured((), ("grad_output",), columns=("numel", "zero"), steps=chosen)
     rows = rows[(share * rows["numel"] <= rows["zero"]) & (rows["zero"] < rows["numel"])]
@@ -86,6 +87,7 @@ def _examine(
     found: dict[_Place, SaturatedLayer],
     at: tuple[Process, int],
 ) -> None:
+    """Add one step of one process (``at``) to the suspects in ``found``."""
     forward = sorted(
         (r for r in rows if r.kind in ("input", "output") and r.order is not None and r.phase == "train"),
         key=lambda r: r.order or 0,
@@ -96,19 +98,19 @@ def _examine(
         if output.kind != "output" or gradient is None or (output.root, output.module) not in suspects:
             continue
         place = (output.root, output.module, output.call)
-        seen = found.setdefault(place, SaturatedLayer())
-        seen.steps += 1
+        layer = found.setdefault(place, SaturatedLayer())
+        layer.steps += 1
         zero, flat = gradient.zero / gradient.numel, output.histogram[_FLAT_BIN:].total / output.numel
         if min(zero, flat) >= share and _is_saturated(forward[i + 1], output, zero, gradients):
-            seen.zero.append(zero)
-            seen.flat.append(flat)
-            seen.last = at
+            layer.zero.append(zero)
+            layer.flat.append(flat)
+            layer.last = at
 
 
 def _is_saturated(after: TensorRow, output: TensorRow, zero: float, gradients: Mapping[Key, TensorRow]) -> bool:
-    """Whether ``after`` is a function of ``output`` bounded by 1, with a share of ``zero`` at its bound.
+    """Whether ``after`` is a function of ``output`` bounded by 1, and at its bound for a share ``zero`` of elements.
 
-    If the gradient that arrives there was recorded, it must be alive: otherwise the loss gives none.
+    False if the recorded gradient that arrives at ``after`` is itself zero there: then the loss gives none.
     """
     bounded = after.numel == output.numel and after.amax is not None and _LEAST_BOUND <= after.amax <= 1.0
     if not bounded or after.histogram[_TOP_BIN:].total < _AT_BOUND * zero * after.numel:
@@ -118,18 +120,18 @@ def _is_saturated(after: TensorRow, output: TensorRow, zero: float, gradients: M
 
 
 def saturated_finding(rule: Rule, view: RunView, found: Mapping[_Place, SaturatedLayer], limit: float) -> Finding:
-    """One finding, at the layer that loses most."""
+    """The finding for all saturated layers, at the one with most zeros in its gradient; ``limit`` is their minimum."""
     (root, module, call), worst = max(found.items(), key=lambda item: median(item[1].zero))
     process, step = worst.last
     rows = view.rows(process, step)
-    mine = {r.kind: r for r in rows if (r.root, r.module, r.call) == (root, module, call)}
-    output, gradient = mine["output"], mine["grad_output"]
+    by_kind = {r.kind: r for r in rows if (r.root, r.module, r.call) == (root, module, call)}
+    output, gradient = by_kind["output"], by_kind["grad_output"]
     zero, flat, rms = median(worst.zero), median(worst.flat), output.rms or 1.0
     name = module or root
     binades = max(1, math.ceil(math.log2(rms)))
     after = output.histogram[_FLAT_BIN + binades :].total / output.numel
     return rule.finding(
-        confidence=0.85 if len(worst.zero) >= _STEPS // 2 else 0.7,
+        confidence=0.85 if len(worst.zero) >= _MAX_STEPS // 2 else 0.7,
         title=f"{percent(zero)} of the gradient of `{name}` is exactly zero: the function behind it is saturated",
         message=(
             f"{percent(flat)} of the output of `{name}` is larger than {2**_FLAT_BIN} (amax {output.amax or 0.0:.3g}, "

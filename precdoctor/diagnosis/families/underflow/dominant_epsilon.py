@@ -1,4 +1,4 @@
-"""PD207: a guard against zero that is larger than the numbers it guards, so that the constant decides."""
+"""PD207: an epsilon that is larger than most of the numbers it guards against zero, so that it decides the result."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ _REASON = "the op was run again in FP64 on the same numbers without the constant
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding per line of code."""
+    """One finding per line of code with such an epsilon, from the deep scans."""
 
     def guilty(fact: Fact) -> float:
+        """The share of wrong results; 0 below the limits."""
         share = wrong_share(fact)
         most = share >= options["wrong_share"] or fact.number("effect") >= options["large_effect"]
         return share if most and has_effect(fact, options["effect"]) and not is_optimizers(fact) else 0.0

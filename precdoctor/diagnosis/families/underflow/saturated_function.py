@@ -1,4 +1,4 @@
-"""PD208: a bounded function at its bound, so that next to no gradient passes, or one that is applied twice."""
+"""PD208: a bounded function at its bound, so that hardly any gradient passes; or a softmax or sigmoid applied twice."""
 
 from __future__ import annotations
 
@@ -62,31 +62,32 @@ twice: the tensor was followed from one function to the other.
         "Vaswani et al., Attention Is All You Need, arXiv:1706.03762, section 3.2.1 (why scores are scaled)",
     ),
 )
-#: Functions that are flat everywhere; they count where weights get no gradient.
-_STEPS = ("round", "floor", "ceil", "trunc", "sign")
+#: Functions that are flat everywhere; they count only if a weight's gradient is exactly zero.
+_STEP_FUNCTIONS = ("round", "floor", "ceil", "trunc", "sign")
 _REASON = "each element of the gradient was counted in front of the function and behind it"
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding per line of code."""
+    """One finding per line of code with such a function, from the deep scans."""
 
     def guilty(fact: Fact) -> float:
+        """The share of the gradient, or of its channels, that ends at the function; 0 below the limits."""
         if fact.data.get("again") is True or fact.data.get("without_log") is True:
             return 1.0
         lost = fact.number("lost")
         if _function(fact) == "softmax":
             return 1.0 - fact.number("open") if fact.number("open") <= options["open"] else 0.0
         channels = fact.number("channels")
-        if _function(fact) in _STEPS and not fact.count("zero_gradients"):
-            return 0.0  # another path leads around it
+        if _function(fact) in _STEP_FUNCTIONS and not fact.count("zero_gradients"):
+            return 0.0  # the gradient takes another path, as with a straight-through estimate
         return max(lost, channels) if lost >= options["lost"] or channels >= options["channels"] else 0.0
 
     def counts(group: Group) -> bool:
-        """Whether it was so from the first scan on, or is closed altogether at the end."""
+        """Whether the function was at its bound on the first scanned step, or passes nothing on the last one."""
         done = done_steps(view, group)
         last = [f for f in group.facts if f.step == done[-1] and f.data.get("near") is not True]
-        told = [f for f in last if f.module or f.count("zero_gradients")]
-        most = max((f.number("channels") for f in told), default=0.0)
+        conclusive = [f for f in last if f.module or f.count("zero_gradients")]
+        most = max((f.number("channels") for f in conclusive), default=0.0)
         return stands(view, group) and (done[0] in group.steps or most >= options["all_channels"])
 
     return check_facts(
@@ -96,15 +97,16 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _function(fact: Fact) -> str:
+    """The name of the bounded function: ``softmax``, ``tanh``, ``clamp`` ..."""
     return text(fact.data.get("function"))
 
 
 def _finding(view: RunView, group: Group, options: Options) -> Finding:
     fact = group.worst
     if fact.data.get("again") is True:
-        return _twice(view, group)
+        return _twice_finding(view, group)
     if fact.data.get("without_log") is True:
-        return _without_log(view, group)
+        return _without_log_finding(view, group)
     near = fact.data.get("near") is True
     function, lost, distance = _function(fact), fact.number("lost"), fact.number("distance")
     if function == "softmax":
@@ -150,13 +152,13 @@ def _finding(view: RunView, group: Group, options: Options) -> Finding:
     )
 
 
-def _twice(view: RunView, group: Group) -> Finding:
-    """Of a loss that is given probabilities for logits."""
+def _twice_finding(view: RunView, group: Group) -> Finding:
+    """The finding for a loss that reads probabilities as logits, and so normalises twice."""
     fact = group.worst
     function, classes = _function(fact), max(fact.count("classes"), 2)
     softmax = function == "softmax"
     loss = "cross_entropy" if softmax else "binary_cross_entropy_with_logits"
-    # At best the right class has all of the probability: exp(1) for it beside exp(0) for each other one.
+    # At best the right class has a probability of 1: read as logits, exp(1) for it and exp(0) for each other class.
     least = math.log1p((classes - 1) / math.e)
     among = f"over {classes:,} classes" if softmax else "with a target of 1"
     return place_finding(
@@ -179,8 +181,8 @@ def _twice(view: RunView, group: Group) -> Finding:
     )
 
 
-def _without_log(view: RunView, group: Group) -> Finding:
-    """Of a loss that is given probabilities for their logarithms."""
+def _without_log_finding(view: RunView, group: Group) -> Finding:
+    """The finding for ``nll_loss`` of probabilities, which it reads as their logarithms."""
     fact = group.worst
     return place_finding(
         RULE,
@@ -203,7 +205,7 @@ def _without_log(view: RunView, group: Group) -> Finding:
 
 
 def stops_gradient(cause: Finding, effect: Finding) -> bool:
-    """Whether ``effect`` is about a layer of the same module, or about one in front of a function at its bound."""
+    """Whether ``effect`` is about the same module, or a finding about a saturated layer of the same root."""
     saturated = "saturated_share" in effect.evidence and cause.location.root == effect.location.root
     return saturated or same_module(cause, effect)
 

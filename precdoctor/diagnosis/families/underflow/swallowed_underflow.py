@@ -1,4 +1,4 @@
-"""PD206: an op underflows to zero, and a finite but wrong result follows."""
+"""PD206: an op flushes its result to zero, and a later result is therefore finite but wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ shows it, or if the scan could not follow it to the result that it feeds.
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding per line of code."""
+    """One finding per line of code with such an underflow, from the deep scans."""
     return check_facts(
         view, ("underflow",), wrong_results(options), lambda g: _finding(view, g, options),
         seen="no underflow changed a result", flushes=lambda _: True,

@@ -1,4 +1,4 @@
-"""PD205: gradients are accumulated over more micro-steps than their format has bits for."""
+"""PD205: gradients are accumulated over so many micro-steps that their format rounds the last ones away."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ after each micro-step. Fewer and larger micro-batches also help.
 
 @dataclass(frozen=True)
 class _Sum:
-    """A gradient's sum over the micro-steps of one step; ``stalls``: terms at which a sum of ones stalls."""
+    """A weight gradient that sums up ``terms`` micro-steps of one step; a sum of equal terms stalls at ``stalls``."""
 
     key: Key
     dtype: str
@@ -64,7 +64,7 @@ class _Sum:
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the largest of the narrow gradients, at the step with most micro-steps."""
+    """At most one finding: the gradient nearest to its stall, or most beyond; of several the largest."""
     counts = {(p, s.step): s.micro_steps for p, steps in view.timeline.items() for s in steps if s.complete}
     most = max(counts.values(), default=0)
     sums = _sums(view, counts)
@@ -82,11 +82,15 @@ def check(view: RunView, options: Options) -> Checked:
 
 
 def _sums(view: RunView, counts: dict[tuple[Process, int], int]) -> dict[Key, _Sum]:
-    """For each half-precision weight gradient the recorded step with most micro-steps."""
+    """Each half-precision weight gradient on its recorded step with most micro-steps.
+
+    Args:
+        counts: micro-steps per process and step.
+    """
     where = [("dtype", "in", HALF)]
     rows = view.measured((), ("weight_grad",), columns=("dtype", "numel"), steps=watched_steps(view), where=where)
     terms = np.nan_to_num(step_values(rows, counts)).astype(np.int64)
-    stalls = 2 ** (format_values(rows, "mantissa_bits") + 1).astype(np.int64)  # half an ulp of this sum is one
+    stalls = 2 ** (format_values(rows, "mantissa_bits") + 1).astype(np.int64)  # half an ulp of that sum is one term
     rows = rows.assign(terms=terms, stalls=stalls)
     most = rows.iloc[[own[0] for own in rows_of(groups(rows, IDENTITY), -terms)]]
     columns = (most["dtype"], most["numel"], at(most), most["terms"], most["stalls"])

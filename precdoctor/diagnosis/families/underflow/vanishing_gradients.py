@@ -1,11 +1,10 @@
-"""PD204: gradients shrink, from layer to layer, from call to call or from step to step, until nothing is left.
+"""PD204: gradients vanish, from layer to layer, from call to call of a recurrent cell, or from step to step.
 
-The detector along calls of a recurrent cell is :mod:`.vanishing_gradients_recurrent`.
+:mod:`.vanishing_gradients_recurrent` has the detector along calls.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -15,9 +14,12 @@ from precdoctor.diagnosis.claims.relations import anywhere, modules_listed, when
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import percent, plural
 from precdoctor.diagnosis.families.underflow.vanishing_gradients_recurrent import (
+    decay,
     find_forgetting,
     forgetting_finding,
     learnt_share,
+    link_norms,
+    number_of_calls,
 )
 from precdoctor.diagnosis.survey.depth import Chain, chain_evidence, chains, joined_chains, rising_share, slope
 from precdoctor.diagnosis.survey.frames import AT, at, firsts, groups
@@ -80,18 +82,18 @@ reason is inferred.
     ),
 )
 
-#: Bounded activations and their largest slope, at 0.
+#: Bounded activations and their largest slope, which they have at 0.
 _SLOPES = {"Sigmoid": 0.25, "Hardsigmoid": 1 / 6, "Tanh": 1.0, "Softsign": 1.0}
-#: Layers of a chain lose as much as the activations between them, to within these binades. Chosen empirically.
-_AS_MUCH = 2.0
+#: Chains whose decays differ by less than this many binades lose equally much. Chosen empirically.
+_EQUAL_DECAY = 2.0
 #: Minimum number of an optimizer's steps for a comparison of its oldest and newest quarter: six steps each.
 _MIN_STEPS = 24
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the largest decay along layers, else along calls, else a model starved by its adversary."""
+    """At most one finding: the largest decay along layers, else along calls, else of a model starved by another one."""
     results = []
-    for detector in (_along_depth, _along_calls, _through_another):
+    for detector in (_check_layers, _check_calls, _check_players):
         results.append(detector(view, options))
         if results[-1].findings:
             return results[-1]
@@ -102,52 +104,42 @@ def check(view: RunView, options: Options) -> Checked:
 # -- along layers -----------------------------------------------------------------------------------------------------
 
 
-def _along_depth(view: RunView, options: Options) -> Checked:
+def _check_layers(view: RunView, options: Options) -> Checked:
+    """The detector along chains of like layers."""
     least = int(options["min_layers"])
-    known = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
-    alive = [c for c in known if len(c.alive) >= options["min_layers"]]
+    candidates = [*chains(view, "grad_output", least), *joined_chains(view, "grad_output", least)]
+    alive = [c for c in candidates if len(c.alive) >= options["min_layers"]]
     if not alive:
         return Checked.not_applicable(f"no chain of {options['min_layers']:g} like layers with gradients")
     seen = f"the gradients along {plural(len(alive), 'chain')} of layers"
     worst = _worst(view, alive)
-    if _decay(worst) < options["decay"] or rising_share(_norms(worst)) < options["consistent_share"]:
-        words = f"{_decay(worst):.1f} binades lost in the worst" if _decay(worst) > 0.05 else "none is lost"
+    if decay(worst) < options["decay"] or rising_share(link_norms(worst)) < options["consistent_share"]:
+        words = f"{decay(worst):.1f} binades lost in the worst" if decay(worst) > 0.05 else "none is lost"
         return Checked((), f"{seen}: {words} (limit {options['decay']:g})")
-    return Checked([_finding(view, worst, options)], f"{_decay(worst):.0f} binades lost in {seen}")
+    return Checked([_finding(view, worst, options)], f"{decay(worst):.0f} binades lost in {seen}")
 
 
 def _worst(view: RunView, alive: Sequence[Chain]) -> Chain:
-    """The chain that loses most; of layers and the activations between them the layers, which can be changed."""
+    """The chain that loses most; if layers and activations between them lose equally, the layers: they have weights."""
     weighted = {place[:2] for place in view.places("weight")}
-    most = max(map(_decay, alive))
-    close = [c for c in alive if _decay(c) > most - _AS_MUCH]
+    most = max(map(decay, alive))
+    close = [c for c in alive if decay(c) > most - _EQUAL_DECAY]
     layers = [c for c in close if (c.root, c.links[0].module) in weighted]
-    return max(layers or close, key=_decay)
-
-
-def _norms(chain: Chain) -> list[float]:
-    """From the first layer to the last."""
-    return [k.norm for k in chain.alive]
-
-
-def _decay(chain: Chain) -> float:
-    """Binades between the last layer's gradient and the first's."""
-    norms = _norms(chain)
-    return math.log2(norms[-1] / norms[0])
+    return max(layers or close, key=decay)
 
 
 def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
     alive = chain.alive
-    first, last, lost = alive[0], alive[-1], _decay(chain)
-    each = slope(_norms(chain))
+    first, last, lost = alive[0], alive[-1], decay(chain)
+    per_layer = slope(link_norms(chain))
     step = watched_steps(view)[-1]
-    mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.module in {k.module for k in alive}]
-    row = next((r for r in mine if r.module == first.module), None)
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and r.module in {k.module for k in alive}]
+    row = next((r for r in gradients if r.module == first.module), None)
     message = (
         f"Along {len(alive)} layers of {chain.module_class} (`{chain.pattern}`) the gradient falls from "
         f"{last.norm:.3g} at `{last.module}` to {first.norm:.3g} at `{first.module}` (L2, median of "
         f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{options['decay']:g}), a factor of "
-        f"{2.0**each:.3g} per layer. The RMS at the first layer is {first.rms:.2g}."
+        f"{2.0**per_layer:.3g} per layer. The RMS at the first layer is {first.rms:.2g}."
     )
     return RULE.finding(
         confidence=0.85 if chain.steps >= 4 and len(alive) >= 6 else 0.7,
@@ -157,18 +149,18 @@ def _finding(view: RunView, chain: Chain, options: Options) -> Finding:
         evidence={
             "decay_binades": lost,
             "limit": options["decay"],
-            "binades_per_layer": each,
+            "binades_per_layer": per_layer,
             "layers": chain.as_evidence()[:64],
             "steps_examined": chain.steps,
-            "confidence_reason": f"it falls in {rising_share(_norms(chain)):.0%} of the steps from layer to layer",
-            **chain_evidence(row, mine),
+            "confidence_reason": f"it falls in {rising_share(link_norms(chain)):.0%} of the steps from layer to layer",
+            **chain_evidence(row, gradients),
         },
         prescriptions=_prescriptions(view, chain, first.norm / last.norm),
     )
 
 
 def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescription, ...]:
-    """An unbounded activation if a bounded one lies between the layers; residual connections."""
+    """Use an unbounded activation, if a bounded one lies between the layers; and residual connections."""
     within = {k.module.rpartition(".")[0] for k in chain.links}
     between = {c for (r, m), c in view.module_classes.items() if r == chain.root and m.rpartition(".")[0] in within}
     predicted = {"first_to_last_gradient": {"from": ratio, "to": 1.0}}
@@ -199,32 +191,34 @@ def _prescriptions(view: RunView, chain: Chain, ratio: float) -> tuple[Prescript
 # -- along the calls of a recurrent cell ------------------------------------------------------------------------------
 
 
-def _along_calls(view: RunView, options: Options) -> Checked:
-    found, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
-    if found is None or fallen is None:
+def _check_calls(view: RunView, options: Options) -> Checked:
+    """The detector along the calls of one module in a step."""
+    chain, fallen = find_forgetting(view, int(options["min_calls"])), learnt_share(view)
+    if chain is None or fallen is None:
         return Checked.not_applicable("no module is called often enough in a step")
-    lost = max(0.0, found.lost)
-    words = f"the gradient along {found.calls} calls of `{found.chain.pattern}`: {lost:.1f} binades lost"
+    lost = max(0.0, decay(chain))
+    words = f"the gradient along {number_of_calls(chain)} calls of `{chain.pattern}`: {lost:.1f} binades lost"
     limits = options["call_decay"], options["learnt"]
-    if found.lost < limits[0] or found.steadiness < options["consistent_share"] or fallen >= limits[1]:
+    if decay(chain) < limits[0] or rising_share(link_norms(chain)) < options["consistent_share"] or fallen >= limits[1]:
         return Checked((), f"{words} (limit {limits[0]:g}), the loss fell by {percent(max(0.0, fallen))}")
-    return Checked([forgetting_finding(RULE, view, found, fallen, limits)], words)
+    return Checked([forgetting_finding(RULE, view, chain, fallen, limits)], words)
 
 
 # -- through another model --------------------------------------------------------------------------------------------
 #
-# A generator learns through its discriminator, whose weights it does not move. With a loss that saturates, such as
-# log(1 - D(G(z))), its gradient shrinks as the discriminator gets surer, and its loss rises meanwhile.
+# The gradient of a generator comes through its discriminator, which another optimizer trains. With a loss that
+# saturates, such as log(1 - D(G(z))), that gradient shrinks as the discriminator gets surer, while the loss rises.
 
 
 @dataclass(frozen=True)
 class _Player:
-    """An optimizer whose gradients come through the model of another one.
+    """An optimizer whose gradients come through the model of another optimizer.
 
     Attributes:
-        root, through: the model it trains, and the model its gradients come through.
-        norms, losses: medians over the oldest and the newest quarter of its steps.
+        root, through: the model that it trains, and the model that its gradients come through.
+        norms, losses: median gradient norm and loss of the oldest and of the newest quarter of its steps.
         rose: every loss of the newest quarter is above the median of the oldest.
+        steps: all of its steps.
     """
 
     process: Process
@@ -237,11 +231,12 @@ class _Player:
 
     @property
     def fallen(self) -> float:
-        """The factor by which its gradient norm fell."""
+        """The factor by which the median gradient norm fell."""
         return self.norms[0] / self.norms[1]
 
 
-def _through_another(view: RunView, options: Options) -> Checked:
+def _check_players(view: RunView, options: Options) -> Checked:
+    """The detector for models that learn through another one."""
     players = _players(view)
     if not players:
         return Checked.not_applicable("no model learns through another one")
@@ -256,40 +251,40 @@ def _through_another(view: RunView, options: Options) -> Checked:
 
 
 def _players(view: RunView) -> list[_Player]:
-    """Players with enough steps that still get a gradient; the one whose gradient fell most comes first."""
+    """The players with enough steps and a non-zero gradient; the one whose gradient fell most comes first."""
     optimizers = by_optimizer(view)
     if len({o for _, o in optimizers}) < 2:
         return []
     trained = _roots_by_optimizer(view, "weight_grad_step")
     passed = _roots_by_optimizer(view, "grad_output")
-    found = []
+    players = []
     for (process, optimizer), steps in optimizers.items():
-        own = trained.get(optimizer, set())
-        rivals = {r for other, roots in trained.items() if other != optimizer for r in roots} - own
+        own_roots = trained.get(optimizer, set())
+        rivals = {r for other, roots in trained.items() if other != optimizer for r in roots} - own_roots
         through = sorted(passed.get(optimizer, set()) & rivals)
-        known = [
+        history = [
             (s.loss, s.grad_norm)
             for s in steps
             if s.loss is not None and s.grad_norm is not None and not s.skipped and is_well(view, process, s)
         ]
-        if len(own) != 1 or not through or len(known) < _MIN_STEPS:
+        if len(own_roots) != 1 or not through or len(history) < _MIN_STEPS:
             continue
-        old, new = known[: len(known) // 4], known[-(len(known) // 4) :]
+        old, new = history[: len(history) // 4], history[-(len(history) // 4) :]
         losses, norms = ((median(s[i] for s in old), median(s[i] for s in new)) for i in (0, 1))
         if norms[1] > 0.0:
             rose = min(loss for loss, _ in new) > losses[0]
-            found.append(_Player(process, next(iter(own)), through[0], norms, losses, rose, steps))
-    return sorted(found, key=lambda p: -p.fallen)
+            players.append(_Player(process, next(iter(own_roots)), through[0], norms, losses, rose, steps))
+    return sorted(players, key=lambda p: -p.fallen)
 
 
 def _roots_by_optimizer(view: RunView, kind: str) -> Mapping[str, set[str]]:
-    """Per optimizer the roots with rows of this kind in its steps."""
-    whose = {(p, s.step): s.optimizer for p, steps in view.timeline.items() for s in steps}
+    """The roots that have rows of this kind on the steps of each optimizer."""
+    optimizers = {(p, s.step): s.optimizer for p, steps in view.timeline.items() for s in steps}
     found: dict[str, set[str]] = {}
     rows = view.measured((), (kind,), steps=watched_steps(view))
     one = rows.iloc[firsts(groups(rows, (*AT, "root")))]
     for key, root in zip(at(one), one["root"], strict=True):
-        found.setdefault(whose.get(key, ""), set()).add(root)
+        found.setdefault(optimizers.get(key, ""), set()).add(root)
     return found
 
 
@@ -332,7 +327,7 @@ def _starved_finding(player: _Player, options: Options) -> Finding:
 
 
 def starved_weights(cause: Finding, effect: Finding) -> bool:
-    """Whether every weight whose gradient Adam's eps dominates is in a layer that the gradient does not reach."""
+    """Whether every weight that Adam's eps dominates (``effect``, PD503) is in the chain of layers of ``cause``."""
     starved = modules_listed(effect, "weights", "parameter")
     return bool(starved) and starved <= modules_listed(cause, "layers", "module")
 

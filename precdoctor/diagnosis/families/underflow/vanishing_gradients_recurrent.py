@@ -1,9 +1,8 @@
-"""PD204 along calls: gradients vanish on the way to the first calls of a recurrent cell, and the loss stays up."""
+"""PD204 along calls: gradients vanish before the first calls of a recurrent cell, and the loss does not fall."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescription
 from precdoctor.diagnosis.claims.rule import Rule
@@ -14,44 +13,32 @@ from precdoctor.diagnosis.survey.histories import watched_steps
 from precdoctor.diagnosis.survey.view import RunView
 
 
-@dataclass(frozen=True)
-class Forgetting:
-    """A module that a step calls many times."""
-
-    chain: Chain
-
-    @property
-    def norms(self) -> list[float]:
-        """Non-zero L2 norms of the output's gradient by call."""
-        return [k.norm for k in self.chain.alive]
-
-    @property
-    def lost(self) -> float:
-        """Binades between the last call's gradient and the first's."""
-        return math.log2(self.norms[-1] / self.norms[0])
-
-    @property
-    def steadiness(self) -> float:
-        """Share of the steps from call to call that go down."""
-        return rising_share(self.norms)
-
-    @property
-    def calls(self) -> int:
-        """Calls in a step; late calls share one row, and its number of elements shows how many they are."""
-        first, last = self.chain.links[0], self.chain.links[-1]
-        if last.index < LAST_CALL or not (first.rms and last.rms):
-            return last.index + 1
-        return last.index + round((last.norm / last.rms) ** 2 / (first.norm / first.rms) ** 2)
+def link_norms(chain: Chain) -> list[float]:
+    """The non-zero L2 norms of the output gradients, from the first layer or call to the last."""
+    return [k.norm for k in chain.alive]
 
 
-def find_forgetting(view: RunView, least: int) -> Forgetting | None:
-    """The module with at least ``least`` calls whose first call gets the smallest share; None without any."""
-    made = [Forgetting(c) for c in call_chains(view, "grad_output", least) if len(c.alive) >= least]
-    return max(made, key=lambda f: f.lost, default=None)
+def decay(chain: Chain) -> float:
+    """Binades that the gradient loses from the last layer or call to the first."""
+    return math.log2(chain.alive[-1].norm / chain.alive[0].norm)
+
+
+def number_of_calls(chain: Chain) -> int:
+    """Number of calls in a step. Late calls share one row; its number of elements shows how many they are."""
+    first, last = chain.links[0], chain.links[-1]
+    if last.index < LAST_CALL or not (first.rms and last.rms):
+        return last.index + 1
+    return last.index + round((last.norm / last.rms) ** 2 / (first.norm / first.rms) ** 2)
+
+
+def find_forgetting(view: RunView, least: int) -> Chain | None:
+    """The module with at least ``least`` calls that loses most from last call to first; None without any."""
+    candidates = (c for c in call_chains(view, "grad_output", least) if len(c.alive) >= least)
+    return max(candidates, key=decay, default=None)
 
 
 def learnt_share(view: RunView) -> float | None:
-    """The share by which the loss has fallen from the oldest quarter of the run to the newest; None without losses."""
+    """Share by which the mean loss fell from the oldest to the newest quarter; None with fewer than four losses."""
     losses = [s.loss for steps in view.timeline.values() for s in steps if s.loss is not None and math.isfinite(s.loss)]
     quarter = len(losses) // 4
     if not quarter:
@@ -60,57 +47,60 @@ def learnt_share(view: RunView) -> float | None:
     return (before - after) / abs(before) if before else 0.0
 
 
-def forgetting_finding(
-    rule: Rule, view: RunView, found: Forgetting, fallen: float, limits: tuple[float, float]
-) -> Finding:
-    """One finding; ``limits``: of the decay in binades, and of the fall of the loss."""
-    chain, step = found.chain, watched_steps(view)[-1]
+def forgetting_finding(rule: Rule, view: RunView, chain: Chain, fallen: float, limits: tuple[float, float]) -> Finding:
+    """The finding for a module that forgets.
+
+    Args:
+        fallen: the :func:`learnt_share`.
+        limits: of the decay in binades, and of the share by which the loss may fall.
+    """
+    step, calls, lost = watched_steps(view)[-1], number_of_calls(chain), decay(chain)
     first, last = chain.alive[0], chain.alive[-1]
     later = " and later" if last.index == LAST_CALL else ""
     place = chain.root, first.module
-    mine = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
-    row = next((r for r in mine if r.call == first.index), None)
-    each = slope(found.norms[:-1] if later else found.norms)
+    gradients = [r for r in view.any_rows(step) if r.kind == "grad_output" and (r.root, r.module) == place]
+    row = next((r for r in gradients if r.call == first.index), None)
+    per_call = slope(link_norms(chain)[:-1] if later else link_norms(chain))
     message = (
-        f"A step calls `{first.module}` ({chain.module_class}) {found.calls} times. The gradient of its output falls "
+        f"A step calls `{first.module}` ({chain.module_class}) {calls} times. The gradient of its output falls "
         f"from {last.norm:.3g} at call {last.index}{later} to {first.norm:.3g} at call {first.index} (L2, median of "
-        f"{plural(chain.steps, 'step')}). That is a fall by 2^{found.lost:.1f} (limit 2^{limits[0]:g}), a factor of "
-        f"{2.0**each:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. From the "
+        f"{plural(chain.steps, 'step')}). That is a fall by 2^{lost:.1f} (limit 2^{limits[0]:g}), a factor of "
+        f"{2.0**per_call:.3g} per call. FP32 rounds away the first calls' share of the weights' gradient. From the "
         f"oldest quarter of the run to the newest the loss has fallen by {percent(max(0.0, fallen))} (limit "
         f"{percent(limits[1])}). The cell does not learn from its first calls."
     )
     return rule.finding(
         confidence=0.75,
-        title=f"gradients vanish along {found.calls} calls of `{first.module}`: {first.norm / last.norm:.2g} reaches "
+        title=f"gradients vanish along {calls} calls of `{first.module}`: {first.norm / last.norm:.2g} reaches "
         "the first",
         message=message,
         location=Location(chain.root, first.module, chain.module_class, "grad_output", Phase.BACKWARD, 0, step),
         evidence={
-            "decay_binades": found.lost,
+            "decay_binades": lost,
             "limit": limits[0],
-            "binades_per_call": each,
-            "calls": found.calls,
+            "binades_per_call": per_call,
+            "calls": calls,
             "loss_fell_by": fallen,
             "links": [{"call": k.index, "norm": k.norm} for k in chain.links],
             "steps_examined": chain.steps,
-            "confidence_reason": f"it falls in {found.steadiness:.0%} of the steps from call to call; that the loss "
-            "stays up for this reason is inferred",
-            **chain_evidence(row, mine),
+            "confidence_reason": f"it falls in {rising_share(link_norms(chain)):.0%} of the steps from call to call; "
+            "that the loss stays up for this reason is inferred",
+            **chain_evidence(row, gradients),
         },
-        prescriptions=(_lasting_state(found),),
+        prescriptions=(_lasting_state(chain, calls),),
     )
 
 
-def _lasting_state(found: Forgetting) -> Prescription:
-    """A cell that keeps its state over the calls of a step.
+def _lasting_state(chain: Chain, calls: int) -> Prescription:
+    """Initialise the cell so that it keeps its state over the calls of a step.
 
-    A forget gate with the bias log(T - 1) keeps 1 - 1/T of the cell per call, (1 - 1/T)^T after T calls (Tallec and
+    A forget gate with the bias log(T - 1) keeps 1 - 1/T of the state per call, (1 - 1/T)^T after T calls (Tallec and
     Ollivier, arXiv:1804.11188); an orthogonal matrix keeps the norm (Saxe et al., arXiv:1312.6120).
     """
-    module, ratio = found.chain.links[0].module, found.norms[0] / found.norms[-1]
-    if "LSTM" in found.chain.module_class:
-        after = (1.0 - 1.0 / found.calls) ** found.calls
-        bias = math.log(max(2, found.calls) - 1)
+    module, ratio = chain.links[0].module, chain.alive[0].norm / chain.alive[-1].norm
+    if "LSTM" in chain.module_class:
+        after = (1.0 - 1.0 / calls) ** calls
+        bias = math.log(max(2, calls) - 1)
         return Prescription(
             title=f"forget gates that stay open, bias {bias:.2g}: first / last {ratio:.2g} -> about {after:.2g}",
             change={"module": module, "forget_gate_bias": {"to": bias}},

@@ -67,37 +67,37 @@ the estimator, which errs towards too few flushed elements.
         "PyTorch source: torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py (fp16_compress_hook)",
     ),
 )
-#: Steps that must all show the same grid: one or two multiples of a power of two are chance.
+#: Minimum number of steps that must all show the same grid: one or two may do so by chance.
 _GRID_STEPS = 4
-#: Elements of the smallest gradient that is tested for a grid: fewer can be multiples of it by chance.
+#: Minimum number of elements of a gradient that is tested for a grid: fewer may be multiples of it by chance.
 _GRID_ELEMENTS = 64
-#: Up to this count of grid units FP64 holds ``sum`` and ``sum_sq`` exactly.
+#: Largest ``sum`` in units of the grid, and ``sum_sq`` in squared units, that FP64 certainly holds exactly.
 _EXACT = 2.0**50
 _COLUMNS = ("phase", "numel", "zero", "nan", "pos_inf", "neg_inf", "amax", "amin_nonzero", "sum", "sum_sq", "exp_lo",
             "exp_hist")  # fmt: skip
 
 
 def check(view: RunView, options: Options) -> Checked:
-    """One finding: the worst weight gradient, with all others above the limits as evidence."""
+    """At most one finding: the worst weight gradient, with all others above the limits; else the worst on a grid."""
     dying = options["flushed_share"]
-    found = survey(view, max_steps=options["max_steps"], dying_share=dying, kind="weight_grad")
-    seen = f"{plural(len(found.tensors), 'weight gradient')} on {plural(len(found.steps), 'step')}"
+    gradients = survey(view, max_steps=options["max_steps"], dying_share=dying, kind="weight_grad")
+    seen = f"{plural(len(gradients.tensors), 'weight gradient')} on {plural(len(gradients.steps), 'step')}"
     limits = options["flushed_share"], options["lost_magnitude"]
-    guilty = {k: t for k, t in found.tensors.items() if t.share >= limits[0] and t.lost_share >= limits[1]}
+    guilty = {k: t for k, t in gradients.tensors.items() if t.share >= limits[0] and t.lost_share >= limits[1]}
     if guilty:
-        finding = _finding(view, found, guilty, options)
+        finding = _finding(view, gradients, guilty, options)
         return Checked([finding], f"{plural(len(guilty), 'gradient')} of {seen} above the limit")
-    coarse = {
+    gridded = {
         k: g
-        for k, g in _gridded(view, options["max_steps"]).items()
+        for k, g in _gridded_gradients(view, options["max_steps"]).items()
         if g.share >= limits[0] and g.lost_share >= limits[1] and _finer(view, k, g) is not None
     }
-    if coarse:
-        finding = _grid_finding(view, coarse, options)
-        return Checked([finding], f"{plural(len(coarse), 'FP32 gradient')} rounded to a coarse grid")
-    if not found.tensors:
+    if gridded:
+        finding = _grid_finding(view, gridded, options)
+        return Checked([finding], f"{plural(len(gridded), 'FP32 gradient')} rounded to a coarse grid")
+    if not gradients.tensors:
         return Checked.not_applicable("no weight gradient is stored in FP16 or BF16, or was rounded to it")
-    worst = max(t.share for t in found.tensors.values())
+    worst = max(t.share for t in gradients.tensors.values())
     return Checked((), f"{seen}: {percent(worst)} flushed in the worst (limit {percent(limits[0])})")
 
 
@@ -120,9 +120,11 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
         f"{name} flushes up to {tensor.fmt.flush_limit:.3g}. Loss scale: {current:g}. "
         f"{plural(len(guilty), 'gradient')} of {len(found.tensors):,} above the limits."
     )
-    made = next((r for r in rows if r.kind == "grad_output" and r.key[:2] == key[:2] and r.amax), None)
-    if made is not None:
-        message += f" The gradient of the module's output reaches {made.amax:.3g}, so the module's input is small."
+    output_gradient = next((r for r in rows if r.kind == "grad_output" and r.key[:2] == key[:2] and r.amax), None)
+    if output_gradient is not None:
+        message += (
+            f" The gradient of the module's output reaches {output_gradient.amax:.3g}, so the module's input is small."
+        )
     confidence, why = _confidence(tensor, row.numel - row.zero, len(found.steps))
     return RULE.finding(
         severity=Severity.ERROR if tensor.share >= options["error_share"] else Severity.WARNING,
@@ -138,7 +140,7 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
             "computed_in": tensor.fmt.dtype,
             "loss_scale": current,
             "steps_examined": len(found.steps),
-            "tensors": _listed({k: g.share for k, g in guilty.items()}),
+            "tensors": _listed_tensors({k: g.share for k, g in guilty.items()}),
             **gradient_evidence(rows, row),
             "confidence_reason": why,
         },
@@ -146,13 +148,14 @@ def _finding(view: RunView, found: GradientSurvey, guilty: Mapping[Key, Gradient
     )
 
 
-def _listed(shares: Mapping[Key, float]) -> list[dict[str, object]]:
+def _listed_tensors(shares: Mapping[Key, float]) -> list[dict[str, object]]:
     """The sixteen gradients with the largest flushed share, for the evidence."""
     worst = sorted(shares.items(), key=lambda item: -item[1])[:16]
     return [{"root": k[0], "parameter": dotted(k[1], k[3]), "flushed_share": share} for k, share in worst]
 
 
 def _confidence(tensor: GradientSeries, alive: int, steps: int) -> tuple[float, str]:
+    """Confidence and its reason; ``alive`` is the number of non-zero elements."""
     if alive < 1000:
         return 0.6, "fewer than 1,000 elements survive"
     if tensor.steps < 4 or steps < 4:
@@ -162,20 +165,22 @@ def _confidence(tensor: GradientSeries, alive: int, steps: int) -> tuple[float, 
 
 # -- FP32 gradients on a grid -----------------------------------------------------------------------------------------
 #
-# Rounding near zero in FP16 leaves whole multiples of 2^-24, its smallest subnormal; a division by the workers before
-# and a multiplication afterwards leave multiples of that many times 2^-24. Sums of products in FP32 do not lie on such
-# a grid, and never on the same one on every step. In units of the grid the histogram shows what was rounded to zero.
+# Rounding to FP16 near zero leaves whole multiples of 2^-24, its smallest subnormal. If gradients are divided by the
+# number of workers before the rounding and multiplied by it afterwards, the grid is that many times coarser. Sums of
+# products in FP32 do not lie on such a grid, and never on the same one on every step. The histogram in units of the
+# grid shows how many elements were rounded to zero.
 
 
 @dataclass(frozen=True)
 class _GriddedSeries:
-    """A gradient whose non-zero elements are multiples of ``grid`` on every step; shares are medians over them.
+    """A gradient whose non-zero elements are multiples of ``grid`` on every step; shares are medians over the steps.
 
     Attributes:
+        grid: the smallest non-zero element, a power of two.
         steps: number of rows.
-        share: least share of the intended non-zero elements that was rounded to zero.
-        lost_share: share of the sum of magnitudes that was rounded to zero.
-        worst: process and step with the largest share.
+        share: lower bound of the share of the intended non-zero elements that was rounded to zero.
+        lost_share: share of the magnitude that was rounded to zero.
+        worst: process and step with the largest ``share``.
     """
 
     grid: float
@@ -185,8 +190,8 @@ class _GriddedSeries:
     worst: tuple[Process, int]
 
 
-def _gridded(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
-    """FP32 weight gradients on the same grid on all steps; those under FP16 autocast or a loss scale are left out."""
+def _gridded_gradients(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
+    """The FP32 weight gradients on the same grid on all steps, none of them with FP16 autocast or a loss scale."""
     steps = examined_steps(view, int(max_steps))
     where = [("dtype", "in", ("float32",))]
     rows = view.measured((), ("weight_grad",), columns=_COLUMNS, steps=steps, where=where)
@@ -198,14 +203,17 @@ def _gridded(view: RunView, max_steps: float) -> dict[Key, _GriddedSeries]:
         if s.autocast_dtype != FP16.dtype and s.loss_scale is None
     }
     ids, grid = groups(rows, IDENTITY), np.where(on_steps(rows, plain), _grid(rows), np.nan)
-    same = grid == grid[firsts(ids)][ids]
-    whole = np.bincount(ids, same) == np.bincount(ids)
-    rows = rows.assign(grid=grid)[(whole & (np.bincount(ids) >= _GRID_STEPS))[ids]]
-    return _series(rows) if len(rows) else {}
+    on_grid = grid == grid[firsts(ids)][ids]
+    always = np.bincount(ids, on_grid) == np.bincount(ids)
+    rows = rows.assign(grid=grid)[(always & (np.bincount(ids) >= _GRID_STEPS))[ids]]
+    return _gridded_series(rows) if len(rows) else {}
 
 
 def _grid(rows: pd.DataFrame) -> Floats:
-    """The smallest element of each row, if it is a power of two that divides all others; else NaN."""
+    """The grid of each row: its smallest element, if that is a power of two that divides all others; else NaN.
+
+    The sum, the sum of squares and the amax stand for the elements, which the log does not hold.
+    """
     least = column(rows, "amin_nonzero")
     counts = np.abs(rows[["amax", "sum", "sum_sq"]].to_numpy(np.float64)) / least[:, None]
     counts[:, 2] /= least
@@ -213,9 +221,10 @@ def _grid(rows: pd.DataFrame) -> Floats:
     return np.where(divides & finite(rows) & (np.frexp(least)[0] == 0.5), least, np.nan)
 
 
-def _series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
+def _gridded_series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
+    """The flushed shares of the gridded gradients, by PD201's estimator after a shift of their grid to FP16's."""
     grid, found = column(rows, "grid"), histograms(rows)
-    binades = np.frexp(FP16.min_subnormal / grid)[1] - 1  # to where FP16's grid is
+    binades = np.frexp(FP16.min_subnormal / grid)[1] - 1  # from the gradient's grid to FP16's
     shifted = Histograms(found.lo + binades, found.lengths, found.counts)
     tails = flushed_tails(shifted, rows["zero"].to_numpy(), FP16)
     shares = tails.total / (tails.total + column(rows, "numel") - column(rows, "zero"))
@@ -223,14 +232,14 @@ def _series(rows: pd.DataFrame) -> dict[Key, _GriddedSeries]:
     ids = groups(rows, IDENTITY)
     first, worst = rows.iloc[firsts(ids)], rows.iloc[[own[0] for own in rows_of(ids, -shares)]]
     medians = rows[["share", "lost"]].groupby(ids).median().to_numpy().tolist()
-    described = zip(keys(first), first["grid"], np.bincount(ids).tolist(), medians, at(worst), strict=True)
-    return {key: _GriddedSeries(own, steps, share, lost, of) for key, own, steps, (share, lost), of in described}
+    columns = zip(keys(first), first["grid"], np.bincount(ids).tolist(), medians, at(worst), strict=True)
+    return {key: _GriddedSeries(own, steps, share, lost, of) for key, own, steps, (share, lost), of in columns}
 
 
 def _finer(view: RunView, key: Key, gradient: _GriddedSeries) -> float | None:
-    """The smallest element of the gradient of the module's output, if it is below the grid."""
-    mine = (r for r in view.rows(*gradient.worst) if r.kind == "grad_output" and r.key[:2] == key[:2])
-    return next((r.amin_nonzero for r in mine if r.amin_nonzero and r.amin_nonzero < gradient.grid), None)
+    """The smallest element of the module's output gradient at the worst step, if it is below the grid; else None."""
+    output_gradients = (r for r in view.rows(*gradient.worst) if r.kind == "grad_output" and r.key[:2] == key[:2])
+    return next((r.amin_nonzero for r in output_gradients if r.amin_nonzero and r.amin_nonzero < gradient.grid), None)
 
 
 def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: Options) -> Finding:
@@ -260,7 +269,7 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
             "lost_magnitude_share": worst.lost_share,
             "grid": worst.grid,
             "steps_examined": worst.steps,
-            "tensors": _listed({k: g.share for k, g in guilty.items()}),
+            "tensors": _listed_tensors({k: g.share for k, g in guilty.items()}),
             **gradient_evidence(rows, row),
             "confidence_reason": "sums and squares are whole multiples of one power of two on every step; the share is "
             "estimated from the survivors",
@@ -270,11 +279,17 @@ def _grid_finding(view: RunView, guilty: Mapping[Key, _GriddedSeries], options: 
 
 
 def _prescribe(row: TensorRow, gradient: _GriddedSeries, target: float, margin: float) -> Prescription:
-    shift = FP16.min_subnormal / gradient.grid  # to where FP16's grid is
+    """Scale the gradients while they are rounded, by the smallest power of two that flushes at most ``target``.
+
+    Args:
+        margin: binades of headroom to keep.
+    """
+    shift = FP16.min_subnormal / gradient.grid  # from the gradient's grid to FP16's
     tail = flushed_tail(row.histogram.shift(shift), row.zero, FP16)
     intended = tail.total + row.numel - row.zero
 
     def flushed(binades: int) -> float:
+        """The flushed share if the gradient is rounded 2^binades times larger."""
         return tail.still_flushed(FP16, 2.0**binades) / intended
 
     room = math.floor(FP16.headroom((row.amax or 0.0) * shift) - margin)
