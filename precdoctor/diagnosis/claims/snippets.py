@@ -1,4 +1,4 @@
-"""Lines to paste: every prescription's snippet is made here, so that one test can compile them all."""
+"""Code snippets of prescriptions that several rules share: lines to paste."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import keyword
 
 
 def module_expression(module: str) -> str:
-    """Python that reaches a module by its FQN, numeric parts as indices: ``model.blocks[3].attn``."""
+    """Return a Python expression for a module, given its FQN: ``model.blocks[3].attn``."""
     expression = "model"
     for part in module.split(".") if module else []:
         if part.isdigit():
@@ -39,7 +39,7 @@ def run_in_float32(module: str, device: str) -> str:
 
 
 def code_in_float32(before: str, after: str, device: str) -> str:
-    """Take functional code out of autocast."""
+    """Run functional code outside autocast, on FP32 tensors."""
     return (
         f"import torch\n\n"
         f"# the code between {before} and {after}, on FP32 tensors\n"
@@ -49,7 +49,7 @@ def code_in_float32(before: str, after: str, device: str) -> str:
 
 
 def bfloat16_autocast(device: str) -> str:
-    """Autocast to BF16 in place of FP16; no loss scaler is needed with it."""
+    """Autocast to BF16 instead of FP16, without a loss scaler."""
     return (
         f"import torch\n\n"
         f"with torch.autocast({device!r}, dtype=torch.bfloat16):  # was torch.float16\n"
@@ -88,7 +88,7 @@ def spectral_norm(module: str) -> str:
 
 
 def stop_behind_line() -> str:
-    """Raise on the first bad result of a line outside all modules."""
+    """Raise at the first non-finite result of a line outside all modules."""
     return (
         "import torch\n\n"
         "# behind that line, with its result for `value`:\n"
@@ -98,7 +98,7 @@ def stop_behind_line() -> str:
 
 
 def halt_on_nonfinite(module: str) -> str:
-    """Stop at the first non-finite output of one module, with its inputs at hand."""
+    """Raise at the first non-finite output of one module, and save its inputs."""
     return (
         f"import torch\n\n"
         f"def halt(module, args, output):\n"
@@ -111,7 +111,7 @@ def halt_on_nonfinite(module: str) -> str:
 
 
 def lower_rate_and_clip(norm: float = 1.0) -> str:
-    """A tenth of the learning rate, and gradients clipped to ``norm`` before every step."""
+    """Divide the learning rate by ten, and clip gradients to ``norm`` before every step."""
     return (
         "import torch\n\n"
         "for group in optimizer.param_groups:\n    group['lr'] /= 10\n"
@@ -131,7 +131,7 @@ def detect_anomaly() -> str:
 
 
 def grad_scaler(device: str, init_scale: float, growth_interval: int | None = None) -> str:
-    """Dynamic loss scaling that starts at ``init_scale``."""
+    """Scale the loss dynamically, from ``init_scale`` on."""
     more = f", growth_interval={growth_interval}" if growth_interval is not None else ""
     return (
         f"import torch\n\n"
