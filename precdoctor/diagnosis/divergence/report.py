@@ -1,4 +1,4 @@
-"""The words, the evidence and the prescription for the root of a divergence."""
+"""Words, evidence and prescription for the root of a divergence, for the rules that report one."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: RMS of an update over RMS of its weight that a proposed rate aims at, brisk but usual: the ``target`` of PD504.
+#: RMS of an update over RMS of its weight that a proposed rate aims at, large but usual: the ``target`` of PD504.
 _BRISK = 0.02
-#: Steps before a rise in which a rewritten weight explains it; its effect takes a step or two.
+#: Most steps between the rewriting of a weight and a rise that it explains; its effect takes a step or two.
 _RECENT = 4
-#: Optimizers with an update in proportion to the gradient: to clip the gradient is to clip the update.
+#: Classes of optimizers whose update is proportional to the gradient, so that clipping the gradient clips the update.
 _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
 
 
 def root_words(view: RunView, divergence: Divergence) -> str:
-    """The root, as the beginning of a title."""
+    """Return the root in words, as the beginning of a title."""
     root, first = divergence.root, divergence.links[0] if divergence.links else None
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
         group = of_group(raised_group(divergence.steps, divergence.at))
@@ -58,7 +58,10 @@ def root_words(view: RunView, divergence: Divergence) -> str:
 
 
 def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at: int) -> str:
-    """The root of a rise of loss or gradient norm at index ``at``; empty if it is unknown."""
+    """Return the cause of a rise of loss or gradient norm at ``steps[at]`` in words; empty if it is unknown.
+
+    Causes are a jump of the learning rate, or a weight that something other than the optimizer wrote.
+    """
     jump = jump_before(steps, at + 1)
     if jump is not None and (rates := raised(steps, jump)) is not None:
         group = of_group(raised_group(steps, jump))
@@ -71,14 +74,14 @@ def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at
 
 
 def chain_words(divergence: Divergence, step: int, ended: str) -> str:
-    """The links by step, one sentence each; ``ended`` describes the incident at ``step``."""
+    """Return the links in words, one sentence per step; ``ended`` describes the incident at ``step``."""
     events = [(link.step, link.words) for link in divergence.links] + [(step, ended)]
     steps = dict.fromkeys(s for s, _ in events)
     return f"{'. '.join(f'Step {at}: ' + ', '.join(w for s, w in events if s == at) for at in steps)}."
 
 
 def root_evidence(divergence: Divergence) -> dict[str, Any]:
-    """The step at which training diverged, the root and the links, for a finding."""
+    """Return the evidence of a finding: the step at which training diverged, the root and the links."""
     return {
         "left_its_course_at": divergence.root,
         "root": {
@@ -94,7 +97,7 @@ def root_evidence(divergence: Divergence) -> dict[str, Any]:
 
 
 def root_cure(view: RunView, divergence: Divergence) -> Prescription:
-    """The one change that mends the root; its numbers come from the steps before."""
+    """Prescribe the one change that removes the cause; its numbers come from the steps before the root."""
     if divergence.kind == "rewritten":
         return _find_writer(divergence)
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:

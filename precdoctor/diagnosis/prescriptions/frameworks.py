@@ -1,4 +1,4 @@
-"""The edit that makes a change for good, in the words of the user's framework; one test compiles them all."""
+"""Edits of a script that make a change permanent, as snippets per framework; one test compiles them all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Edits = dict[str, str]
 
 
 def edits(changes: Sequence[Change], device: str) -> Edits:
-    """Lines per framework for a set of changes made together; empty where there are none to give.
+    """Return ``{framework: lines to paste}`` for a set of changes made together; empty if no edit is known.
 
     Args:
+        changes: the changes.
         device: ``cuda`` or ``cpu``.
     """
     settings = {c.setting: c.to for c in changes}
@@ -64,7 +65,7 @@ def _in_bfloat16() -> Edits:
 
 
 def _module(change: Change, device: str) -> Edits:
-    """The same lines everywhere; where a framework owns the loop, once the model is made."""
+    """Return the lines for plain torch only: with a framework, they go after the model is made."""
     return {"torch": snippets.run_in_float32(change.module, device)} if change.to == "float32" else {}
 
 

@@ -1,4 +1,4 @@
-"""The prescriptions of a diagnosis, each with its changes, computed effects and cost, ready to be reviewed."""
+"""The prescriptions of a diagnosis for a prescription file: changes, computed effects and cost, for a review."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Prescribed:
     """One prescription as a file holds it.
 
     Attributes:
-        code, finding, confidence: of the finding it is for.
+        code, finding, confidence: code, title and confidence of its finding.
         title: what to do.
-        apply: whether ``record --apply`` does it; a reviewer may change it.
-        why_not: why it does not.
-        changes: to be made together; empty where it takes an edit.
-        effects: what the replayed log says they do.
-        memory_bytes: what they cost per process; None where the log does not tell.
-        evidence: the finding's numbers.
-        rule_predicts: the rule's own numbers, for changes that take an edit.
-        snippets: the edit, by framework: what makes the change for good.
+        apply: whether ``record --apply`` makes the changes; a reviewer may change it.
+        why_not: why ``apply`` is False; else empty.
+        changes: the changes to make together; empty if the script must be edited.
+        effects: the effects computed from the log.
+        memory_bytes: additional memory per process; None without changes.
+        evidence: the numbers of the finding's evidence.
+        rule_predicts: the numbers of the rule's own prediction, if no effect could be computed.
+        snippets: the edit of the script that makes the change permanent, by framework.
     """
 
     code: str
@@ -50,7 +50,10 @@ class Prescribed:
 
 
 def prescribe(view: RunView, diagnosis: Diagnosis) -> list[Prescribed]:
-    """All prescriptions, those of the most important finding first; each change once."""
+    """Return all prescriptions, those of the most important finding first; each set of changes once.
+
+    At most one prescription per finding, and one per setting, has ``apply``.
+    """
     found: list[Prescribed] = []
     for finding in diagnosis.findings:
         mine: list[Prescribed] = []
@@ -77,7 +80,7 @@ def _target(change: Change) -> tuple[str, str, str]:
 def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: Candidate) -> Prescribed:
     told = effects(view, finding, rule, candidate.changes) if candidate.changes else []
     usable = bool(told)
-    alternative = candidate.title != rule.title  # of the rule's own words nothing is about it
+    alternative = candidate.title != rule.title  # neither snippet nor prediction of the rule are about it
     return Prescribed(
         code=finding.code,
         finding=finding.title,
@@ -99,7 +102,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The numbers of a nested mapping under dotted names."""
+    """Return the numbers of a nested mapping under dotted names."""
     out: dict[str, Any] = {}
     for key, value in jsonable(values).items():
         if isinstance(value, Mapping):
@@ -110,14 +113,14 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def memory_bytes(view: RunView, changes: Iterable[Change]) -> int:
-    """What wider activations, weights and optimizer states take, per process, from recorded shapes and dtypes."""
+    """Estimate the additional memory of wider activations, weights and optimizer states, per process."""
     return sum(_memory_of(view, change) for change in changes)
 
 
 def _memory_of(view: RunView, change: Change) -> int:
     if change.setting == "optimizer.master_weights":
         elements = sum(n for _, n, dtype in _weights(view) if dtype in ("float16", "bfloat16"))
-        return elements * (4 + 2 * _moments(view))  # the master, and optimizer states that are FP32 now
+        return elements * (4 + 2 * _moments(view))  # the master, and optimizer states that become FP32
     if change.setting != "module.dtype" or change.to != "float32":
         return 0
     below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _inside(module, change)]
@@ -134,7 +137,7 @@ def _memory_of(view: RunView, change: Change) -> int:
 
 
 def _moments(view: RunView) -> int:
-    """Optimizer tensors of a weight's size: two of the Adam family, one with momentum."""
+    """Return the number of state tensors of a weight's size: two for the Adam family, one with momentum, else 0."""
     optimizers = view.optimizers
     if any("adam" in text(o.get("class")).lower() for o in optimizers):
         return 2
@@ -146,7 +149,7 @@ def _inside(module: str, change: Change) -> bool:
 
 
 def _weights(view: RunView) -> Sequence[tuple[str, int, str]]:
-    """Module, elements and dtype of the weights of the first process with facts."""
+    """Return module, number of elements and dtype of each weight of the first process with facts."""
     found = []
     for root in view.any_facts.get("roots") or ():
         for parameter in root.get("parameters") or ():
