@@ -1,7 +1,7 @@
-"""What a block format would have done to the tensors of a recorded run.
+"""Replays a recorded run with a block format.
 
-Every block has a scale of its own, taken from itself, so there is no history and nothing to go stale: the relative
-histograms of all steps add up, and one prediction per tensor speaks for all of them.
+Every block has its own scale, computed from its own amax, so no scale can be outdated: the relative histograms of all
+steps are added, and one prediction per tensor covers all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEY = ("root", "module", "kind", "name")
 
 @dataclass(frozen=True, eq=False)
 class _Sum:
-    """One tensor's block histograms added up, over ``steps`` steps."""
+    """The sum of one tensor's block histograms over ``steps`` steps, and its largest amax."""
 
     histogram: BlockHistogram
     largest: float
@@ -42,14 +42,14 @@ def replay_blocks(
     wanted: Callable[[str], bool] | None = None,
     steps: tuple[int | None, int | None] = (None, None),
 ) -> RecipeReplay:
-    """Replays a log with a block format; arguments as for :func:`.fp8.replay_recipes`.
+    """Replay a log with a block format; arguments as for :func:`.fp8.replay_recipes`.
 
-    A tensor scale (NVFP4) is taken from the largest amax of all steps, so scales that underflow are overestimated.
+    A tensor scale (NVFP4) is taken from the largest amax of all steps, so underflow of block scales is overestimated.
 
     Raises:
-        UsageError: such blocks are never recorded.
+        UsageError: blocks of this size are never recorded.
         NothingRecordedError: they were not recorded in this run.
-        CorruptRunError: histograms that cannot be true.
+        CorruptRunError: a histogram contradicts itself.
     """
     height, size = fmt.block
     if height != 1:

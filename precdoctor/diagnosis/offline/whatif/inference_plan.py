@@ -1,7 +1,7 @@
-"""A plan for inference: per weight matrix and per cache of keys or values the narrowest format that holds.
+"""Precision plans for inference: the narrowest format for each weight matrix and each cache of keys or values.
 
-What a product rounds away stays in the SQNR; a step too small to move a weight, which a training has to mind, does not
-exist here. So the SQNR alone is asked, of integers also that of the smaller elements, and saturation.
+The flushed share is not limited: it matters for small gradients and updates, which inference does not have. The limits
+are those of the SQNR (for integers also that of the smaller elements) and of saturation.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _FEW_STEPS = 8
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """One weight, or the keys or values of one layer.
+    """The plan of one weight, or of the keys or values of one layer.
 
     Attributes:
-        recipe: None: it stays as it was recorded.
-        bits: per element, scales included; those that all tokens share count for nothing.
-        step: the worst one; None with ``prediction`` where the tensor stays as it is.
-        reason: what kept it from the next narrower choice; empty where nothing did.
+        recipe: None if the tensor stays as it was recorded.
+        bits: per element, with scales; those that all tokens share are left out.
+        step: the worst step; None if the tensor stays as it is.
+        prediction: at the worst step; None if the tensor stays as it is.
+        reason: why the next narrower choice fails; empty if there is none.
     """
 
     seen: Seen
@@ -51,14 +52,14 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class InferencePlan:
-    """The whole plan.
+    """A precision plan for inference.
 
     Attributes:
-        tensors: weights and caches in the order of execution.
-        steps: recorded calls it rests on, ascending.
+        tensors: weights and caches in execution order.
+        steps: the recorded calls it is based on, ascending.
         weights: bytes of the planned weights, now and under the plan.
-        cache: its layers, in the same order.
-        warnings: one sentence each.
+        cache: the layers of the cache, in execution order.
+        warnings: sentences.
     """
 
     target: Target
@@ -70,7 +71,7 @@ class InferencePlan:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """Every recipe the plan uses."""
+        """The recipes in the plan."""
         return tuple(dict.fromkeys(t.recipe for t in self.tensors if t.recipe is not None))
 
 
@@ -84,10 +85,10 @@ def make_inference_plan(
     """Plan every weight matrix and every cache of keys and values.
 
     Args:
-        run: of ``record --inference``.
-        target: its limit of what becomes zero is not asked.
-        module: a glob over module names.
-        steps: half-open; what the plan rests on.
+        run: a recording by ``record --inference``.
+        target: the limits to meet; that of the flushed share is ignored.
+        module: a glob over module names; None means all.
+        steps: half-open range of the calls to base the plan on.
 
     Raises:
         UsageError: there is no such tensor.
@@ -120,13 +121,13 @@ def _is_matrix(seen: Seen) -> bool:
 
 
 def _wide_weights(gathered: Gathered, run: Run) -> dict[tuple[str, str], str]:
-    """Why the weight of a module stays wide whatever its numbers say: embeddings, routers, the final logits."""
+    """Return why weights stay wide whatever their numbers say, by module: embeddings, routers, the final logits."""
     modules = modules_with_operands(gathered.seen, tied_modules(rank.facts for rank in run.ranks))
     return {(m.weight.key.root, m.weight.key.module): m.keep for m in modules if m.keep}
 
 
 def _ordered(tensors: Sequence[Seen]) -> list[Seen]:
-    """As the log has them: weights in the order of the model, each followed by the caches of its module."""
+    """Sort tensors in the log's order, with the caches of a module after the weights of its children."""
     places: dict[tuple[str, str], int] = {}
     for s in tensors:
         places.setdefault((s.key.root, s.key.module.rpartition(".")[0]), len(places))
@@ -169,7 +170,7 @@ def _bits(seen: Seen, recipe: Recipe | None) -> float:
 
 
 def _bytes(seen: Seen, recipe: Recipe | None) -> float:
-    """Of the whole tensor."""
+    """Return the bytes of the whole tensor under a recipe; as recorded without one."""
     elements = math.prod(seen.shape)
     if seen.key.kind in CACHED and len(seen.shape) == 4:
         return token_bytes(seen, recipe) * elements / max(seen.shape[1] * seen.shape[3], 1)
