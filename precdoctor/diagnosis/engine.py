@@ -120,6 +120,7 @@ def resolve_options(options: RuleOptions, known: Sequence[Configurable] = RULES)
 
 
 def _checked_options(rule: Configurable, changes: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    """Yield the changed options as ``(name, value)``; raises UsageError for unknown names and values out of range."""
     known = {o.name: o for o in rule.options}
     for key, value in changes.items():
         option = known.get(str(key).replace("-", "_"))
@@ -150,6 +151,7 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
 
 
 def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:
+    """Return the outcome of a rule, given the findings that remain; missing rows turn "passed" into indeterminate."""
     if checked.findings:
         kept = any(f.code == rule.code for f in findings)
         reason = checked.reason if kept else f"{checked.reason}; a consequence of another finding"

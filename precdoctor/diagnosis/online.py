@@ -155,6 +155,7 @@ class Window(Run):
         return super()._frame(table, columns, self._narrowed(table, filters))
 
     def _narrowed(self, table: str, filters: Filters | None) -> Filters | None:
+        """Add ``step >= first`` to the filters of a table that has steps."""
         term = ("step", ">=", self._first)
         if table == "events":
             return filters

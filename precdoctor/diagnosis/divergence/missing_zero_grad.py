@@ -106,6 +106,7 @@ def _inside(steps: Sequence[StepFacts], found: Unzeroed) -> list[StepFacts]:
 
 
 def _message(steps: Sequence[StepFacts], norms: Sequence[float], found: Unzeroed, limit: float) -> str:
+    """Return the finding's message: steps, sums, norms at both ends, and how often clipping scaled the sum."""
     whose = "the gradients" if found.kept == found.of else f"{found.kept:,} of {plural(found.of, 'gradient')}"
     message = (
         f"On {plural(found.steps, 'step')} in a row (limit {limit:g}) of {found.optimizer} the backward pass began "

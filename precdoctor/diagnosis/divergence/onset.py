@@ -108,6 +108,7 @@ def _stages(view: RunView, process: Process) -> tuple[int, ...]:
 
 
 def _divergence(view: RunView, process: Process, step: int) -> Divergence | None:
+    """Return the divergence of this process with the earliest root, over all its optimizers; None without one."""
     updates = updates_before(view, process, step)
     found = []
     for (own, _), steps in by_optimizer(view).items():
@@ -169,6 +170,7 @@ def course_left(steps: Sequence[StepFacts], at: int) -> int:
 
 
 def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | None:
+    """Return :func:`departure`; with ``updates`` a step that replaced a weight is also out of line."""
     norms = calm([s.grad_norm for s in steps])
     losses = calm([s.loss if s.loss is not None and s.loss > 0.0 else None for s in steps])
     begun = next((s.loss for s in steps if s.loss is not None), None)
@@ -201,10 +203,7 @@ def _never_begun(steps: Sequence[StepFacts], updates: Updates) -> bool:
 
 
 def calm(values: Sequence[float | None]) -> list[float | None]:
-    """Return the calmest level before each entry: the smallest median of eight values.
-
-    None before there are four values, and for a level that is not positive.
-    """
+    """Return the calmest level before each entry, the smallest median of eight values; None if unknown or not > 0."""
     levels: list[float | None] = []
     known: list[float] = []
     lowest: float | None = None
@@ -301,6 +300,7 @@ def _not_zeroed(view: RunView, process: Process, steps: Sequence[StepFacts], at:
 
 
 def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, updates: Updates) -> str:
+    """Return the kind of a root for which no other evidence was found, from the root's own step."""
     root = steps[at]
     if raised(steps, at) is not None:
         return "learning-rate"

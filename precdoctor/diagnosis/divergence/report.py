@@ -130,6 +130,7 @@ def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescrip
 
 
 def _lower(view: RunView, divergence: Divergence) -> Prescription:
+    """Prescribe a learning rate at which the update is :data:`_BRISK` times its weight, at most a tenth of the rate."""
     ratio, rate = divergence.ratio, divergence.first.lr
     factor = rounded_down(min(0.1, _BRISK / ratio)) if ratio else 0.1
     one = sum(len(o.get("groups") or ()) for o in view.optimizers) == 1
@@ -145,6 +146,7 @@ def _lower(view: RunView, divergence: Divergence) -> Prescription:
 
 
 def _clip(divergence: Divergence) -> Prescription:
+    """Prescribe to clip the gradient norm at twice its usual value before the root."""
     before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
     norms = [s.grad_norm for s in divergence.steps[divergence.at :] if s.grad_norm is not None]
     level, peak = clip_level(before), norms[0] if norms else None
@@ -178,6 +180,7 @@ def _bound_objective(divergence: Divergence) -> Prescription:
 
 
 def _find_writer(divergence: Divergence) -> Prescription:
+    """Prescribe to find the code that wrote to the weight."""
     first = divergence.links[0]
     name = first.what.split("`")[1]
     return Prescription(
@@ -193,6 +196,7 @@ def _find_writer(divergence: Divergence) -> Prescription:
 
 
 def _find_growth(divergence: Divergence) -> Prescription:
+    """Prescribe to find the code that multiplies the weights, such as weight decay with the wrong sign."""
     factor = divergence.links[0].value
     return Prescription(
         title="find the code that adds a share of every weight to it, such as weight decay with the wrong sign, and "

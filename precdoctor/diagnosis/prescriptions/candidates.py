@@ -47,6 +47,7 @@ _Translation = tuple[tuple[Change, ...], str]
 
 
 def _translated(view: RunView, finding: Finding, change: Mapping[str, Any]) -> _Translation:
+    """Return the changes of a rule's prescription, or no changes and the reason."""
     for key, translate in _BY_KEY.items():
         if key in change:
             try:

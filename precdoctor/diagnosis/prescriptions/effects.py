@@ -95,6 +95,7 @@ def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
 
 
 def _changed(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | str]) -> ScalerPolicy:
+    """Return the policy with changed settings."""
     init, interval = settings.get("init_scale"), settings.get("growth_interval")
     floor = float(settings.get("min_scale", policy.min_scale))
     init = float(init) if init is not None else policy.init
@@ -154,6 +155,7 @@ def _rows(view: RunView, scope: Scope) -> list[TensorRow]:
 
 
 def _of_module(view: RunView, finding: Finding, rule: Prescription, change: Change) -> list[Effect]:
+    """Predict the effect of a module in a wider format: on skipped steps, headroom or non-finite steps, by the rule."""
     fmt = FP32 if change.to == "float32" else BF16
     overflows = rule.predicted.get("overflows_in_examined_steps")
     if finding.code == "PD301" and isinstance(overflows, Mapping):  # the overflows that remain are of other modules

@@ -78,6 +78,7 @@ def _target(change: Change) -> tuple[str, str, str]:
 
 
 def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: Candidate) -> Prescribed:
+    """Return the prescription of one candidate; ``apply`` is set if at least one effect can be computed."""
     told = effects(view, finding, rule, candidate.changes) if candidate.changes else []
     usable = bool(told)
     alternative = candidate.title != rule.title  # neither snippet nor prediction of the rule are about it
@@ -118,6 +119,7 @@ def memory_bytes(view: RunView, changes: Iterable[Change]) -> int:
 
 
 def _memory_of(view: RunView, change: Change) -> int:
+    """Return the additional bytes of one change; 0 for changes that widen nothing."""
     if change.setting == "optimizer.master_weights":
         elements = sum(n for _, n, dtype in _weights(view) if dtype in ("float16", "bfloat16"))
         return elements * (4 + 2 * _moments(view))  # the master, and optimizer states that become FP32

@@ -139,7 +139,7 @@ def _chains(view: RunView, kind: str) -> list[Chain]:
     rows = _norms(view, kind)
     found: dict[ChainKey, list[tuple[Link, int]]] = {}
     for link, (root, module_class), count in _links(rows[(rows["call"] == 0) & rows["name"].isin(["", "0", "weight"])]):
-        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number in a name counts
+        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number is the layer's
         if match is not None:
             pattern = f"{link.module[: match.start(1)]}*{link.module[match.end(1) :]}"
             key = root, pattern, module_class, kind

@@ -81,6 +81,7 @@ def _executor(engine: str | None, tasks: int, rows: int) -> Iterator[Executor | 
 
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Executor]:
+    """Yield the executor of a Dask cluster; raises UsageError if Dask is missing or no scheduler answers."""
     try:
         from distributed import Client
     except ImportError:

@@ -19,7 +19,7 @@ from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Columns that identify a weight, and those of a step of a process.
+#: Columns that identify a weight; columns that identify a step of a process.
 PARAMETER = ("root", "module", "name")
 AT = ("rank", "attempt", "step")
 

@@ -35,7 +35,7 @@ Module = tuple[str, str]
 _KINDS = ("weight_grad", "grad_output", "input", "fp8_operand")
 #: Factor by which a share of zeros may exceed the flushed share that explains it: both are medians over steps.
 _SLACK = 1.1
-#: Modules of plain sums of products: their input counts as free of zeros if it was not recorded.
+#: Classes of modules whose input is assumed to have no zeros if it was not recorded.
 _PLAIN = re.compile(r"(?:Lazy)?(?:Linear|Conv[123]d)$")
 
 
@@ -97,6 +97,7 @@ def channel_zeros(view: RunView) -> Mapping[Module, ChannelZeros]:
 
 
 def _channel_zeros(view: RunView) -> dict[Module, ChannelZeros]:
+    """Return :func:`channel_zeros` from the rows of the watched steps."""
     measures, columns = ("zero_share", "dimensions"), ("module_class", "dtype", "phase")
     rows = view.measured(measures, _KINDS, columns=columns, steps=watched_steps(view))
     flat = (rows["kind"] == "weight_grad") & ~(rows["dimensions"] >= 2)

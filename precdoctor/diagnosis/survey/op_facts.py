@@ -22,7 +22,7 @@ from precdoctor.numerics.formats import Format
 from precdoctor.runlog import open_run
 from precdoctor.runlog.files import AUTOPSY_DIR
 
-#: Bits of ``bad_in`` and ``bad_out``.
+#: Bits of ``bad_in`` and ``bad_out``: the kinds of non-finite values in an operand or result.
 NAN, POS_INF, NEG_INF = 1, 2, 4
 #: Kinds of tensors that existed before the replay and may come from the data.
 _OF_DATA = ("batch", "data")
@@ -209,6 +209,7 @@ def _replays(view: RunView) -> dict[tuple[int, int], Replay]:
 
 
 def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
+    """Return the replays of the run, replaced by those of its traced second run, which see more ops."""
     found = _own_replays(view)
     if (again := second_run_of(view)) is not None:  # a live trace covers more ops than a replay
         for at, r in _own_replays(again).items():

@@ -168,6 +168,7 @@ def replica_differences(batches: Iterable[pa.RecordBatch], replicas: Replicas) -
 
 
 def _weights(facts: Mapping[str, Any]) -> Iterable[Weight]:
+    """Yield the parameters of one process that at least two ranks hold, from its rank.json."""
     layout = facts.get("layout") or {}
     placements = layout.get("placements") or ()
     for root in facts.get("roots") or () if placements else ():

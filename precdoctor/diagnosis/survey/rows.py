@@ -18,12 +18,12 @@ FORWARD_KINDS = ("batch", "input", "output")
 BACKWARD_KINDS = ("grad_output", "weight_grad")
 #: Non-finite values in these are incidents; a non-finite activation alone is evidence.
 TRIGGER_KINDS = ("loss", "weight_grad", "weight_grad_step", "weight", "update")
-#: How many tensors a path names, the finding's own included.
+#: Most tensors in a path, the finding's own included.
 PATH_LENGTH = 8
 
 #: What identifies a tensor across steps: root, module, kind, name, call.
 Key = tuple[str, str, str, str, int]
-#: Root, module and name of a weight, whatever is recorded of it.
+#: What identifies a weight: root, module, name.
 Parameter = tuple[str, str, str]
 
 #: The columns a :class:`TensorRow` is built from.
@@ -69,7 +69,7 @@ def parameter_of(record: Mapping[str, Any]) -> Parameter:
 
 
 def parameter_in(key: Key) -> Parameter:
-    """Return the weight of a tensor of a weight's name, such as a weight's gradient or update."""
+    """Return root, module and name of a key: the weight that a gradient or an update belongs to."""
     root, module, _, name, _ = key
     return root, module, name
 
@@ -90,7 +90,7 @@ def known_format(dtype: str) -> Format | None:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor at one step; columns mean what ``runlog.schema`` says."""
+    """One tensor at one step; the fields are columns of the ``tensors`` table (see ``runlog.schema``)."""
 
     step: int
     rank: int

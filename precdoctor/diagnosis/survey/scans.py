@@ -306,7 +306,8 @@ def _passed(group: Group, done: Sequence[Scan]) -> bool:
 def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
     """Return the confidence of a finding and the reason for it.
 
-    ``most`` if several scanned steps show the place's facts and their effect was measured; else at most 0.7.
+    ``most`` if several scanned steps show the place's facts and their effect was measured (the backward pass needs
+    none); else at most 0.7.
     """
     if len(group.steps) < 2:
         return min(most, _ONE_STEP), f"{reason}, on one scanned step only"

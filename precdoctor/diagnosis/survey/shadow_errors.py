@@ -29,8 +29,7 @@ class Piece:
     """The errors of one kind of tensor that a piece of code makes, on the step with the largest own error.
 
     Attributes:
-        module: the module whose code it is. A module's ``input`` and ``grad_output`` are made by its caller: then the
-            caller, and ``beside`` is the module.
+        module: the module whose code it is: the caller, if the tensor is an ``input`` or ``grad_output`` of ``beside``.
         beside: the module right after (``input``) or before (``grad_output``) the code; None for a module's own code.
         kind: one of :data:`KINDS`.
         order: execution order of the module at which the tensor was compared.
@@ -242,6 +241,7 @@ def _notes(calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _pieces(event: Mapping[str, Any], classes: Mapping[tuple[str, str], str]) -> Iterator[Piece]:
+    """Yield the pieces of one ``layer`` event: one per compared kind of tensor."""
     data, root, module = event["data"], text(event.get("root")), text(event.get("module"))
     for kind in KINDS:
         point = data.get(kind)

@@ -160,6 +160,7 @@ class RunView(RunFacts):
         return tuple(s for s in self.sampled_steps if s in mine)
 
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
+        """Read all rows of one step, from the kept rows or else from the log, in execution order."""
         where = [("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]
         columns = [*ROW_COLUMNS, "attempt"]
         kept = self.survey.covers([step]) and process in self.step_batches

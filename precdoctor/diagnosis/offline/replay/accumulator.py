@@ -122,6 +122,7 @@ def _errors(length: int, products: Sequence[Product], accumulator: Accumulator) 
 
 
 def _products(view: RunView) -> Iterator[Product]:
+    """Yield the products of every weight matrix, tied ones included, of the first process with facts."""
     process = next((p for p in view.processes if view.facts(p)), None)
     if process is None:
         return
@@ -141,6 +142,7 @@ def _products_of(
     classes: Mapping[tuple[str, str], str],
     rows: Mapping[tuple[str, str], tuple[int, ...]],
 ) -> Iterator[Product]:
+    """Yield the products of one parameter; none if it is no weight matrix. ``rows``: shapes of output gradients."""
     module, name = text(parameter.get("module")), text(parameter.get("name"))
     shape: tuple[int, ...] = tuple(parameter.get("shape") or ())
     if len(shape) < 2 or "weight" not in name or classes.get((root, module), "") in _NO_PRODUCT:

@@ -82,6 +82,7 @@ def _sums(
     wanted: Callable[[str], bool] | None,
     steps: tuple[int | None, int | None],
 ) -> dict[tuple[str, ...], _Sum]:
+    """Add up the block histograms of each tensor over the steps of the half-open range ``steps``."""
     below, peaks = f"block{size}_hist", f"block{size}_amax"
     first, stop = steps
     where = [("step", ">=", first or 0), *([("step", "<", stop)] if stop is not None else [])]
@@ -106,6 +107,7 @@ def _sums(
 
 
 def _tensor(key: tuple[str, ...], total: _Sum, fmt: BlockFormat) -> tuple[int, TensorReplay]:
+    """Return the number of elements and the replay of one tensor."""
     prediction = predict_blocks(total.histogram, fmt, amax=total.largest or None)
     root, module, kind, name = key
     return prediction.elements, TensorReplay(

@@ -297,6 +297,7 @@ def _replayed(
     counts: CastCounts,
     steps: tuple[StepShares, ...],
 ) -> RecipeReplay:
+    """Combine scales and counts to the replay of one recipe; tensors without a counted step are left out."""
     tensors = []
     for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.courses, strict=True)):
         if course.steps:

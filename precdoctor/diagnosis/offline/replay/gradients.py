@@ -167,6 +167,7 @@ class _Evidence:
         return out
 
     def _limits(self, *, hypothetical: bool) -> list[OverflowLimit]:
+        """Return the overflow limit of each update, corrected by whether it overflowed at its own scale."""
         ratio = self._norm_to_amax()
         weights = float(np.max(self._weights, initial=0.0))
         base = [self._limit(i, u, ratio, weights, hypothetical=hypothetical) for i, u in enumerate(self._updates)]
@@ -180,6 +181,7 @@ class _Evidence:
     def _with_observation(
         update: Update, limit: OverflowLimit, neighbour: float, *, hypothetical: bool
     ) -> OverflowLimit:
+        """Correct an overflow limit by the update's own outcome; ``neighbour``: that of the nearest clean update."""
         scale = update.scale if update.scale is not None else 1.0
         if update.forward and scale < 2.0**64:  # at larger scales the scaled loss itself may exceed FP32
             return OverflowLimit.always()

@@ -199,6 +199,7 @@ def culprits(view: RunView, run: RunGradients, replayed: ScalerReplay) -> tuple[
 
 
 def _culprit(view: RunView, run: RunGradients, i: int, scale: float) -> Culprit | None:
+    """Find the tensor behind the overflow of update ``i`` at a scale; see :attr:`Culprit.how`. None if unknown."""
     update = run.updates[i]
     if (rows := _rows_of(view, run, i)) and update.overflow:
         bad = [r for r in rows if r.bad and (r.kind in KINDS or (r.kind in FORWARD_KINDS and not r.mask_like))]

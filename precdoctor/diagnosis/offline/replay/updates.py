@@ -64,6 +64,7 @@ def updates_of(view: RunView, process: Process) -> list[Update]:
 
 
 def _attempt(record: dict[str, object]) -> tuple[str, Update]:
+    """Convert a row of the ``steps`` table to the optimizer's name and an update of one attempt."""
     norm = number(record.get("grad_norm"))
     found, scale = number(record.get("found_inf")), number(record.get("loss_scale"))
     loss_is_bad = bool(record["loss_is_bad"])

@@ -219,6 +219,7 @@ def _nothing(run: Run, question: Question, kinds: Sequence[str]) -> str:
 
 
 def _names(run: Run) -> list[dict[str, Any]]:
+    """Return root, module and kind of all recorded tensors."""
     import pyarrow as pa
 
     names: set[tuple[str, ...]] = set()

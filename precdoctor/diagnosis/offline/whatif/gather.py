@@ -250,6 +250,7 @@ class _Rows:
         return tally(bins, recipe.format), bins, known
 
     def _bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_]]:
+        """Return the rows' bins under a recipe with scales per tensor or block, and a mask of the rows with bins."""
         if recipe.block is not None:
             assert recipe.rule is not None
             lengths, counts = entries(self.batch.column(f"block{recipe.block_size}_hist"))

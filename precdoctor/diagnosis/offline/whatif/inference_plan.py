@@ -142,6 +142,7 @@ def _ordered(tensors: Sequence[Seen]) -> list[Seen]:
 
 
 def _tensor_plan(seen: Seen, target: Target, keep: str) -> TensorPlan:
+    """Choose the recipe with the fewest bits that meets the target; none if no recipe does, or because of ``keep``."""
     now = _bits(seen, None)
     if keep:
         return TensorPlan(seen, None, now, None, None, f"{keep}: kept wide whatever the numbers say")

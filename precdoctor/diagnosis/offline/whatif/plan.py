@@ -176,6 +176,7 @@ def make_plan(
 
 
 def _module_plan(module: Operands, target: Target, growth: _Growth) -> ModulePlan:
+    """Choose the narrowest precision in which all recorded operands of a module meet the target, or :data:`WIDE`."""
     lacking = tuple(role for role in ("weight", "input", "grad_output") if role not in dict(module.recorded))
     made: tuple[OperandPlan, ...] = ()
     precision, reason = WIDE, module.keep and f"{module.keep}: kept wide whatever the numbers say"

@@ -136,6 +136,7 @@ def _state(f: Forecast, recipe: Recipe, eps: float) -> StateForecast:
 
 
 def _effect(row: Mapping[str, Any], scale: float, recipe: Recipe, eps: float) -> StepEffect:
+    """Compute the effect on updates from one row of a second moment; ``scale`` multiplies v before the cast."""
     held = ExponentHistogram.of(row["exp_lo"], row["exp_hist"]).trimmed()
     total = max(held.total, 1)
     limit = recipe.format.flush_limit / scale
