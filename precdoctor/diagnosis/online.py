@@ -32,7 +32,7 @@ _Identity = tuple[str, str | None, str | None, str | None]
 
 
 @dataclass(frozen=True)
-class _Further:
+class _ExtraCode:
     """The code and name of a finding that no rule makes, so that ``--halt-on`` can name it."""
 
     code: str
@@ -65,13 +65,13 @@ class OnlineRules:
         """
         names = list(halt_on)
         codes = [name for name in names if name.lower() != "error"]
-        known: list[Named] = [*RULES, *(_Further(code, name) for code, name in (more_codes or {}).items())]
+        known: list[Named] = [*RULES, *(_ExtraCode(code, name) for code, name in (more_codes or {}).items())]
         self._halt_codes = frozenset(rule.code for rule in select(known, codes)) if codes else frozenset()
         self._halt_errors = len(codes) < len(names)
         self._more = more or (lambda _view: ())
         self._settings = settings
         self._seen: frozenset[_Identity] = frozenset()
-        self._told: set[_Identity] = set()
+        self._reported: set[_Identity] = set()
         self._steps = -1
 
     def look(self, path: Path, *, last: bool = False) -> list[Finding]:
@@ -98,8 +98,8 @@ class OnlineRules:
         found = [*diagnose_view(view, rules, self._settings).findings, *self._more(view)]
         now = {_identity(f): f for f in found}
         before, self._seen = self._seen, frozenset(now)
-        new = [f for key, f in now.items() if key not in self._told and (last or key in before)]
-        self._told.update(_identity(f) for f in new)
+        new = [f for key, f in now.items() if key not in self._reported and (last or key in before)]
+        self._reported.update(_identity(f) for f in new)
         return new
 
     @staticmethod

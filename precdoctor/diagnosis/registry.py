@@ -53,10 +53,10 @@ def find(name: str, known: Sequence[NamedT]) -> NamedT:
     for rule in known:
         if wanted in (rule.code.lower(), rule.name):
             return rule
-    raise UsageError(f"no rule is called {name!r}{_meant(wanted, known)}")
+    raise UsageError(f"no rule is called {name!r}{_suggestion(wanted, known)}")
 
 
-def _meant(wanted: str, known: Sequence[Named]) -> str:
+def _suggestion(wanted: str, known: Sequence[Named]) -> str:
     """Return the end of the error message for an unknown rule: the suggested code or name.
 
     Codes are suggested by common prefix only, because an unrelated code may be one digit away. Names are suggested by
@@ -77,8 +77,8 @@ def select(known: Sequence[NamedT], wanted: Iterable[str] = (), ignored: Iterabl
     Raises:
         UsageError: an entry matches nothing.
     """
-    chosen = _matching(wanted, known) or {r.code for r in known}
-    dropped = _matching(ignored, known)
+    chosen = _matching_codes(wanted, known) or {r.code for r in known}
+    dropped = _matching_codes(ignored, known)
     return tuple(r for r in known if r.code in chosen and r.code not in dropped)
 
 
@@ -91,7 +91,7 @@ def select_rules(wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tup
     return select(RULES, wanted, ignored)
 
 
-def _matching(names: Iterable[str], known: Sequence[NamedT]) -> set[str]:
+def _matching_codes(names: Iterable[str], known: Sequence[NamedT]) -> set[str]:
     codes: set[str] = set()
     for name in names:
         prefix = name.strip().upper()

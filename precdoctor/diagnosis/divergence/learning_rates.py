@@ -45,17 +45,17 @@ def raised(steps: Sequence[StepFacts], at: int) -> tuple[float, float] | None:
 
     With several parameter groups, the rates of the group that rose most.
     """
-    found = _raised(steps, at)
+    found = _largest_rise(steps, at)
     return found[1:] if found is not None else None
 
 
 def raised_group(steps: Sequence[StepFacts], at: int) -> int | None:
     """Return the number of the parameter group that :func:`raised` reports; None if there is only one group."""
-    found = _raised(steps, at)
+    found = _largest_rise(steps, at)
     return found[0] if found is not None and len(_rates(steps)) > 1 else None
 
 
-def _raised(steps: Sequence[StepFacts], at: int) -> tuple[int, float, float] | None:
+def _largest_rise(steps: Sequence[StepFacts], at: int) -> tuple[int, float, float] | None:
     found = []
     for group, rates in enumerate(_rates(steps)):
         before, present = [r for r in rates[max(0, at - _LEVEL) : at] if r], rates[at]

@@ -109,7 +109,7 @@ def _whole(value: Any) -> int | None:
     return None if known is None else int(known)
 
 
-def _off(view: RunView, _finding: Finding, _wanted: Mapping[str, Any]) -> tuple[Change, ...] | str:
+def _scaler_off(view: RunView, _finding: Finding, _wanted: Mapping[str, Any]) -> tuple[Change, ...] | str:
     return (_change("scaler.enabled", True, False),) if scaler_facts(view) is not None else _NO_SCALER
 
 
@@ -119,7 +119,7 @@ def _eps(_view: RunView, finding: Finding, change: Mapping[str, Any]) -> tuple[C
     return (_change("optimizer.eps", *_ends(change["eps"])),)
 
 
-def _masters(_view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
+def _master_weights(_view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
     return (_change("optimizer.master_weights", *_ends(change["weight_dtype"])),)
 
 
@@ -134,9 +134,9 @@ _BY_KEY: Mapping[str, Callable[[RunView, Finding, Mapping[str, Any]], tuple[Chan
     "loss_scale": _scaler,
     "init_scale": _scaler,
     "growth_interval": _scaler,
-    "scaler_enabled": _off,
+    "scaler_enabled": _scaler_off,
     "eps": _eps,
-    "weight_dtype": _masters,
+    "weight_dtype": _master_weights,
     "unscale_before_clip": _clip_order,
 }
 

@@ -84,7 +84,7 @@ def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
     if settings.get("enabled") is False:
         return _effect(view, "scaled_steps", 0.0)
     process = default_process(view)
-    policy = _changed(policy_used(view, process) or ScalerPolicy(), settings)
+    policy = _changed_policy(policy_used(view, process) or ScalerPolicy(), settings)
     run = run_gradients(view, process)
     if not run.updates:
         return []
@@ -94,7 +94,7 @@ def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
     return skipped + [e for e in flushed if e.before or e.after]
 
 
-def _changed(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | str]) -> ScalerPolicy:
+def _changed_policy(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | str]) -> ScalerPolicy:
     """Return the policy with changed settings."""
     init, interval = settings.get("init_scale"), settings.get("growth_interval")
     floor = float(settings.get("min_scale", policy.min_scale))

@@ -130,7 +130,7 @@ def parse(document: Mapping[str, Any], origin: str) -> list[Prescribed]:
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UsageError(f"{origin}: schema_version is {version!r}, this precdoctor reads {SCHEMA_VERSION}")
-    _known(document, ("schema_version", "run", "prescription"), origin)
+    _refuse_unknown_keys(document, ("schema_version", "run", "prescription"), origin)
     listed = document.get("prescription", [])
     if not isinstance(listed, list):
         raise UsageError(f"{origin}: prescriptions are tables; write [[prescription]] above each")
@@ -140,7 +140,7 @@ def parse(document: Mapping[str, Any], origin: str) -> list[Prescribed]:
 def _parsed(raw: Any, origin: str) -> Prescribed:
     if not isinstance(raw, Mapping):
         raise UsageError(f"{origin} is not a table")
-    _known(raw, _KEYS, origin)
+    _refuse_unknown_keys(raw, _KEYS, origin)
     apply = raw.get("apply", False)
     if not isinstance(apply, bool):
         raise UsageError(f"{origin}: apply is true or false, got {apply!r}")
@@ -167,7 +167,7 @@ def effect_of(raw: Any, origin: str) -> Effect:
     """
     if not isinstance(raw, Mapping):
         raise UsageError(f"{origin}: an effect is a table, got {raw!r}")
-    _known(raw, _EFFECT_KEYS, origin)
+    _refuse_unknown_keys(raw, _EFFECT_KEYS, origin)
     steps = raw.get("steps")
     return Effect(
         measure=measure_named(raw.get("measure"), origin),
@@ -225,7 +225,7 @@ def statement(
     return {"schema_version": SCHEMA_VERSION, **paths, "prescriptions": applied}
 
 
-def _known(table: Mapping[str, Any], keys: Sequence[str], origin: str) -> None:
+def _refuse_unknown_keys(table: Mapping[str, Any], keys: Sequence[str], origin: str) -> None:
     unknown = next((key for key in table if key not in keys), None)
     if unknown is not None:
         raise UsageError(f"{origin}: unknown entry {unknown!r}; known: {', '.join(keys)}")

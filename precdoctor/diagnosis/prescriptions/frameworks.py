@@ -69,14 +69,14 @@ def _module(change: Change, device: str) -> Edits:
     return {"torch": snippets.run_in_float32(change.module, device)} if change.to == "float32" else {}
 
 
-def _off(_change: Change, _device: str) -> Edits:
+def _without_scaler(_change: Change, _device: str) -> Edits:
     return {
         "torch": "loss.backward()\noptimizer.step()  # no scaler.scale, scaler.step, scaler.update\n",
         **_in_bfloat16(),
     }
 
 
-def _floor(change: Change, _device: str) -> Edits:
+def _scale_floor(change: Change, _device: str) -> Edits:
     return {
         "torch": (
             "scaler.update()\n"
@@ -101,7 +101,7 @@ def _eps(change: Change, _device: str) -> Edits:
     }
 
 
-def _masters(_change: Change, device: str) -> Edits:
+def _master_weights(_change: Change, device: str) -> Edits:
     return {
         "torch": (
             "import torch\n\n"
@@ -118,8 +118,8 @@ def _masters(_change: Change, device: str) -> Edits:
 _BY_SETTING: Mapping[str, Callable[[Change, str], Edits]] = {
     "module.dtype": _module,
     "autocast.dtype": _bfloat16,
-    "scaler.enabled": _off,
-    "scaler.min_scale": _floor,
+    "scaler.enabled": _without_scaler,
+    "scaler.min_scale": _scale_floor,
     "optimizer.eps": _eps,
-    "optimizer.master_weights": _masters,
+    "optimizer.master_weights": _master_weights,
 }

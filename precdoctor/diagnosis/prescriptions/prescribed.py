@@ -59,7 +59,7 @@ def prescribe(view: RunView, diagnosis: Diagnosis) -> list[Prescribed]:
         mine: list[Prescribed] = []
         for rule in finding.prescriptions:
             for candidate in candidates(view, finding, rule):
-                one = _prescribed(view, finding, rule, candidate)
+                one = _prescription_of(view, finding, rule, candidate)
                 if not one.changes or all(one.changes != other.changes for other in (*found, *mine)):
                     mine.append(one)
         taken = {_target(c) for other in found if other.apply for c in other.changes}
@@ -77,10 +77,10 @@ def _target(change: Change) -> tuple[str, str, str]:
     return (change.setting, change.root, change.module)
 
 
-def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: Candidate) -> Prescribed:
+def _prescription_of(view: RunView, finding: Finding, rule: Prescription, candidate: Candidate) -> Prescribed:
     """Return the prescription of one candidate; ``apply`` is set if at least one effect can be computed."""
-    told = effects(view, finding, rule, candidate.changes) if candidate.changes else []
-    usable = bool(told)
+    known_effects = effects(view, finding, rule, candidate.changes) if candidate.changes else []
+    usable = bool(known_effects)
     alternative = candidate.title != rule.title  # neither snippet nor prediction of the rule are about it
     return Prescribed(
         code=finding.code,
@@ -90,7 +90,7 @@ def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: 
         apply=usable,
         why_not="" if usable else candidate.why_not or _NO_NUMBER,
         changes=candidate.changes,
-        effects=tuple(told),
+        effects=tuple(known_effects),
         memory_bytes=memory_bytes(view, candidate.changes) if candidate.changes else None,
         evidence={k: v for k, v in jsonable(finding.evidence).items() if _is_number(v)},
         rule_predicts=None if alternative or usable else _numbers(rule.predicted),

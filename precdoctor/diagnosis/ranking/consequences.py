@@ -22,10 +22,10 @@ _NONFINITE, _OF_VALUES = ("PD101", "PD102", "PD103", "PD105", "PD106"), ("PD1", 
 def explains(cause: Finding, effect: Finding, relations: Relations) -> bool:
     """Return whether ``effect`` is a consequence: by ``Rule.explains`` of the cause, or because training diverged."""
     relation = relations.get(cause.code, {}).get(effect.code)
-    return _follows(cause, effect) or (relation is not None and relation(cause, effect))
+    return _follows_divergence(cause, effect) or (relation is not None and relation(cause, effect))
 
 
-def _follows(cause: Finding, effect: Finding) -> bool:
+def _follows_divergence(cause: Finding, effect: Finding) -> bool:
     """Return whether ``cause`` has a chain from a root, and ``effect`` follows from it.
 
     Non-finite values follow if they appear after the finding's step, other values from the root on.
@@ -63,8 +63,8 @@ def _with_consequences(finding: Finding, effects: Sequence[Finding]) -> Finding:
     if "chain" in finding.evidence:  # effects on later steps are more telling than a count of affected tensors
         own = [*({"code": e.code, "name": e.name, "message": e.title} for e in effects), *own]
     for effect in effects:
-        told = {"code": effect.code, "name": effect.name, "message": effect.title}
-        own += [c for c in (told, *effect.evidence.get("consequences", ())) if c not in own]
+        entry = {"code": effect.code, "name": effect.name, "message": effect.title}
+        own += [c for c in (entry, *effect.evidence.get("consequences", ())) if c not in own]
     heaviest = max([finding, *effects], key=lambda f: f.severity.weight)
     confidence = max(finding.confidence, *(min(0.9, e.confidence) for e in effects))
     evidence = {**finding.evidence, "consequences": own}
@@ -97,25 +97,25 @@ def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
     if "chain" in finding.evidence:
         return finding  # its advice is that of the root already
     own = [p for p in finding.prescriptions if not _is_general(p)]
-    before = [e for e in effects if _led_to(e, finding) and (e.code != "PD504" or not own or _RATE in e.evidence)]
-    off = sorted((at, e.code) for e in before if (at := _left_its_course(e)) is not None)
+    before = [e for e in effects if _leads_to(e, finding) and (e.code != "PD504" or not own or _RATE in e.evidence)]
+    off = sorted((at, e.code) for e in before if (at := _diverged_at(e)) is not None)
     if not before:
         return finding
     general = [p for p in finding.prescriptions if _is_general(p)]
     first = [p for e in before if _RATE in e.evidence for p in e.prescriptions]
     then = [p for e in before if _RATE not in e.evidence for p in e.prescriptions]
-    told = replace(finding, prescriptions=_once([*first, *own, *then, *general]))
+    advised = replace(finding, prescriptions=_without_repeats([*first, *own, *then, *general]))
     if not off:
-        return told
+        return advised
     back = "resume from a checkpoint before that step" if off[0][0] else "no checkpoint is older: start again"
     return replace(
-        told,
+        advised,
         message=f"{finding.message} Training had already diverged at step {off[0][0]} ({off[0][1]}, below): {back}.",
         evidence={**finding.evidence, "left_its_course_at": off[0][0]},
     )
 
 
-def _led_to(effect: Finding, finding: Finding) -> bool:
+def _leads_to(effect: Finding, finding: Finding) -> bool:
     begun, ended = effect.location.step, finding.location.step
     if finding.code not in _ENDS or effect.code not in _DIVERGES or effect.severity is Severity.INFO:
         return False
@@ -124,12 +124,12 @@ def _led_to(effect: Finding, finding: Finding) -> bool:
     return begun < ended and (effect.code == "PD603" or ended - begun <= _WINDOW)
 
 
-def _once(prescriptions: Sequence[Prescription]) -> list[Prescription]:
+def _without_repeats(prescriptions: Sequence[Prescription]) -> list[Prescription]:
     """Drop prescriptions of a change that is listed before: two effects of one learning rate prescribe the same."""
     return [p for i, p in enumerate(prescriptions) if not any(p.change == q.change for q in prescriptions[:i])]
 
 
-def _left_its_course(effect: Finding) -> int | None:
+def _diverged_at(effect: Finding) -> int | None:
     """Return the step at which training diverged; None for large updates unless gradient descent diverges."""
     from_the_first = effect.evidence.get("diverges_from")
     step = from_the_first if from_the_first is not None else effect.location.step

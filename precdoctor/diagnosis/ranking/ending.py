@@ -76,11 +76,11 @@ def ending(run: Mapping[str, Any], who: str = "the command") -> str | None:
     assert isinstance(status, int)
     signal = _SIGNALS.get(status - 128)
     raised = run.get("exception")
-    said = f" ({signal})" if signal else f", {_raised(raised)}" if isinstance(raised, Mapping) else ""
-    return f"{who} ended with status {status}{said}"
+    cause = f" ({signal})" if signal else f", {_exception_words(raised)}" if isinstance(raised, Mapping) else ""
+    return f"{who} ended with status {status}{cause}"
 
 
-def _raised(exception: Mapping[str, Any]) -> str:
+def _exception_words(exception: Mapping[str, Any]) -> str:
     """Return ``IndexError at train.py:65: Target 96 is out of bounds``, and the meaning of well-known messages."""
     place = f" at {exception['file']}:{exception['line']}" if exception.get("file") else ""
     lines = str(exception.get("message") or "").strip().splitlines()

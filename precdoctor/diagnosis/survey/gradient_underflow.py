@@ -155,12 +155,12 @@ def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> Gra
     where = [("dtype", "in", dtypes)]
     rows = view.measured(("alive", "non_finite"), (kind,), columns=_COLUMNS, steps=steps, where=where)
     rows = rows[(rows["non_finite"] == 0) & (rows["numel"] > 0) & (rows["phase"] != "recompute")]
-    fp16 = (rows["dtype"] == FP16.dtype) | _widened(view, rows)
+    fp16 = (rows["dtype"] == FP16.dtype) | _is_widened(view, rows)
     rows = rows.assign(fp16=fp16)[fp16 | (rows["dtype"] != "float32")]
     rows = rows.iloc[np.lexsort((column(rows, "order"), *(rows[c] for c in ("step", "attempt", "rank"))))]
     if rows.empty:
         return GradientSurvey()
-    rounded = pd.concat([_rounded(rows[rows["fp16"] == is_fp16], fmt) for is_fp16, fmt in _FORMATS.items()])
+    rounded = pd.concat([_with_rounding_loss(rows[rows["fp16"] == is_fp16], fmt) for is_fp16, fmt in _FORMATS.items()])
     rows = rounded.loc[rows.index]
     rows = rows.assign(**_shares(rows, dying_share, kind))
     largest = {fmt: float(rows.loc[rows["fp16"] == is_fp16, "amax"].max()) for is_fp16, fmt in _FORMATS.items()}
@@ -168,7 +168,7 @@ def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> Gra
     return GradientSurvey(_series(rows), set(rows["step"].unique().tolist()), headroom)
 
 
-def _widened(view: RunView, rows: pd.DataFrame) -> Mask:
+def _is_widened(view: RunView, rows: pd.DataFrame) -> Mask:
     """Mask of the rows of FP32 gradients that FP16 autocast computed; see :func:`computed_in`."""
     under = {
         (process, s.step) for process, steps in view.timeline.items() for s in steps if s.autocast_dtype == FP16.dtype
@@ -178,7 +178,7 @@ def _widened(view: RunView, rows: pd.DataFrame) -> Mask:
     return wide & on_steps(rows, under) if under else np.zeros_like(wide)
 
 
-def _rounded(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
+def _with_rounding_loss(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
     """Add columns that measure the loss by rounding to ``fmt``.
 
     Number of elements: ``flushed``, ``subnormal``. Sum of magnitudes: ``lost`` (flushed), ``kept`` (not flushed),

@@ -276,7 +276,9 @@ def check_facts(
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := badness(f)) > 0]
     if not bad:
         return Checked((), f"{checked}: {seen}")
-    groups = [g for g in _grouped(bad, same or _place_of) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
+    groups = [
+        g for g in _grouped(bad, same or _place_of) if keep(g) and not (flushes(g.worst) and _is_transient(g, done))
+    ]
     if not groups:
         return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
@@ -297,7 +299,7 @@ def _grouped(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]
     return [Group(found[0][1], [f for _, f in found]) for found in ordered]
 
 
-def _passed(group: Group, done: Sequence[Scan]) -> bool:
+def _is_transient(group: Group, done: Sequence[Scan]) -> bool:
     """Return whether a single step has facts of the group, and a later step of the process was scanned."""
     fact = group.worst
     return len(group.steps) == 1 and any(s.process == fact.process and s.step > fact.step for s in done)

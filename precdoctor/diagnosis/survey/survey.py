@@ -31,9 +31,9 @@ MOST_ROWS = 1 << 18
 #: Of a log with more rows, the largest and smallest number of steps to keep.
 MOST_STEPS, FEWEST_STEPS = 512, 32
 #: The first bad steps to keep; sampled steps to keep before a bad one; bad steps that get them.
-_BAD, _BEFORE, _LED_UP_TO = 48, 8, 4
+_MOST_BAD, _BEFORE, _BAD_WITH_HISTORY = 48, 8, 4
 #: Sampled steps to keep at the start, which show how the run began, and bad steps to keep at the end.
-_FIRST = 8
+_FIRST_STEPS = 8
 #: The columns of a kept row: all except block histograms, which take most of the memory and are rarely needed.
 COLUMNS = tuple(name for name in TENSORS.names if not name.startswith("block") or name.endswith("_lo"))
 ROWS = pa.schema([*(TENSORS.field(name) for name in COLUMNS), ATTEMPT])
@@ -165,7 +165,12 @@ def _survey_of(batch: pa.RecordBatch, steps: Ints | None) -> Survey:
             at = np.minimum(np.searchsorted(steps, step), steps.size - 1)
             rows = batch.filter(pa.array(steps[at] == step))
     return Survey(
-        totals(batch), _steps_of(batch), _bad(batch), _peaks(_delivered(batch)), rows.select(ROWS.names), None
+        totals(batch),
+        _steps_of(batch),
+        _bad_counts(batch),
+        _outlying_batches(_data_batches(batch)),
+        rows.select(ROWS.names),
+        None,
     )
 
 
@@ -207,9 +212,15 @@ def chosen_steps(sampled: Sequence[int], bad: Sequence[int], rows: int) -> list[
     limit = max(FEWEST_STEPS, min(MOST_STEPS, MOST_ROWS * len(sampled) // rows))
     newest = limit // 3
     older = sampled[:-newest]
-    led = [s for b in bad[:_LED_UP_TO] for s in sampled[max(0, int(np.searchsorted(sampled, b)) - _BEFORE) :][:_BEFORE]]
+    before_bad = [
+        s
+        for b in bad[:_BAD_WITH_HISTORY]
+        for s in sampled[max(0, int(np.searchsorted(sampled, b)) - _BEFORE) :][:_BEFORE]
+    ]
     spread = older[:: max(1, math.ceil(len(older) / (limit - newest)))]
-    return sorted({*sampled[:_FIRST], *spread, *sampled[-newest:], *bad[:_BAD], *bad[-_FIRST:], *led})
+    return sorted(
+        {*sampled[:_FIRST_STEPS], *spread, *sampled[-newest:], *bad[:_MOST_BAD], *bad[-_FIRST_STEPS:], *before_bad}
+    )
 
 
 class _Partial:
@@ -219,8 +230,8 @@ class _Partial:
         self._budget = budget
         self._size = 0
         self._totals: list[pa.Table] = []
-        self._most = _PENDING
-        self._bad: list[pa.Table] = []
+        self._merge_at = _PENDING
+        self._bad_counts: list[pa.Table] = []
         self._kinds: dict[str, list[Ints]] = {}
         self._rows: list[pa.RecordBatch] = []
         self._batches: list[pa.Table] = []
@@ -228,13 +239,13 @@ class _Partial:
     def add(self, part: Survey) -> None:
         """Add the survey of the next piece in the log's order."""
         self._totals.append(part.totals)
-        if len(self._totals) > 1 and sum(t.num_rows for t in self._totals) > self._most:
+        if len(self._totals) > 1 and sum(t.num_rows for t in self._totals) > self._merge_at:
             self._totals = [merged(self._totals)]
-            self._most = max(_PENDING, 2 * self._totals[0].num_rows)
+            self._merge_at = max(_PENDING, 2 * self._totals[0].num_rows)
             self._budget.keep("names", TENSOR_COST * self._totals[0].num_rows)
         for kind, found in part.steps_of.items():
             self._kinds.setdefault(kind, []).append(found)
-        for tables, table in ((self._bad, part.bad), (self._batches, part.batches), (self._rows, part.rows)):
+        for tables, table in ((self._bad_counts, part.bad), (self._batches, part.batches), (self._rows, part.rows)):
             if table.num_rows:  # an empty table would keep its dictionaries in memory
                 tables.append(table)
         self._size += part.rows.nbytes
@@ -245,16 +256,16 @@ class _Partial:
         found = Survey(
             totals=merged(self._totals),
             steps_of={kind: np.unique(np.concatenate(found)) for kind, found in self._kinds.items()},
-            bad=_added(self._bad),
-            batches=_peaks(pa.concat_tables([BATCHES.empty_table(), *self._batches])),
-            rows=_one(self._rows, ROWS),
+            bad=_summed_bad(self._bad_counts),
+            batches=_outlying_batches(pa.concat_tables([BATCHES.empty_table(), *self._batches])),
+            rows=_concatenated(self._rows, ROWS),
             kept=kept,
         )
         pa.default_memory_pool().release_unused()
         return found
 
 
-def _one(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+def _concatenated(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """Concatenate batches column by column and empty the list.
 
     Rows are the largest share of a survey. This way memory holds them once, plus one column.
@@ -276,7 +287,7 @@ def _steps_of(batch: pa.RecordBatch) -> dict[str, Ints]:
     return {str(kind.dictionary[int(c)].as_py()): np.unique(step[codes == c]) for c in np.unique(codes)}
 
 
-def _bad(batch: pa.RecordBatch) -> pa.Table:
+def _bad_counts(batch: pa.RecordBatch) -> pa.Table:
     """Count the non-finite tensors of one batch; schema :data:`BAD`."""
     nan, pos, neg = (batch.column(c).to_numpy() for c in ("nan", "pos_inf", "neg_inf"))
     chosen = batch.filter(pa.array((nan > 0) | (pos > 0) | (neg > 0)))
@@ -286,10 +297,10 @@ def _bad(batch: pa.RecordBatch) -> pa.Table:
     names = ("rank", "attempt", "step", "kind")
     columns = {n: chosen.column(n).cast(BAD.field(n).type) for n in names}
     ones = pa.array(np.ones(chosen.num_rows, np.int64))
-    return _added([pa.table({**columns, "tensors": ones, "masks": masks}, schema=BAD)])
+    return _summed_bad([pa.table({**columns, "tensors": ones, "masks": masks}, schema=BAD)])
 
 
-def _added(tables: Sequence[pa.Table]) -> pa.Table:
+def _summed_bad(tables: Sequence[pa.Table]) -> pa.Table:
     whole = pa.concat_tables([BAD.empty_table(), *tables])
     if not whole.num_rows:
         return whole
@@ -298,14 +309,14 @@ def _added(tables: Sequence[pa.Table]) -> pa.Table:
     return sums.rename_columns([*keys, "tensors", "masks"]).select(BAD.names).sort_by([(k, "ascending") for k in keys])
 
 
-def _delivered(batch: pa.RecordBatch) -> pa.Table:
+def _data_batches(batch: pa.RecordBatch) -> pa.Table:
     """Return the rows of kind ``batch``, with the columns of :data:`BATCHES`."""
     kind = batch.column("kind")
     mine = pc.take(pc.equal(kind.dictionary, "batch"), kind.indices)
     return pa.Table.from_batches([batch.select(_BATCH_COLUMNS).filter(mine)], BATCHES)
 
 
-def _peaks(delivered: pa.Table) -> pa.Table:
+def _outlying_batches(delivered: pa.Table) -> pa.Table:
     """Keep of the rows of kind ``batch`` each tensor's first one per process, non-finite ones, and new top binades."""
     if not delivered.num_rows:
         return delivered

@@ -47,8 +47,8 @@ class RunView(RunFacts):
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
         self._categories: Categories = {}
-        self._asked: frozenset[int] = frozenset()
-        self._besides: list[int] = []
+        self._requested_steps: frozenset[int] = frozenset()
+        self._extra_steps: list[int] = []
 
     def measured(
         self,
@@ -81,7 +81,7 @@ class RunView(RunFacts):
         They are returned only to queries that name their steps. Without effect after the pass: queries then read these
         steps from the log.
         """
-        self._asked |= frozenset(steps)
+        self._requested_steps |= frozenset(steps)
 
     def batches(
         self,
@@ -108,8 +108,8 @@ class RunView(RunFacts):
         survey = self.survey
         if steps is not None:
             terms.append(("step", "in", [int(s) for s in steps]))
-        elif survey.kept is not None and self._besides:
-            terms.append(("step", "not in", self._besides))
+        elif survey.kept is not None and self._extra_steps:
+            terms.append(("step", "not in", self._extra_steps))
         all_seen = not everyone or len(self.processes) == len(self.everyone)
         if all_seen and survey.covers(steps) and set(wanted) <= set(ROWS.names):
             found = query("tensors", wanted, [terms]).select(survey.rows)
@@ -125,8 +125,8 @@ class RunView(RunFacts):
         mine = [Process(p.directory.rank, p.directory.attempt) in self.step_batches for p in pieces]
         rows = sum(p.rows for p, keeps in zip(pieces, mine, strict=True) if keeps)
         chosen = chosen_steps(self.sampled_steps, bad, rows)
-        self._besides = [] if chosen is None else sorted(self._asked.difference(chosen))
-        steps = None if chosen is None else sorted([*chosen, *self._besides])
+        self._extra_steps = [] if chosen is None else sorted(self._requested_steps.difference(chosen))
+        steps = None if chosen is None else sorted([*chosen, *self._extra_steps])
         key = stored.key_of(self._run, steps) if sum(p.rows for p in pieces) >= stored.WORTH_STORING else None
         known = stored.load(key) if key is not None else None
         if known is not None:
@@ -156,7 +156,7 @@ class RunView(RunFacts):
         kept = self.survey.kept
         if kept is None:
             return self.sampled_steps
-        mine = kept.difference(self._besides)
+        mine = kept.difference(self._extra_steps)
         return tuple(s for s in self.sampled_steps if s in mine)
 
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:

@@ -194,7 +194,7 @@ def replay_recipes(
         asked = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
         stale = np.bincount(step_of, scale.stale, minlength=numbers.size)
         shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in asked.tolist())
-        out.append(_replayed(str(recipe), log, formats, scale, count, shares))
+        out.append(_recipe_replay(str(recipe), log, formats, scale, count, shares))
     return tuple(out)
 
 
@@ -220,7 +220,7 @@ def _within(steps: Ints, wanted: tuple[int | None, int | None]) -> npt.NDArray[n
 
 
 @dataclass(frozen=True)
-class _Course:
+class _ScaleSummary:
     """The scales of one tensor over the counted steps, summarised; fields as in :class:`TensorReplay`."""
 
     steps: int
@@ -240,7 +240,7 @@ class _Course:
         fmt: Format,
         within: npt.NDArray[np.bool_],
         beyond: npt.NDArray[np.bool_],
-    ) -> _Course:
+    ) -> _ScaleSummary:
         counted = within & ~scales.cold
         stale = np.flatnonzero(beyond & counted)
         headroom = headroom_binades(series.amax, scales.scale, fmt)
@@ -264,17 +264,17 @@ class _Scales:
         scale: of each entry of the amax log.
         counted: mask of the entries of the counted steps, without cold ones.
         stale: mask of those whose amax saturates.
-        courses: one summary per tensor.
+        summaries: one summary per tensor.
     """
 
     scale: Floats
     counted: npt.NDArray[np.bool_]
     stale: npt.NDArray[np.bool_]
-    courses: tuple[_Course, ...]
+    summaries: tuple[_ScaleSummary, ...]
 
     @classmethod
     def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: npt.NDArray[np.bool_]) -> _Scales:
-        scale, counted, courses = np.ones(log.steps.size), within.copy(), []
+        scale, counted, summaries = np.ones(log.steps.size), within.copy(), []
         stale = np.zeros(log.steps.size, dtype=np.bool_)
         for i, fmt in enumerate(formats):
             part = slice(int(log.bounds[i]), int(log.bounds[i + 1]))
@@ -285,11 +285,11 @@ class _Scales:
             product = np.where(series.amax > 0.0, series.amax, 0.0) * found.scale
             beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
             stale[part] = beyond & counted[part]
-            courses.append(_Course.of(series, found, fmt, within[part], beyond))
-        return cls(scale, counted, stale, tuple(courses))
+            summaries.append(_ScaleSummary.of(series, found, fmt, within[part], beyond))
+        return cls(scale, counted, stale, tuple(summaries))
 
 
-def _replayed(
+def _recipe_replay(
     recipe: str,
     log: AmaxLog,
     formats: Sequence[Format],
@@ -299,13 +299,13 @@ def _replayed(
 ) -> RecipeReplay:
     """Combine scales and counts to the replay of one recipe; tensors without a counted step are left out."""
     tensors = []
-    for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.courses, strict=True)):
+    for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.summaries, strict=True)):
         if course.steps:
             shares = counts.row(i)
-            told = {f.name: getattr(course, f.name) for f in fields(course)}
+            values = {f.name: getattr(course, f.name) for f in fields(course)}
             tensors.append(
                 TensorReplay(
-                    *key, format=fmt.name, flushed=shares.flushed_share(), saturated=shares.saturated_share(), **told
+                    *key, format=fmt.name, flushed=shares.flushed_share(), saturated=shares.saturated_share(), **values
                 )
             )
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))

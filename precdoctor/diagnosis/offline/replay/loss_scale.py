@@ -113,7 +113,7 @@ def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt:
     used = policy_used(view, chosen)
     scores: tuple[PolicyScore, ...] = ()
     if policy is None:
-        scores = tuple(_telling(search(run.gradients, base=used)))
+        scores = tuple(_scores_to_report(search(run.gradients, base=used)))
         policy = scores[0].policy
     replayed = simulate(policy, run.gradients, start=_recorded_start(run) if policy == used and not scores else None)
     return LossScaleReplay(
@@ -136,7 +136,7 @@ def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt:
     )
 
 
-def _telling(scores: list[PolicyScore]) -> list[PolicyScore]:
+def _scores_to_report(scores: list[PolicyScore]) -> list[PolicyScore]:
     """Select the policies to report: the best of each growth interval, and torch's default."""
     chosen: dict[int, PolicyScore] = {}
     for score in scores:
@@ -204,18 +204,18 @@ def _culprit(view: RunView, run: RunGradients, i: int, scale: float) -> Culprit 
     if (rows := _rows_of(view, run, i)) and update.overflow:
         bad = [r for r in rows if r.bad and (r.kind in KINDS or (r.kind in FORWARD_KINDS and not r.mask_like))]
         if bad:
-            return _named(min(bad, key=lambda r: r.position), update.step, scale, "recorded", None)
+            return _culprit_of(min(bad, key=lambda r: r.position), update.step, scale, "recorded", None)
     held = [(headroom, r) for r in rows if (headroom := _headroom(r, run, i, scale)) is not None]
     beyond = [r for headroom, r in held if headroom <= 0.0]
     if beyond:
         first = min(beyond, key=lambda r: r.position)
-        return _named(first, update.step, scale, "predicted", _headroom(first, run, i, scale))
+        return _culprit_of(first, update.step, scale, "predicted", _headroom(first, run, i, scale))
     for j in range(i - 1, -1, -1):
         if run.updates[j].sampled and not run.updates[j].overflow:
             near = [(h, r) for r in _rows_of(view, run, j) if (h := _headroom(r, run, j, scale)) is not None]
             if near:
                 headroom, row = min(near, key=lambda n: (n[0], n[1].position))
-                return _named(row, update.step, scale, "nearest sample", headroom)
+                return _culprit_of(row, update.step, scale, "nearest sample", headroom)
             break
     return None
 
@@ -241,7 +241,7 @@ def _headroom(row: TensorRow, run: RunGradients, i: int, scale: float) -> float 
     return math.log2(fmt.overflow_limit) - math.log2(row.amax) - math.log2(scale / carried)
 
 
-def _named(row: TensorRow, step: int, scale: float, how: str, headroom: float | None) -> Culprit:
+def _culprit_of(row: TensorRow, step: int, scale: float, how: str, headroom: float | None) -> Culprit:
     forward = row.kind in FORWARD_KINDS
     return Culprit(step, scale, row.root, row.module, row.kind, row.name, how, forward, headroom)
 

@@ -60,7 +60,7 @@ def updates_of(view: RunView, process: Process) -> list[Update]:
             groups[-1].append((name, update))
         else:
             groups.append([(name, update)])
-    return [_joined([update for _, update in group]) for group in groups]
+    return [_merged([update for _, update in group]) for group in groups]
 
 
 def _attempt(record: dict[str, object]) -> tuple[str, Update]:
@@ -90,7 +90,7 @@ def _same_update(group: Sequence[tuple[str, Update]], name: str, update: Update)
     return (update.scale, update.growth_tracker) == (last.scale, last.growth_tracker)
 
 
-def _joined(parts: Sequence[Update]) -> Update:
+def _merged(parts: Sequence[Update]) -> Update:
     norms = [p.grad_norm for p in parts if p.grad_norm is not None]
     return Update(
         step=parts[0].step,

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ROW_COLUMNS = (
     *("step", "rank", "call", "numel", "zero", "amax", "amin_nonzero", "sum_sq", "exp_lo", "exp_hist", "scale"),
 )
-_LOOKED_AT = ("phase", "module_class", "shape", "order", "nan", "pos_inf")
+_FACT_COLUMNS = ("phase", "module_class", "shape", "order", "nan", "pos_inf")
 _WIDTH = EXP_MAX - EXP_MIN + 1
 
 
@@ -130,7 +130,7 @@ def gather(
     columns += [f"{g}_{part}" for g in {r.grouping for r in recipes} - {None} for part in ("hist", "energy")]
     collector = _Collector(selection, recipes, target, columns, draw=draw)
     for batch in run.batches(
-        "tensors", columns=[*KEY_COLUMNS, *_LOOKED_AT, *columns, "attempt"], filters=selection.filters()
+        "tensors", columns=[*KEY_COLUMNS, *_FACT_COLUMNS, *columns, "attempt"], filters=selection.filters()
     ):
         collector.take(batch)
     return collector.result()
@@ -146,7 +146,7 @@ class _Collector:
         self._target = target
         self._columns = columns
         self._recipes = [_PerRecipe(recipe, draw=draw) for recipe in recipes]
-        self._counts = _Table(rows=0, non_finite=0, filled=0, numel=0)
+        self._counts = _GrowingArrays(rows=0, non_finite=0, filled=0, numel=0)
         self._first: list[dict[str, Any]] = []
         self._steps: set[int] = set()
         self._trends = Trends()
@@ -173,10 +173,10 @@ class _Collector:
         np.add.at(self._counts["filled"], ids[rows.filled], 1)
         unscaled = np.where(rows.loss_scaled & (rows.recorded > 0.0), 1.0 / rows.recorded, 1.0)
         self._trends.add(ids, step, rows.amax * unscaled, rows.typical * unscaled)
-        judged = np.zeros(ids.size, dtype=np.bool_)
+        usable = np.zeros(ids.size, dtype=np.bool_)
         for recipe in self._recipes:
-            judged |= recipe.take(rows, ids, self._target)
-        self._steps.update(np.unique(step[judged]).tolist())
+            usable |= recipe.take(rows, ids, self._target)
+        self._steps.update(np.unique(step[usable]).tolist())
 
     def _grow(self, batch: pa.RecordBatch, ids: Ints) -> None:
         """Make room for new tensors and keep the facts of their first rows."""
@@ -268,13 +268,13 @@ class _PerRecipe:
     def __init__(self, recipe: Recipe, *, draw: bool) -> None:
         self.recipe = recipe
         self._draws = draw
-        self._sums = _Table(elements=0.0, fl=0.0, fh=0.0, fe=0.0, sl=0.0, sh=0.0, se=0.0, badness=-1.0)
+        self._sums = _GrowingArrays(elements=0.0, fl=0.0, fh=0.0, fe=0.0, sl=0.0, sh=0.0, se=0.0, badness=-1.0)
         self._drawn = np.zeros((0, _WIDTH if draw else 0), dtype=np.int64)
-        self._kept = _Kept()
+        self._worst_rows = _WorstRows()
 
     def grow(self, tensors: int) -> None:
         self._sums.grow(tensors)
-        self._kept.grow(tensors)
+        self._worst_rows.grow(tensors)
         self._drawn = np.concatenate(
             [self._drawn, np.zeros((tensors - len(self._drawn), self._drawn.shape[1]), np.int64)]
         )
@@ -298,11 +298,11 @@ class _PerRecipe:
         worse = badness[best] > self._sums["badness"][ids[best]]
         chosen = best[worse]
         self._sums["badness"][ids[chosen]] = badness[chosen]
-        self._kept.put(rows.batch, chosen, ids[chosen])
+        self._worst_rows.put(rows.batch, chosen, ids[chosen])
         return known & rows.filled if self.recipe.block or self.recipe.grouping else np.ones(ids.size, dtype=np.bool_)
 
     def worst(self) -> dict[int, dict[str, Any]]:
-        return self._kept.rows()
+        return self._worst_rows.rows()
 
     def totals(self, tensor: int) -> Totals:
         e, fl, fh, fe, sl, sh, se = (
@@ -314,7 +314,7 @@ class _PerRecipe:
         return ExponentHistogram(EXP_MIN, self._drawn[tensor]).trimmed()
 
 
-class _Kept:
+class _WorstRows:
     """One row of the log per tensor, held as Arrow; replaced rows are dropped once they are the majority."""
 
     def __init__(self) -> None:
@@ -349,7 +349,7 @@ class _Kept:
         return dict(zip(np.flatnonzero(self._at >= 0).tolist(), self._tables[0].to_pylist(), strict=True))
 
 
-class _Table:
+class _GrowingArrays:
     """Named arrays of equal length, each with a fill value for new entries."""
 
     def __init__(self, **fill: float) -> None:

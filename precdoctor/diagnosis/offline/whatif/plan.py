@@ -216,11 +216,11 @@ def _operands(
         if recipe.scaling == "none" and now.prediction.headroom_binades.estimate < grows:
             misses.append("headroom")
         if misses:
-            return (), _why(role, recipe, now.step, misses, later, flushed, grows, first=now.misses)
+            return (), _failure_words(role, recipe, now.step, misses, later, flushed, grows, first=now.misses)
     return tuple(made), ""
 
 
-def _why(
+def _failure_words(
     role: str,
     recipe: Recipe,
     step: int,
@@ -232,14 +232,14 @@ def _why(
     first: Sequence[str],
 ) -> str:
     """Return why an operand fails: ``grad_output in E5M2 at step 12: 1.3 % flushed``."""
-    told = {
+    words = {
         "flushed": f"{100 * flushed:.2g} % flushed",
         "saturated": f"{100 * later.saturated.estimate:.2g} % saturated",
         "sqnr": f"SQNR {later.sqnr_db.estimate:.1f} dB",
         "headroom": f"amax growing by {grows:.1f} binades overflows",
     }
     when = f"at step {step}" if first else f"once amax has grown by {grows:.1f} binades"
-    return f"{role} in {recipe.name} {when}: {', '.join(told[m] for m in misses)}"
+    return f"{role} in {recipe.name} {when}: {', '.join(words[m] for m in misses)}"
 
 
 def _memory(modules: Sequence[Operands], plans: Sequence[ModulePlan], *, autocast: bool) -> Memory:
