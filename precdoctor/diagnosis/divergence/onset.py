@@ -140,11 +140,11 @@ def _of_optimizer(
         not _weights_replaced(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
     ):
         return None
-    begins = at == 0 and all(i is None for i in (jump, falls, kept, written)) and _multiplied(steps, updates) is None
-    if begins and (ratio or 0.0) < OUTWEIGHED:
-        return None  # no healthy step to compare with: small networks at brisk rates begin like this
     known = {"rewritten": written, "unzeroed": kept, "learning-rate": jump, "unbounded": falls}
     kind = next((name for name, i in known.items() if i is not None), "")
+    begins = at == 0 and not kind and _multiplied(steps, updates) is None
+    if begins and (ratio or 0.0) < OUTWEIGHED:
+        return None  # no healthy step to compare with: small networks at brisk rates begin like this
     large = _large_from_the_start(view, process, root) if begins else None
     kind = kind or ("initial" if large is not None else _kind(view, process, steps, at, updates))
     links = (*([large] if large is not None else []), *_links(view, process, steps, at, kind, updates, incident))
