@@ -125,12 +125,12 @@ def _of_optimizer(
     jump = jump_before(steps, len(steps) if at is None else at + 1)
     falls = _falls_without_end(steps)
     at = next((i for i in (jump, falls, at) if i is not None), None)
-    kept = _not_zeroed(view, process, steps, at)
-    at = kept if kept is not None else at
-    written = _rewritten(steps, at, incident, updates)
-    if written is not None:
-        at, jump, falls, kept = written, None, None, None
-    elif jump is None and falls is None and kept is None and _multiplied(steps, updates) is not None:
+    summing = _unzeroed_from(view, process, steps, at)
+    at = summing if summing is not None else at
+    rewritten = _rewritten_at(steps, at, incident, updates)
+    if rewritten is not None:
+        at, jump, falls, summing = rewritten, None, None, None
+    elif jump is None and falls is None and summing is None and _common_factor(steps, updates) is not None:
         at = 0  # true from the start, visible once the weights have grown
     if at is None:
         return None
@@ -140,15 +140,15 @@ def _of_optimizer(
         not _weights_replaced(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
     ):
         return None
-    known = {"rewritten": written, "unzeroed": kept, "learning-rate": jump, "unbounded": falls}
+    known = {"rewritten": rewritten, "unzeroed": summing, "learning-rate": jump, "unbounded": falls}
     kind = next((name for name, i in known.items() if i is not None), "")
-    begins = at == 0 and not kind and _multiplied(steps, updates) is None
+    begins = at == 0 and not kind and _common_factor(steps, updates) is None
     if begins and (ratio or 0.0) < OUTWEIGHED:
         return None  # no healthy step to compare with: small networks at brisk rates begin like this
     large = _large_from_the_start(view, process, root) if begins else None
     kind = kind or ("initial" if large is not None else _kind(view, process, steps, at, updates))
     links = (*([large] if large is not None else []), *_links(view, process, steps, at, kind, updates, incident))
-    usual = _before([updates.ratio(s.step) for s in steps[:at]])
+    usual = _usual_level([updates.ratio(s.step) for s in steps[:at]])
     return Divergence(root, kind, process, steps, at, links, ratio, usual, parameter)
 
 
@@ -188,14 +188,14 @@ def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | Non
         return low is not None and begun is not None and s.loss is not None and s.loss > low + undone * max(begun, low)
 
     if not steps or not out_of_line(len(steps) - 1, EXPLODED, 2.0):
-        return 0 if updates is not None and _never_begun(steps, updates) else None
+        return 0 if updates is not None and _ruined_by_first_update(steps, updates) else None
     at = len(steps) - 1
     while at > 0 and out_of_line(at - 1, _RISING, 1.0):
         at -= 1
     return at
 
 
-def _never_begun(steps: Sequence[StepFacts], updates: Updates) -> bool:
+def _ruined_by_first_update(steps: Sequence[StepFacts], updates: Updates) -> bool:
     """Return whether the first update replaced a weight, and all later losses are at least 1.25 times the first."""
     losses = [s.loss for s in steps if s.loss is not None]
     first = updates.ratio(steps[0].step)
@@ -228,7 +228,7 @@ def clip_level(norms: Sequence[float]) -> float:
     return 2.0 * median(norms[-_HISTORY:]) if len(norms) >= _FEWEST and median(norms[-_HISTORY:]) > 0.0 else 1.0
 
 
-def _rewritten(steps: Sequence[StepFacts], at: int | None, incident: int, updates: Updates) -> int | None:
+def _rewritten_at(steps: Sequence[StepFacts], at: int | None, incident: int, updates: Updates) -> int | None:
     """Return the index, at most ``at``, of a step after which something other than its update enlarged a matrix."""
     found = updates.rewritten(steps[0].step, incident, JUMP)
     if found is None:
@@ -286,14 +286,14 @@ def _falls_without_end(steps: Sequence[StepFacts]) -> int | None:
     return next(i for i, loss in enumerate(losses) if loss is not None and loss <= far)
 
 
-def _not_zeroed(view: RunView, process: Process, steps: Sequence[StepFacts], at: int | None) -> int | None:
+def _unzeroed_from(view: RunView, process: Process, steps: Sequence[StepFacts], at: int | None) -> int | None:
     """Return the index of the first step without ``zero_grad()``; None unless ``at`` is among those steps."""
-    kept = unzeroed(view, _KEPT)
-    if kept is None or at is None or kept.process != process or kept.optimizer != steps[0].optimizer:
+    found = unzeroed(view, _KEPT)
+    if found is None or at is None or found.process != process or found.optimizer != steps[0].optimizer:
         return None
-    if not kept.since <= steps[at].step <= kept.last and steps[at].step:
+    if not found.since <= steps[at].step <= found.last and steps[at].step:
         return None
-    return next((i for i, s in enumerate(steps) if s.step >= kept.since), None)
+    return next((i for i, s in enumerate(steps) if s.step >= found.since), None)
 
 
 # -- kind and links of a divergence -----------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, 
     root = steps[at]
     if raised(steps, at) is not None:
         return "learning-rate"
-    if _multiplied(steps[at:], updates) is not None:
+    if _common_factor(steps[at:], updates) is not None:
         return "multiplied"
     if extreme_batch(view, process, steps, at) is not None:
         return "batch"
@@ -315,7 +315,7 @@ def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, 
     return "updates" if ratio is not None and ratio >= REPLACED else "growth"
 
 
-def _multiplied(steps: Sequence[StepFacts], updates: Updates) -> float | None:
+def _common_factor(steps: Sequence[StepFacts], updates: Updates) -> float | None:
     """Return the factor by which every weight matrix grows per step, if it is the same for all; else None.
 
     Gradients cannot cause that. Large updates of grown weights disturb the factor: steps without them are also tried.
@@ -367,24 +367,24 @@ def _links(
         links.append(Link(root.step, f"`{written[1]}` against weight plus update, after the step", written[2], 1.0))
     if kind == "batch" and (batch := extreme_batch(view, process, steps, at)) is not None:
         links.append(Link(batch[0], "largest value of the batch", batch[1], batch[2]))
-    if kind == "multiplied" and (factor := _multiplied(steps[at:], updates)) is not None:
+    if kind == "multiplied" and (factor := _common_factor(steps[at:], updates)) is not None:
         links.append(Link(root.step, "growth of every weight matrix per step", factor, 1.0))
     later = steps[at:]
     norms, losses = ([s.grad_norm for s in steps], [s.loss for s in steps])
     if at == 0:
         links += [Link(root.step, "loss", root.loss)] if root.loss is not None else []
         links += [Link(root.step, "gradient norm", root.grad_norm)] if root.grad_norm is not None else []
-    links += _rise(later, "gradient norm", norms[at:], _before(norms[:at]))
+    links += _rise(later, "gradient norm", norms[at:], _usual_level(norms[:at]))
     first = next((s for s in later if (updates.ratio(s.step) or 0.0) >= REPLACED), None)
     if first is not None:
         ratio, parameter = updates.largest(first.step, first.step + 1)
         usual = [r for s in steps[:at] if (r := updates.ratio(s.step)) is not None]
-        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, _before(usual)))
-    links += _rise(later, "loss", losses[at:], _before(losses[:at]))
+        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, _usual_level(usual)))
+    links += _rise(later, "loss", losses[at:], _usual_level(losses[:at]))
     return tuple(sorted(links, key=lambda link: link.step))
 
 
-def _before(values: Sequence[float | None]) -> float | None:
+def _usual_level(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return median(known[-_LEVEL:]) if known else None
 
