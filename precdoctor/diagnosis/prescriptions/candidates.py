@@ -8,7 +8,7 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.prescriptions.effects import exact_reach
-from precdoctor.diagnosis.survey.rows import number, text
+from precdoctor.diagnosis.survey.rows import integer, number, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import BF16, FP16, FP32
@@ -100,13 +100,8 @@ def _scaler(view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tupl
     if (scale := number(_ends(init)[1])) is not None:
         found.append(_change("scaler.init_scale", number(made.get("init_scale")), scale))
     if (interval := number(_ends(change.get("growth_interval"))[1])) is not None:
-        found.append(_change("scaler.growth_interval", _whole(made.get("growth_interval")), int(interval)))
+        found.append(_change("scaler.growth_interval", integer(made.get("growth_interval")), int(interval)))
     return tuple(found) or _EDIT
-
-
-def _whole(value: Any) -> int | None:
-    known = number(value)
-    return None if known is None else int(known)
 
 
 def _scaler_off(view: RunView, _finding: Finding, _wanted: Mapping[str, Any]) -> tuple[Change, ...] | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -155,8 +156,6 @@ def _weights(view: RunView) -> Sequence[tuple[str, int, str]]:
     found = []
     for root in view.any_facts.get("roots") or ():
         for parameter in root.get("parameters") or ():
-            elements = 1
-            for n in parameter.get("shape") or ():
-                elements *= int(n)
+            elements = math.prod(int(n) for n in parameter.get("shape") or ())
             found.append((text(parameter.get("module")), elements, text(parameter.get("dtype"))))
     return found

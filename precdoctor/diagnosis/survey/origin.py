@@ -205,14 +205,10 @@ def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleCl
     consumer = _consumer(row, rows)
     if consumer is None:
         return Origin(row, Phase.BACKWARD, row.root, row.module, own_class, "loss-backward", after)
-    if consumer.kind == "output" and consumer.root == row.root and not is_below(row.module, consumer.module):
-        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
-        return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "module", after)
-    if consumer.root != row.root:
-        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
+    name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
+    if consumer.root != row.root or (consumer.kind == "output" and not is_below(row.module, consumer.module)):
         return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "module", after)
     if consumer.kind == "output":  # the parent's own code after its last child
-        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
         return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "own-code", row)
     caller = caller_of(row.root, consumer.module, row, classes)
     name = class_of(classes, row.root, caller)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -302,12 +302,8 @@ def _recipe_replay(
     for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.summaries, strict=True)):
         if course.steps:
             shares = counts.row(i)
-            values = {f.name: getattr(course, f.name) for f in fields(course)}
-            tensors.append(
-                TensorReplay(
-                    *key, format=fmt.name, flushed=shares.flushed_share(), saturated=shares.saturated_share(), **values
-                )
-            )
+            flushed, saturated = shares.flushed_share(), shares.saturated_share()
+            tensors.append(TensorReplay(*key, format=fmt.name, flushed=flushed, saturated=saturated, **vars(course)))
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
     stale = sum(t.stale_steps > 0 for t in tensors)
     return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale, steps)

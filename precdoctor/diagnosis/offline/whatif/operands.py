@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from precdoctor.diagnosis.offline.whatif.gather import Seen
@@ -103,8 +103,6 @@ def _role(module: str, module_class: str) -> str:
 
 def _with_heads(modules: Sequence[Operands], outputs: dict[tuple[str, str], Seen]) -> list[Operands]:
     """Mark the last module of each root in execution order, which makes the logits, to stay wide."""
-    from dataclasses import replace
-
     last: dict[str, str] = {m.root: m.module for m in modules if (m.root, m.module) in outputs and not m.keep}
     return [replace(m, keep="final logits") if last.get(m.root) == m.module and not m.keep else m for m in modules]
 

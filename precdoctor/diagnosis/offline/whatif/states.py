@@ -115,7 +115,7 @@ def forecast_states(
     groups = parameter_groups(view)
     eps = max((e for g in groups if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
     beta2 = max((b for g in groups if (b := beta2_of(g)) is not None), default=_USUAL_BETA2)
-    if not any(True for _ in view.places("opt_state")):
+    if not view.places("opt_state"):
         raise UsageError("--state: the run has no optimizer state; record one with an optimizer that keeps any (Adam)")
     answer = forecast(run, Question(recipe, kinds=("opt_state",), module=module, steps=steps))
     states = [_state(f, recipe, eps) for f in answer.forecasts]
