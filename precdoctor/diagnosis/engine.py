@@ -274,13 +274,13 @@ def _with_own_steps(view: RunView, finding: Finding) -> Finding:
     """
     rank, attempt = finding.location.rank, finding.location.attempt
     mine = (p for p in view.timeline if rank in (None, p.rank) and attempt in (None, p.attempt))
-    likely = [p for p in mine if view.timeline[p]]
-    if not likely or (rank is not None and len(likely) > 1):  # it may be about any of them
+    with_steps = [p for p in mine if view.timeline[p]]
+    if not with_steps or (rank is not None and len(with_steps) > 1):  # it may be about any of them
         return finding
-    steps, before = view.timeline[likely[0]], view.steps_before(likely[0])
-    asked = [step for step in dict.fromkeys((finding.location.step, finding.resume_step)) if step is not None]
-    known = [(step, *own) for step in asked if (own := own_step(steps, step, before)) is not None]
-    if not known:
+    steps, before = view.timeline[with_steps[0]], view.steps_before(with_steps[0])
+    named_steps = [step for step in dict.fromkeys((finding.location.step, finding.resume_step)) if step is not None]
+    own_counts = [(step, *own) for step in named_steps if (own := own_step(steps, step, before)) is not None]
+    if not own_counts:
         return finding
-    own_steps = [{"step": step, "optimizer": name, "number": number} for step, name, number in known]
+    own_steps = [{"step": step, "optimizer": name, "number": number} for step, name, number in own_counts]
     return replace(finding, evidence={**finding.evidence, "own_steps": own_steps})

@@ -173,8 +173,8 @@ def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | Non
     """Return :func:`departure`; with ``updates`` a step that replaced a weight is also out of line."""
     norms = calm([s.grad_norm for s in steps])
     losses = calm([s.loss if s.loss is not None and s.loss > 0.0 else None for s in steps])
-    begun = next((s.loss for s in steps if s.loss is not None), None)
-    begun = begun if begun is not None and begun > 0.0 else None
+    first = next((s.loss for s in steps if s.loss is not None), None)
+    first = first if first is not None and first > 0.0 else None
 
     def out_of_line(i: int, times: float, undone: float) -> bool:
         s = steps[i]
@@ -185,7 +185,7 @@ def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | Non
         if level is not None and s.grad_norm is not None and s.grad_norm > times * level:
             return True
         low = losses[i]
-        return low is not None and begun is not None and s.loss is not None and s.loss > low + undone * max(begun, low)
+        return low is not None and first is not None and s.loss is not None and s.loss > low + undone * max(first, low)
 
     if not steps or not out_of_line(len(steps) - 1, EXPLODED, 2.0):
         return 0 if updates is not None and _ruined_by_first_update(steps, updates) else None

@@ -135,10 +135,10 @@ def _lower(view: RunView, divergence: Divergence) -> Prescription:
     factor = rounded_down(min(0.1, _BRISK / ratio)) if ratio else 0.1
     one = sum(len(o.get("groups") or ()) for o in view.optimizers) == 1
     rates = f" ({rate:.3g} -> {rate * factor:.3g})" if rate and one else ""
-    begun = ", or a warm-up that begins there" if divergence.at < 4 else ""
+    warm_up = ", or a warm-up that begins there" if divergence.at < 4 else ""
     predicted: Mapping[str, Any] = {} if ratio is None else {"update_to_weight": {"from": ratio, "to": ratio * factor}}
     return Prescription(
-        title=f"learning rate x {factor:g}{rates}{begun}",
+        title=f"learning rate x {factor:g}{rates}{warm_up}",
         change={"lr_factor": factor},
         predicted=predicted,
         snippet=snippets.lower_rate(factor),

@@ -64,8 +64,8 @@ class Updates:
         known = [s for s in sorted(self.weights) if first <= s <= incident]
         if len(known) < 2:
             return 1.0
-        begun, ended = self.weights[known[0]], self.weights[known[-1]]
-        return max((ended[p] / w for p, w in begun.items() if w > 0.0 and p in ended), default=1.0)
+        earlier, later = self.weights[known[0]], self.weights[known[-1]]
+        return max((later[p] / w for p, w in earlier.items() if w > 0.0 and p in later), default=1.0)
 
     def rewritten(self, first: int, end: int, times: float) -> tuple[int, str, float] | None:
         """Find the first step after which a matrix is, and stays, ``times`` larger than its update can have made it.

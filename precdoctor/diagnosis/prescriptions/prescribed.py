@@ -57,15 +57,15 @@ def prescribe(view: RunView, diagnosis: Diagnosis) -> list[Prescribed]:
     """
     found: list[Prescribed] = []
     for finding in diagnosis.findings:
-        mine: list[Prescribed] = []
+        new: list[Prescribed] = []
         for rule in finding.prescriptions:
             for candidate in candidates(view, finding, rule):
                 one = _prescription_of(view, finding, rule, candidate)
-                if not one.changes or all(one.changes != other.changes for other in (*found, *mine)):
-                    mine.append(one)
-        taken = {_target(c) for other in found if other.apply for c in other.changes}
-        for one in mine:
-            if one.apply and taken & {_target(c) for c in one.changes}:
+                if not one.changes or all(one.changes != other.changes for other in (*found, *new)):
+                    new.append(one)
+        claimed = {_target(c) for other in found if other.apply for c in other.changes}
+        for one in new:
+            if one.apply and claimed & {_target(c) for c in one.changes}:
                 found.append(replace(one, apply=False, why_not="another prescription above sets the same"))
             elif one.apply and any(other.apply and other.finding == one.finding for other in found):
                 found.append(replace(one, apply=False, why_not=_ALTERNATIVE))

@@ -30,12 +30,12 @@ def _follows_divergence(cause: Finding, effect: Finding) -> bool:
 
     Non-finite values follow if they appear after the finding's step, other values from the root on.
     """
-    root, begun, ended = cause.evidence.get("left_its_course_at"), effect.location.step, cause.location.step
-    if "chain" not in cause.evidence or root is None or begun is None or ended is None:
+    root, effect_step, cause_step = cause.evidence.get("left_its_course_at"), effect.location.step, cause.location.step
+    if "chain" not in cause.evidence or root is None or effect_step is None or cause_step is None:
         return False
     if effect.code in _NONFINITE:
-        return begun > ended
-    return begun >= root and effect.code[:3] in _OF_VALUES and effect.code != "PD104"
+        return effect_step > cause_step
+    return effect_step >= root and effect.code[:3] in _OF_VALUES and effect.code != "PD104"
 
 
 def fold(findings: Sequence[Finding], relations: Relations) -> list[Finding]:
@@ -116,12 +116,12 @@ def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
 
 
 def _leads_to(effect: Finding, finding: Finding) -> bool:
-    begun, ended = effect.location.step, finding.location.step
+    effect_step, end_step = effect.location.step, finding.location.step
     if finding.code not in _ENDS or effect.code not in _DIVERGES or effect.severity is Severity.INFO:
         return False
-    if begun is None or ended is None or finding.evidence.get("recovered"):
+    if effect_step is None or end_step is None or finding.evidence.get("recovered"):
         return False
-    return begun < ended and (effect.code == "PD603" or ended - begun <= _WINDOW)
+    return effect_step < end_step and (effect.code == "PD603" or end_step - effect_step <= _WINDOW)
 
 
 def _without_repeats(prescriptions: Sequence[Prescription]) -> list[Prescription]:

@@ -73,8 +73,8 @@ def format_values(frame: pd.DataFrame, attribute: str, names: str = "dtype") -> 
     found = frame[names].astype("category")
     known = [known_format(str(name)) for name in found.cat.categories]
     values = np.array([getattr(fmt, attribute) if fmt is not None else np.nan for fmt in known] + [np.nan])
-    taken: Floats = values[found.cat.codes.to_numpy()]
-    return taken
+    by_row: Floats = values[found.cat.codes.to_numpy()]
+    return by_row
 
 
 def _non_finite(frame: pd.DataFrame) -> Floats:

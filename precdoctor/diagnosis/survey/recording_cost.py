@@ -38,20 +38,20 @@ def overhead(view: RunView) -> dict[str, Any]:
         found["between"] = between
     sampled = known.groupby("step")["sampled"].max()
     full = sum(1 for _ in takewhile(bool, sampled))
-    begun = sampled.index[:full]
-    first = known["step"].isin(begun)
-    if not led or 2.0 * float(known["recorder_ns"][first].sum()) <= spent:
+    first_steps = sampled.index[:full]
+    on_first = known["step"].isin(first_steps)
+    if not led or 2.0 * float(known["recorder_ns"][on_first].sum()) <= spent:
         return found
-    later = known[~first]
+    later = known[~on_first]
     later_ns, later_spent = float(later["step_ns"].sum()), float(later["recorder_ns"].sum())
     settled = len(sampled) - full >= _SETTLED_STEPS and later_ns > 0.0
     scans = {e["step"] for e in view.events_of("scan") if e["data"].get("outcome") == "done"}
     return found | {
         "cost": {
             "full_steps": full,
-            "scanned_steps": len(scans & set(begun.tolist())),
+            "scanned_steps": len(scans & set(first_steps.tolist())),
             "budget": budget,
-            "step_ns": round(float((known["step_ns"] - known["recorder_ns"])[first].mean())),
+            "step_ns": round(float((known["step_ns"] - known["recorder_ns"])[on_first].mean())),
             "settled_fraction": round(later_spent / later_ns, 6) if settled else None,
             "settled_ns": round(later_spent / len(later)) if settled else None,
         }

@@ -45,9 +45,11 @@ class AmaxLog:
         frame = view.measured((), kinds, columns=("amax", "nan", "pos_inf"))
         left_out, tensors = set(vectors(view)), groups(frame, _KEY)
         found = [key[:4] for key in keys(frame.iloc[firsts(tensors)])]
-        asked = np.array([key not in left_out and (wanted is None or wanted(key[1])) for key in found], dtype=np.bool_)
-        mine = asked[tensors]
-        code, frame = (np.cumsum(asked) - 1)[tensors[mine]], frame[mine]
+        selected = np.array(
+            [key not in left_out and (wanted is None or wanted(key[1])) for key in found], dtype=np.bool_
+        )
+        mine = selected[tensors]
+        code, frame = (np.cumsum(selected) - 1)[tensors[mine]], frame[mine]
         if not len(frame):
             nothing = np.zeros(0, dtype=np.int64)
             return cls([], np.zeros(1, dtype=np.int64), nothing, np.zeros(0), np.zeros(0, dtype=np.bool_))
@@ -58,8 +60,8 @@ class AmaxLog:
         starts = np.flatnonzero(np.r_[True, (np.diff(code) != 0) | (np.diff(steps) != 0)])
         code = code[starts]
         return cls(
-            [key for key, chosen in zip(found, asked, strict=True) if chosen],
-            np.searchsorted(code, np.arange(int(asked.sum()) + 1)),
+            [key for key, chosen in zip(found, selected, strict=True) if chosen],
+            np.searchsorted(code, np.arange(int(selected.sum()) + 1)),
             steps[starts],
             np.fmax.reduceat(amax, starts),
             np.logical_or.reduceat(bad, starts),

@@ -191,9 +191,9 @@ def replay_recipes(
                 by_step[i] = by_step[i] + found.summed_by(step_of[row[mine]], numbers.size)
     out = []
     for recipe, scale, count, step_counts in zip(recipes, scales, counts, by_step, strict=True):
-        asked = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
+        counted_steps = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
         stale = np.bincount(step_of, scale.stale, minlength=numbers.size)
-        shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in asked.tolist())
+        shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in counted_steps.tolist())
         out.append(_recipe_replay(str(recipe), log, formats, scale, count, shares))
     return tuple(out)
 
