@@ -49,10 +49,10 @@ def raised(steps: Sequence[StepFacts], at: int) -> tuple[float, float] | None:
     return found[1:] if found is not None else None
 
 
-def raised_group(steps: Sequence[StepFacts], at: int) -> int | None:
-    """Return the number of the parameter group that :func:`raised` reports; None if there is only one group."""
+def group_words(steps: Sequence[StepFacts], at: int) -> str:
+    """Return `` of parameter group 1`` for the group that :func:`raised` reports; empty if there is only one group."""
     found = _largest_rise(steps, at)
-    return found[0] if found is not None and len(_rates(steps)) > 1 else None
+    return f" of parameter group {found[0]}" if found is not None and len(_rates(steps)) > 1 else ""
 
 
 def _largest_rise(steps: Sequence[StepFacts], at: int) -> tuple[int, float, float] | None:
@@ -62,8 +62,3 @@ def _largest_rise(steps: Sequence[StepFacts], at: int) -> tuple[int, float, floa
         if len(before) >= _FEWEST and present and present >= JUMP * median(before):
             found.append((group, max(before) if present >= JUMP * max(before) else median(before), present))
     return max(found, key=lambda f: f[2] / f[1], default=None)
-
-
-def of_group(group: int | None) -> str:
-    """Return `` of parameter group 1``; empty for None."""
-    return f" of parameter group {group}" if group is not None else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from precdoctor.diagnosis.divergence.learning_rates import JUMP, jump_before, of_group, raised, raised_group
+from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
 from precdoctor.diagnosis.divergence.missing_zero_grad import unzeroed
 from precdoctor.diagnosis.divergence.updates_by_step import Updates, updates_before
 from precdoctor.diagnosis.survey.histories import by_optimizer
@@ -361,8 +361,7 @@ def _links(
     links = []
     root = steps[at]
     if kind == "learning-rate" and (rates := raised(steps, at)) is not None:
-        group = raised_group(steps, at)
-        links.append(Link(root.step, f"learning rate{of_group(group)}", rates[1], rates[0]))
+        links.append(Link(root.step, f"learning rate{group_words(steps, at)}", rates[1], rates[0]))
     if kind == "rewritten" and (written := updates.rewritten(root.step, incident, JUMP)) is not None:
         links.append(Link(root.step, f"`{written[1]}` against weight plus update, after the step", written[2], 1.0))
     if kind == "batch" and (batch := extreme_batch(view, process, steps, at)) is not None:

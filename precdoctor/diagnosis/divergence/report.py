@@ -11,7 +11,7 @@ from precdoctor.diagnosis.advice.stable_rate import rounded_down, stable_rate
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.divergence import missing_zero_grad
-from precdoctor.diagnosis.divergence.learning_rates import JUMP, jump_before, of_group, raised, raised_group
+from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
 from precdoctor.diagnosis.divergence.onset import Divergence, clip_level
 from precdoctor.diagnosis.divergence.updates_by_step import updates_before
 from precdoctor.diagnosis.survey.rows import text
@@ -30,7 +30,7 @@ def root_words(view: RunView, divergence: Divergence) -> str:
     """Return the root in words, as the beginning of a title."""
     root, first = divergence.root, divergence.links[0] if divergence.links else None
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
-        group = of_group(raised_group(divergence.steps, divergence.at))
+        group = group_words(divergence.steps, divergence.at)
         return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {root}"
     if divergence.kind == "rewritten" and first is not None:
         name = first.what.split("`")[1]
@@ -64,7 +64,7 @@ def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at
     """
     jump = jump_before(steps, at + 1)
     if jump is not None and (rates := raised(steps, jump)) is not None:
-        group = of_group(raised_group(steps, jump))
+        group = group_words(steps, jump)
         return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {steps[jump].step}"
     before = max(0, at - _RECENT)
     written = updates_before(view, process, steps[at].step).rewritten(steps[before].step, steps[at].step, JUMP)

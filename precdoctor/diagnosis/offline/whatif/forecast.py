@@ -155,7 +155,7 @@ def forecast(run: Run, question: Question) -> Answer:
     gathered = gather(run, selection, [recipe], target, draw=True)
     if not gathered.seen:
         raise UsageError(_nothing(run, question, kinds))
-    vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and _is_vector(s)}
+    vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and s.shape and not s.is_matrix}
     forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
     if forecasts and all(f.unknown == _not_recorded(recipe) for f in forecasts):
         where = f"`precdoctor show {quoted_path(run.path)}` lists its kinds"
@@ -178,10 +178,6 @@ def forecast(run: Run, question: Question) -> Answer:
         non_finite=sum(s.non_finite for s in gathered.seen),
         vectors=len(vectors),
     )
-
-
-def _is_vector(seen: Seen) -> bool:
-    return bool(seen.shape) and sum(n > 1 for n in seen.shape) < 2
 
 
 def _without_groups(recipe: Recipe, kind: str) -> str:

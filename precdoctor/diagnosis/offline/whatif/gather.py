@@ -102,6 +102,11 @@ class Seen:
     totals: tuple[Totals, ...]
     drawn: tuple[ExponentHistogram, ...]
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether at least two dimensions are larger than 1."""
+        return sum(n > 1 for n in self.shape) >= 2
+
 
 @dataclass
 class Gathered:

@@ -98,7 +98,7 @@ def make_inference_plan(
     gathered = gather(run, Selection(lambda _key: True, _KINDS, steps), INFERENCE_LADDER, target)
     keep = _wide_weights(gathered, run)
     chosen = [s for s in gathered.seen if module is None or fnmatchcase(s.key.module, module)]
-    planned = [s for s in chosen if s.key.kind in CACHED or (s.key.kind == "weight" and _is_matrix(s))]
+    planned = [s for s in chosen if s.key.kind in CACHED or (s.key.kind == "weight" and s.is_matrix)]
     if not planned:
         among = f" matching {module!r}" if module is not None else ""
         hint = f"`precdoctor show {quoted_path(run.path)}` lists what is there"
@@ -114,10 +114,6 @@ def make_inference_plan(
         tuple(cache_of(planned, lambda s: recipes[s.key])),
         tuple(_warnings(gathered, any(s.key.kind in CACHED for s in planned))),
     )
-
-
-def _is_matrix(seen: Seen) -> bool:
-    return sum(n > 1 for n in seen.shape) >= 2
 
 
 def _wide_weights(gathered: Gathered, run: Run) -> dict[tuple[str, str], str]:

@@ -69,11 +69,7 @@ def modules_with_operands(
     weights: dict[tuple[str, str], Seen] = {}
     for s in tensors:
         place = (s.key.root, s.key.module)
-        if (
-            s.key.kind == "weight"
-            and sum(n > 1 for n in s.shape) >= 2
-            and (place not in weights or s.numel > weights[place].numel)
-        ):
+        if s.key.kind == "weight" and s.is_matrix and (place not in weights or s.numel > weights[place].numel):
             weights[place] = s
     outputs = {(s.key.root, s.key.module): s for s in tensors if s.key.kind == "output"}
     grads = {(s.key.root, s.key.module): s for s in tensors if s.key.kind == "grad_output"}
