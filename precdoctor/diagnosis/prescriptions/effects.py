@@ -14,7 +14,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.offline.replay.gradients import run_gradients
 from precdoctor.diagnosis.offline.replay.loss_scale import default_process
-from precdoctor.diagnosis.offline.replay.updates import policy_used
+from precdoctor.diagnosis.offline.replay.updates import recorded_policy
 from precdoctor.diagnosis.prescriptions import measures
 from precdoctor.diagnosis.prescriptions.measures import MEASURES, Measure, Scope
 from precdoctor.diagnosis.survey.gradient_underflow import computed_in, examined_steps, tail_of
@@ -84,7 +84,7 @@ def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
     if settings.get("enabled") is False:
         return _effect(view, "scaled_steps", 0.0)
     process = default_process(view)
-    policy = _changed_policy(policy_used(view, process) or ScalerPolicy(), settings)
+    policy = _changed_policy(recorded_policy(view, process) or ScalerPolicy(), settings)
     run = run_gradients(view, process)
     if not run.updates:
         return []

@@ -17,7 +17,7 @@ from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.processes import Glance, Process, glance, most_processes, representatives
 from precdoctor.diagnosis.survey.rows import integer, text
-from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
+from precdoctor.diagnosis.survey.step_facts import StepFacts, merged_facts, step_facts
 from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.costs import rows_cost
 from precdoctor.runlog.filters import ATTEMPT
@@ -195,7 +195,7 @@ class RunFacts:
             facts = step_facts(record)
             steps = timeline.setdefault(Process.of(record), [])
             if steps and steps[-1].step == facts.step:
-                facts = together(steps.pop(), facts)
+                facts = merged_facts(steps.pop(), facts)
             steps.append(facts)
         return timeline
 

@@ -105,7 +105,7 @@ def _bad_rates(rates: Any) -> tuple[tuple[int, float], ...]:
     return tuple((i, float(r)) for i, r in enumerate(known) if r is not None and not math.isfinite(r))
 
 
-def together(a: StepFacts, b: StepFacts) -> StepFacts:
+def merged_facts(a: StepFacts, b: StepFacts) -> StepFacts:
     """Merge two rows of one step, which belong to two optimizers; ``lrs`` is left empty."""
     return StepFacts(
         step=a.step,

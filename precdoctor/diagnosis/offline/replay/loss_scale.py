@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.offline.replay.gradients import KINDS, RunGradients, run_gradients
-from precdoctor.diagnosis.offline.replay.updates import policy_used
+from precdoctor.diagnosis.offline.replay.updates import recorded_policy
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import NothingRecordedError, UsageError
@@ -110,7 +110,7 @@ def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt:
     run = run_gradients(view, chosen, fmt)
     if not run.updates:
         raise NothingRecordedError(f"{view.run.origin} holds no complete training step; nothing can be replayed")
-    used = policy_used(view, chosen)
+    used = recorded_policy(view, chosen)
     scores: tuple[PolicyScore, ...] = ()
     if policy is None:
         scores = tuple(_scores_to_report(search(run.gradients, base=used)))
@@ -159,7 +159,7 @@ def used_policy(view: RunView) -> ScalerPolicy:
     Raises:
         UsageError: the log names no scaler.
     """
-    policy = policy_used(view, default_process(view))
+    policy = recorded_policy(view, default_process(view))
     if policy is None:
         raise UsageError(f"{view.run.origin} names no GradScaler; say which loss scaler to replay, or best")
     return policy

@@ -104,7 +104,7 @@ def _merged(parts: Sequence[Update]) -> Update:
     )
 
 
-def policy_used(view: RunView, process: Process) -> ScalerPolicy | None:
+def recorded_policy(view: RunView, process: Process) -> ScalerPolicy | None:
     """Return the policy of the first enabled scaler with complete settings in ``rank.json``; None without one."""
     for scaler in view.facts(process).get("scalers") or ():
         names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
