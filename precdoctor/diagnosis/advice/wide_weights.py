@@ -34,7 +34,7 @@ def _widen(view: RunView, dtypes: Sequence[str]) -> str:
 
 
 def fp32_weights(view: RunView, dtypes: Sequence[str]) -> str:
-    """``FP32 weights``; beside frozen ones ``FP32 for the 8 trained weights, not for the 24 frozen``."""
+    """Return ``FP32 weights``, or, if some are frozen, ``FP32 for the 8 trained weights, not for the 24 frozen``."""
     frozen = count_of(view, dtypes, trained=False)
     trained = plural(count_of(view, dtypes, trained=True), "trained weight")
     return f"FP32 for the {trained}, not for the {frozen:,} frozen" if frozen else "FP32 weights"

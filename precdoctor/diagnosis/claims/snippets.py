@@ -1,4 +1,7 @@
-"""Code snippets of prescriptions that several rules share: lines to paste."""
+"""Code snippets of prescriptions that several rules share.
+
+Each function returns lines to paste; its docstring says what these lines do.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ def clip_norm(limit: float) -> str:
 
 
 def spectral_norm(module: str) -> str:
-    """Hold the largest singular value of a layer's weight at 1."""
+    """Normalise the largest singular value of a layer's weight to 1."""
     return (
         "from torch.nn.utils.parametrizations import spectral_norm\n\n"
         f"spectral_norm({f'model.get_submodule({module!r})' if module else 'layer'})  # and the other layers\n"
@@ -121,7 +124,7 @@ def lower_rate_and_clip(norm: float = 1.0) -> str:
 
 
 def detect_anomaly() -> str:
-    """Let autograd name the line whose backward made the NaN."""
+    """Turn on anomaly detection, so that autograd names the forward line whose backward pass made the NaN."""
     return (
         "import torch\n\n"
         "with torch.autograd.set_detect_anomaly(True):\n"

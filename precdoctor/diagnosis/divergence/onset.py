@@ -54,7 +54,7 @@ class Link:
         return f"{self.what} {before}{self.value:.3g}"
 
     def as_evidence(self) -> dict[str, Any]:
-        """The link as JSON, for a finding."""
+        """Return the link as JSON, for a finding."""
         return {"step": self.step, "what": self.what, "value": self.value, "usual": self.usual}
 
 

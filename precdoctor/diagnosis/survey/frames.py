@@ -118,7 +118,10 @@ def finite(frame: pd.DataFrame) -> Mask:
 
 
 def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
-    """Return the histograms of all rows; ``prefix`` is ``exp`` (of elements) or ``rel`` (relative to block maxima).
+    """Return the histograms of all rows in the columns ``{prefix}_lo`` and ``{prefix}_hist``.
+
+    ``exp``: exponents of elements; ``rel``: exponents of an update relative to those of its weight; ``block16_amax``
+    and the like: amax of blocks.
 
     Raises:
         CorruptRunError: bins outside the exponent range, or counts below zero.
@@ -151,7 +154,7 @@ def by_kind(frame: pd.DataFrame, values: Floats, kinds: Sequence[str]) -> tuple[
 def pairs(frame: pd.DataFrame, first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return two frames of equal length: row i of both is about the same weight, process and step.
 
-    Weights and steps without a row of either kind are left out; of several rows, the last is taken.
+    Weights and steps that lack a row of one kind are left out; of several rows, the last counts.
     """
     rows = _places(frame, groups(frame, (*PARAMETER, *AT)), (first, second))
     both = rows[:, (rows >= 0).all(axis=0)]

@@ -69,7 +69,7 @@ class Op:
         return (parts[1] if len(parts) > 1 else parts[0]).rstrip("_")
 
     def operand(self, *arguments: str) -> Operand | None:
-        """The first operand with one of these argument names."""
+        """Return the first operand with one of these argument names; None without one."""
         return next((o for o in self.operands if o.argument in arguments), None)
 
     @property
@@ -168,7 +168,7 @@ class Replay:
     live: bool = False
     #: Whether no torch op made the value, although the trace began before the step's first call of a model.
     made_outside: bool = False
-    #: Whether the origin is user code between the backward pass and the optimizer.
+    #: Whether the origin is user code between the backward pass and the optimizer; only in older logs.
     by_hand: bool = False
     #: Non-finite hyper-parameters of the parameter groups that an optimizer step made non-finite.
     bad_settings: tuple[BadSetting, ...] = ()

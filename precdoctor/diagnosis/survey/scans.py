@@ -170,7 +170,7 @@ def _scan(event: Mapping[str, Any], found: int) -> Scan:
 
 
 def _evidence_words(evidence: Mapping[str, Any]) -> str:
-    """``amax of `layers.2` output 12.5 -> 310 at step 20``."""
+    """Return ``amax of `layers.2` output 12.5 -> 310 at step 20``."""
     what = text(evidence.get("what"))
     name = _EVIDENCE.get(what, what)
     place, _, tensor = text(evidence.get("tensor")).partition(":")

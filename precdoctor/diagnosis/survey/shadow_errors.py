@@ -64,7 +64,7 @@ class Piece:
 
     @property
     def amplification(self) -> float:
-        """Factor from the error in the piece's inputs to that in its output; 0 if unknown and in the backward pass."""
+        """Accumulated error over the larger of the inputs' error and the own error; 0 if unknown, and in backward."""
         if self.accumulated is None or self.given is None or self.kind not in FORWARD:
             return 0.0
         base = max(self.given, self.local or 0.0)

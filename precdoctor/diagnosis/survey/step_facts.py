@@ -29,7 +29,7 @@ class StepFacts:
     optimizer: str = ""
     #: Number of backward passes; 0 if the step used the gradients of the step before again.
     micro_steps: int = 1
-    #: L2 norm of the unscaled gradients before clipping.
+    #: L2 norm of the rank's own gradients, unscaled, before clipping.
     grad_norm: float | None = None
     clip_norm: float | None = None
     clipped_before_unscale: bool | None = None
