@@ -202,14 +202,14 @@ def describe(view: RunView) -> dict[str, Any]:
         "device": facts.get("device"),
         "versions": facts.get("versions"),
         "roots": [r.get("name") for r in facts.get("roots") or ()],
-        **_applied(view),
+        **_applied_count(view),
         **facts_of_end(view),
         **({"steps_before": before} if before else {}),
         **({"cut_short": view.cut_short} if view.cut_short is not None else {}),
     }
 
 
-def _applied(view: RunView) -> dict[str, Any]:
+def _applied_count(view: RunView) -> dict[str, Any]:
     """Return ``{"applied": N}`` if the run was recorded with N applied prescriptions, else an empty dictionary."""
     applied = view.run.info.get("applied")
     listed = applied.get("prescriptions") if isinstance(applied, Mapping) else None

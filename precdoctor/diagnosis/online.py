@@ -145,16 +145,16 @@ class Window(Run):
         self, name: str, columns: Sequence[str] | None = None, filters: Filters | None = None
     ) -> Iterator[pa.RecordBatch]:
         """Return the batches of :meth:`Run.batches` without the rows before the window."""
-        return self._read(query(name, columns, self._narrowed(name, filters)))
+        return self._read(query(name, columns, self._window_filters(name, filters)))
 
     def pieces(self, table: str) -> list[Piece]:
         """Return the pieces of the whole run, each to be read from the first step of the window on."""
         return [replace(p, since=self._first, rows=0) for p in super().pieces(table)]
 
     def _frame(self, table: str, columns: Sequence[str] | None, filters: Filters | None) -> Any:
-        return super()._frame(table, columns, self._narrowed(table, filters))
+        return super()._frame(table, columns, self._window_filters(table, filters))
 
-    def _narrowed(self, table: str, filters: Filters | None) -> Filters | None:
+    def _window_filters(self, table: str, filters: Filters | None) -> Filters | None:
         """Add ``step >= first`` to the filters of a table that has steps."""
         term = ("step", ">=", self._first)
         if table == "events":

@@ -53,7 +53,7 @@ def plan_scale(
     rows = list(_worst_rows(view, guilty))
     before = _worst_share(rows, 0) if rows else 1.0
     enough = [k for k in range(1, most + 1) if _worst_share(rows, k) <= target] if rows else []
-    chosen = next((k for k in enough if _subnormal(rows, k) <= subnormal), enough[0] if enough else most)
+    chosen = next((k for k in enough if _worst_subnormal_share(rows, k) <= subnormal), enough[0] if enough else most)
     return ScalePlan(chosen, before, _worst_share(rows, chosen), found.headroom - chosen)
 
 
@@ -74,7 +74,7 @@ def _worst_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> floa
     return worst
 
 
-def _subnormal(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
+def _worst_subnormal_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
     """Return the largest share of elements that would be below the normal range, flushed ones included."""
     worst = 0.0
     for row, fmt in rows:

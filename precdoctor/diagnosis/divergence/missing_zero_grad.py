@@ -72,7 +72,7 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
     """
     steps = [s for s in by_optimizer(view).get((found.process, found.optimizer), ()) if s.complete]
     never = found.steps >= len(steps) - 1
-    norms = [s.grad_norm for s in _inside(steps, found) if s.grad_norm is not None]
+    norms = [s.grad_norm for s in _steps_inside(steps, found) if s.grad_norm is not None]
     what = "`zero_grad()` is never called" if never else f"no `zero_grad()` for {plural(found.steps, 'step')}"
     severities = [Severity.WARNING] if exploded is None else [Severity.WARNING, exploded.severity]
     return rule.finding(
@@ -101,7 +101,7 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
     )  # fmt: skip
 
 
-def _inside(steps: Sequence[StepFacts], found: Unzeroed) -> list[StepFacts]:
+def _steps_inside(steps: Sequence[StepFacts], found: Unzeroed) -> list[StepFacts]:
     return [s for s in steps if found.since <= s.step <= found.last]
 
 
@@ -115,7 +115,7 @@ def _message(steps: Sequence[StepFacts], norms: Sequence[float], found: Unzeroed
     )
     if len(norms) > 1:
         message += f"; the gradient norm was {norms[0]:.3g} at the first one and {norms[-1]:.3g} at the last"
-    inside = _inside(steps, found)
+    inside = _steps_inside(steps, found)
     if clipped := sum(s.clip_norm is not None for s in inside):
         message += f". On {percent(clipped / len(inside))} of these steps clipping scaled old and new gradients alike"
     return message + "."
@@ -123,7 +123,7 @@ def _message(steps: Sequence[StepFacts], norms: Sequence[float], found: Unzeroed
 
 def cure(steps: Sequence[StepFacts], found: Unzeroed) -> Prescription:
     """Prescribe the missing line."""
-    usual = max((s.micro_steps for s in _inside(steps, found)), default=1)
+    usual = max((s.micro_steps for s in _steps_inside(steps, found)), default=1)
     return Prescription(
         title=f"call `optimizer.zero_grad()` after each step: backward passes in a sum {found.summed} -> {usual}",
         change={"zero_grad": {"from": None, "to": "after every step"}},

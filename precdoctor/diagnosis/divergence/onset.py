@@ -92,10 +92,10 @@ class Divergence:
 def divergence_before(view: RunView, process: Process, step: int) -> Divergence | None:
     """Return how training had diverged before the incident at ``step``; None if it had not."""
     memo = f"divergence-{process.rank}-{process.attempt}-{step}"
-    return view.remember(memo, lambda: _divergence(view, process, step) or _of_another_stage(view, process, step))
+    return view.remember(memo, lambda: _divergence(view, process, step) or _stage_divergence(view, process, step))
 
 
-def _of_another_stage(view: RunView, process: Process, step: int) -> Divergence | None:
+def _stage_divergence(view: RunView, process: Process, step: int) -> Divergence | None:
     """Return how another pipeline stage had diverged, whose results this one read; one rank per stage is searched."""
     mine = _stages(view, process)
     others = {s: p for p in reversed(view.processes) if p.attempt == process.attempt and (s := _stages(view, p))}
@@ -113,17 +113,17 @@ def _divergence(view: RunView, process: Process, step: int) -> Divergence | None
     found = []
     for (own, _), steps in by_optimizer(view).items():
         before = [s for s in steps if s.step < step and not s.skipped]
-        if own == process and before and (d := _of_optimizer(view, process, before, step, updates)) is not None:
+        if own == process and before and (d := _optimizer_divergence(view, process, before, step, updates)) is not None:
             found.append(d)
     return min(found, key=lambda d: d.root, default=None)
 
 
-def _of_optimizer(
+def _optimizer_divergence(
     view: RunView, process: Process, steps: Sequence[StepFacts], incident: int, updates: Updates
 ) -> Divergence | None:
     at = _departure(steps, updates)
     jump = jump_before(steps, len(steps) if at is None else at + 1)
-    falls = _falls_without_end(steps)
+    falls = _unbounded_from(steps)
     at = next((i for i in (jump, falls, at) if i is not None), None)
     summing = _unzeroed_from(view, process, steps, at)
     at = summing if summing is not None else at
@@ -274,7 +274,7 @@ def _still_learning(steps: Sequence[StepFacts], at: int) -> bool:
     return len(losses) >= _LEVEL and losses[-1] < losses[0] and steps[-1].loss is not None
 
 
-def _falls_without_end(steps: Sequence[StepFacts]) -> int | None:
+def _unbounded_from(steps: Sequence[StepFacts]) -> int | None:
     """Return the index from which a falling loss is far below zero, so that the objective has no bound; else None."""
     losses = [s.loss for s in steps]
     known = [loss for loss in losses if loss is not None]

@@ -50,7 +50,7 @@ def root_words(view: RunView, divergence: Divergence) -> str:
     if divergence.kind == "gradient":
         return f"the gradient of step {root} exploded{_norm_words(divergence)}"
     rate = divergence.first.lr
-    at_rate = f" at a learning rate of {rate:.3g}" if rate and not _proportional(view, divergence) else ""
+    at_rate = f" at a learning rate of {rate:.3g}" if rate and not _is_proportional(view, divergence) else ""
     if divergence.kind == "updates" and divergence.ratio is not None:
         size = f"{divergence.ratio:.2g} times the size of `{divergence.parameter}`"
         return f"updates{at_rate} reach {size} from step {root} on"
@@ -110,10 +110,10 @@ def root_cure(view: RunView, divergence: Divergence) -> Prescription:
         return _find_growth(divergence)
     if divergence.kind == "initial":
         return _begin_smaller(divergence)
-    if not _proportional(view, divergence) or _clipped(divergence):
-        return _lower(view, divergence)
+    if not _is_proportional(view, divergence) or _clips(divergence):
+        return _lower_rate(view, divergence)
     slower = stable_rate(view, divergence.steps) if divergence.at == 0 else None
-    return slower.prescription if slower is not None else _clip(divergence)
+    return slower.prescription if slower is not None else _clip_norm(divergence)
 
 
 def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescription:
@@ -129,7 +129,7 @@ def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescrip
     )
 
 
-def _lower(view: RunView, divergence: Divergence) -> Prescription:
+def _lower_rate(view: RunView, divergence: Divergence) -> Prescription:
     """Prescribe a learning rate at which the update is :data:`_BRISK` times its weight, at most a tenth of the rate."""
     ratio, rate = divergence.ratio, divergence.first.lr
     factor = rounded_down(min(0.1, _BRISK / ratio)) if ratio else 0.1
@@ -145,7 +145,7 @@ def _lower(view: RunView, divergence: Divergence) -> Prescription:
     )
 
 
-def _clip(divergence: Divergence) -> Prescription:
+def _clip_norm(divergence: Divergence) -> Prescription:
     """Prescribe to clip the gradient norm at twice its usual value before the root."""
     before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
     norms = [s.grad_norm for s in divergence.steps[divergence.at :] if s.grad_norm is not None]
@@ -226,13 +226,13 @@ def _begin_smaller(divergence: Divergence) -> Prescription:
     )
 
 
-def _proportional(view: RunView, divergence: Divergence) -> bool:
+def _is_proportional(view: RunView, divergence: Divergence) -> bool:
     name = divergence.first.optimizer
     mine = next((o for o in view.optimizers if text(o.get("name")) == name), {})
     return text(mine.get("class")) in _PROPORTIONAL
 
 
-def _clipped(divergence: Divergence) -> bool:
+def _clips(divergence: Divergence) -> bool:
     clip = divergence.first.clip_norm
     return clip is not None and 0.0 < clip < math.inf
 

@@ -36,7 +36,7 @@ class Candidate:
 
 def candidates(view: RunView, finding: Finding, prescription: Prescription) -> Iterator[Candidate]:
     """Yield the rule's own prescription first, then alternatives that need no edit of the script."""
-    changes, why_not = _translated(view, finding, prescription.change)
+    changes, why_not = _translation(view, finding, prescription.change)
     yield Candidate(prescription.title, changes, why_not)
     for other in _alternatives(view, finding, has_changes=bool(changes)):
         if other.changes != changes:
@@ -46,7 +46,7 @@ def candidates(view: RunView, finding: Finding, prescription: Prescription) -> I
 _Translation = tuple[tuple[Change, ...], str]
 
 
-def _translated(view: RunView, finding: Finding, change: Mapping[str, Any]) -> _Translation:
+def _translation(view: RunView, finding: Finding, change: Mapping[str, Any]) -> _Translation:
     """Return the changes of a rule's prescription, or no changes and the reason."""
     for key, translate in _BY_KEY.items():
         if key in change:

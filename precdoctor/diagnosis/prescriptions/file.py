@@ -134,10 +134,10 @@ def parse(document: Mapping[str, Any], origin: str) -> list[Prescribed]:
     listed = document.get("prescription", [])
     if not isinstance(listed, list):
         raise UsageError(f"{origin}: prescriptions are tables; write [[prescription]] above each")
-    return [_parsed(raw, f"{origin}: prescription {i}") for i, raw in enumerate(listed, start=1)]
+    return [_parsed_prescription(raw, f"{origin}: prescription {i}") for i, raw in enumerate(listed, start=1)]
 
 
-def _parsed(raw: Any, origin: str) -> Prescribed:
+def _parsed_prescription(raw: Any, origin: str) -> Prescribed:
     if not isinstance(raw, Mapping):
         raise UsageError(f"{origin} is not a table")
     _refuse_unknown_keys(raw, _KEYS, origin)

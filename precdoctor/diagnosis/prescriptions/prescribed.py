@@ -126,7 +126,7 @@ def _memory_of(view: RunView, change: Change) -> int:
         return elements * (4 + 2 * _moments(view))  # the master, and optimizer states that become FP32
     if change.setting != "module.dtype" or change.to != "float32":
         return 0
-    below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _inside(module, change)]
+    below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _within(module, change)]
     step = next(iter(view.sampled_steps), None)
     outputs = 0
     for process in view.processes[:1] if step is not None else ():
@@ -134,7 +134,7 @@ def _memory_of(view: RunView, change: Change) -> int:
         outputs = sum(
             2 * r.numel
             for r in rows
-            if r.kind == "output" and r.dtype in ("float16", "bfloat16") and _inside(r.module, change)
+            if r.kind == "output" and r.dtype in ("float16", "bfloat16") and _within(r.module, change)
         )
     return outputs + 2 * sum(below)
 
@@ -147,7 +147,7 @@ def _moments(view: RunView) -> int:
     return int(any(g.get("momentum") for o in optimizers for g in o.get("groups") or ()))
 
 
-def _inside(module: str, change: Change) -> bool:
+def _within(module: str, change: Change) -> bool:
     return not change.module or module == change.module or module.startswith(f"{change.module}.")
 
 

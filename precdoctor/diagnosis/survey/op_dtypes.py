@@ -62,7 +62,7 @@ def op_dtypes(view: RunView) -> list[OpDtypes]:
         step, root, module = integer(event.get("step")) or 0, text(event.get("root")), text(event.get("module"))
         key = (integer(event.get("rank")), root, module)
         if key not in last or step >= last[key][0]:
-            last[key] = (step, list(_merged(root, module, event["data"].get("ops"))))
+            last[key] = (step, list(_merged_entries(root, module, event["data"].get("ops"))))
     seen: dict[tuple[str, ...], OpDtypes] = {}
     for _, entries in last.values():
         for e in entries:  # ranks run the same ops: the counts of one are reported
@@ -70,7 +70,7 @@ def op_dtypes(view: RunView) -> list[OpDtypes]:
     return sorted(seen.values(), key=lambda e: (-e.elements, e.root, e.module, e.op, e.phase))
 
 
-def _merged(root: str, module: str, ops: Any) -> Iterator[OpDtypes]:
+def _merged_entries(root: str, module: str, ops: Any) -> Iterator[OpDtypes]:
     found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for entry in ops if isinstance(ops, list) else ():
         if isinstance(entry, Mapping):

@@ -122,7 +122,7 @@ def suspicious(
             if row.mask_like:
                 masks.append(row)
             continue
-        if row.mask_like and (loss_is_finite or _becomes_worse(row, bad[i + 1 :], known=bool(seen))):
+        if row.mask_like and (loss_is_finite or _is_mask(row, bad[i + 1 :], known=bool(seen))):
             masks.append(row)
             continue
         return row, tuple(masks)
@@ -140,7 +140,7 @@ def overflowed_mask(row: TensorRow, seen: Sequence[Sighting]) -> bool:
     return all(row.neg_inf / row.numel > s.neg_inf_share for s in seen)
 
 
-def _becomes_worse(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) -> bool:
+def _is_mask(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) -> bool:
     """Return whether a row that holds only ``-inf`` is a mask, by the first later tensor with NaN or ``+inf``.
 
     Args:

@@ -33,14 +33,14 @@ def overhead(view: RunView) -> dict[str, Any]:
     if (waited := float(view.steps["wait_ns"].sum())) > 0.0:
         found["waited_fraction"] = round(waited / total, 6)
     options = view.run.info.get("options") or {}
-    led, budget = options.get("every", 1) is None, options.get("budget")
-    if led and budget is not None and (between := _between(known)) is not None and between["fraction"] > budget:
+    auto, budget = options.get("every", 1) is None, options.get("budget")
+    if auto and budget is not None and (between := _cost_between(known)) is not None and between["fraction"] > budget:
         found["between"] = between
     sampled = known.groupby("step")["sampled"].max()
     full = sum(1 for _ in takewhile(bool, sampled))
     first_steps = sampled.index[:full]
     on_first = known["step"].isin(first_steps)
-    if not led or 2.0 * float(known["recorder_ns"][on_first].sum()) <= spent:
+    if not auto or 2.0 * float(known["recorder_ns"][on_first].sum()) <= spent:
         return found
     later = known[~on_first]
     later_ns, later_spent = float(later["step_ns"].sum()), float(later["recorder_ns"].sum())
@@ -58,7 +58,7 @@ def overhead(view: RunView) -> dict[str, Any]:
     }
 
 
-def _between(known: pd.DataFrame) -> dict[str, Any] | None:
+def _cost_between(known: pd.DataFrame) -> dict[str, Any] | None:
     """Return the recorder's share and the time of the median unsampled step; None if there are too few."""
     unsampled = known[~known["sampled"].astype(bool)]
     if len(unsampled) < _SETTLED_STEPS:

@@ -118,15 +118,15 @@ class Replicas:
             "order": rows["order"],
             "bad": bad,
         }
-        return _joined(pa.table(columns).join(members, list(_PLACE), join_type="inner"))
+        return _aggregated(pa.table(columns).join(members, list(_PLACE), join_type="inner"))
 
 
 def merge(partials: Iterable[pa.Table]) -> pa.Table:
     """Join partial results into one; associative, and commutative except for the order of the rows."""
-    return _joined(pa.concat_tables([PARTIAL.empty_table(), *partials]))
+    return _aggregated(pa.concat_tables([PARTIAL.empty_table(), *partials]))
 
 
-def _joined(rows: pa.Table) -> pa.Table:
+def _aggregated(rows: pa.Table) -> pa.Table:
     grouped = rows.group_by(["weight", "step"]).aggregate(_JOIN)
     return grouped.rename_columns(["weight", "step", *(name for name, _ in _JOIN)]).select(PARTIAL.names).cast(PARTIAL)
 

@@ -277,7 +277,7 @@ def check_facts(
     if not bad:
         return Checked((), f"{checked}: {seen}")
     groups = [
-        g for g in _grouped(bad, same or _place_of) if keep(g) and not (flushes(g.worst) and _is_transient(g, done))
+        g for g in _groups(bad, same or _place_of) if keep(g) and not (flushes(g.worst) and _is_transient(g, done))
     ]
     if not groups:
         return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")
@@ -290,7 +290,7 @@ def _place_of(fact: Fact) -> Hashable:
     return (fact.root, fact.op, at.file, at.line) if at is not None else (fact.root, fact.op, fact.module)
 
 
-def _grouped(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]) -> list[Group]:
+def _groups(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]) -> list[Group]:
     places: dict[Hashable, list[tuple[float, Fact]]] = {}
     for weight, fact in bad:
         places.setdefault(same(fact), []).append((weight, fact))

@@ -48,7 +48,7 @@ class StepFacts:
         return self.complete and not self.optimizer and not self.micro_steps
 
 
-def _truth(value: Any) -> bool:
+def _flag(value: Any) -> bool:
     return number(value) not in (None, 0.0)
 
 
@@ -58,9 +58,9 @@ def step_facts(record: Mapping[str, Any]) -> StepFacts:
         step=int(record["step"]),
         loss=number(record.get("loss")),
         non_finite=integer(record.get("non_finite")) or 0,
-        skipped=_truth(record.get("skipped")),
-        complete=_truth(record.get("complete")),
-        sampled=_truth(record.get("sampled")),
+        skipped=_flag(record.get("skipped")),
+        complete=_flag(record.get("complete")),
+        sampled=_flag(record.get("sampled")),
         loss_scale=number(record.get("loss_scale")),
         lr=number(record.get("lr")),
         loss_is_bad=bool(record["loss_is_bad"]),

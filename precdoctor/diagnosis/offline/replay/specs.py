@@ -54,7 +54,7 @@ def parse_policy(raw: str) -> ScalerPolicy | str:
             near = get_close_matches(key, [*_POLICY_KEYS, "static"], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UsageError(f"--loss-scaler has no key {key!r}; {hint}write {_POLICY_HELP}")
-        values[_POLICY_KEYS.get(key, key)] = _power(f"--loss-scaler {key}", value)
+        values[_POLICY_KEYS.get(key, key)] = _scale_value(f"--loss-scaler {key}", value)
     if not values:
         raise UsageError(f"--loss-scaler {raw!r} says nothing; write {_POLICY_HELP}")
     return _policy(raw, values)
@@ -77,17 +77,17 @@ def _policy(raw: str, values: dict[str, float]) -> ScalerPolicy:
 def spell_policy(policy: ScalerPolicy) -> str:
     """Spell a policy for :func:`parse_policy`; ``min`` and ``max`` are left out if they are the defaults."""
     if policy == ScalerPolicy.static(policy.init):
-        return f"static={_spelled(policy.init)}"
+        return f"static={_spell_scale(policy.init)}"
     defaults = {f.name: f.default for f in fields(ScalerPolicy)}
-    words = [f"init={_spelled(policy.init)}", f"growth={policy.growth:g}", f"interval={policy.interval}"]
+    words = [f"init={_spell_scale(policy.init)}", f"growth={policy.growth:g}", f"interval={policy.interval}"]
     words.append(f"backoff={policy.backoff:g}")
     for key, name in (("min", "min_scale"), ("max", "max_scale")):
         if getattr(policy, name) != defaults[name]:
-            words.append(f"{key}={_spelled(getattr(policy, name))}")
+            words.append(f"{key}={_spell_scale(getattr(policy, name))}")
     return ",".join(words)
 
 
-def _spelled(scale: float) -> str:
+def _spell_scale(scale: float) -> str:
     """Return the shortest exact spelling of a scale: ``65536``, ``2^40``."""
     mantissa, exponent = math.frexp(scale)
     if mantissa == 0.5 and not 0 <= exponent - 1 <= 16:
@@ -110,7 +110,7 @@ def parse_recipe(raw: str) -> Recipe | BlockFormat | str:
         if head == "current" and len(rest) <= 1:
             return CurrentScaling(*map(_whole, rest))
         if head == "delayed" and len(rest) <= 3:
-            return _delayed(rest)
+            return _delayed_scaling(rest)
     except ValueError as error:
         raise UsageError(f"--recipe {raw!r}: {error}; write {_RECIPE_HELP}") from None
     try:
@@ -124,7 +124,7 @@ def parse_recipe(raw: str) -> Recipe | BlockFormat | str:
     return found
 
 
-def _delayed(parts: list[str]) -> DelayedScaling:
+def _delayed_scaling(parts: list[str]) -> DelayedScaling:
     history = _whole(parts[0]) if parts else DelayedScaling.history
     rule = Amax.MAX
     if len(parts) > 1:
@@ -169,7 +169,7 @@ def parse_accumulator(raw: str) -> Accumulator:
         raise UsageError(f"--accumulator {raw!r}: {error}; write BITS or BITS:PROMOTE, such as 14 or 14:128") from None
 
 
-def _power(option: str, raw: str) -> float:
+def _scale_value(option: str, raw: str) -> float:
     """Parse ``1024``, ``0.5`` or ``2^13``; ``option`` is for the error message."""
     power = re.fullmatch(r"2(?:\^|\*\*)([+-]?\d{1,4})", raw)
     try:

@@ -147,14 +147,14 @@ def forecast(run: Run, question: Question) -> Answer:
     recipe, target = question.recipe, question.target
     kinds = question.kinds or default_kinds(recipe)
     if (alien := next((kind for kind in kinds if not recipe.applies_to(kind)), None)) is not None:
-        raise UsageError(_without_groups(recipe, alien))
+        raise UsageError(_no_groups_message(recipe, alien))
     skip_vectors = question.kinds is None and recipe.format.bits < _HALF_BITS
     selection = Selection(
         lambda key: question.module is None or fnmatchcase(key.module, question.module), kinds, question.steps
     )
     gathered = gather(run, selection, [recipe], target, draw=True)
     if not gathered.seen:
-        raise UsageError(_nothing(run, question, kinds))
+        raise UsageError(_no_match_message(run, question, kinds))
     vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and s.shape and not s.is_matrix}
     forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
     if forecasts and all(f.unknown == _not_recorded(recipe) for f in forecasts):
@@ -166,7 +166,7 @@ def forecast(run: Run, question: Question) -> Answer:
         raise UsageError(f"{_not_recorded(recipe)} for any tensor that was asked about; {where}")
     failing = {f.seen.key for f in forecasts if f.holds is False}
     if failing:
-        remedies = _search(run, replace(selection, wanted=failing.__contains__), recipe, target)
+        remedies = _remedies(run, replace(selection, wanted=failing.__contains__), recipe, target)
         forecasts = [replace(f, instead=remedies.get(f.seen.key)) for f in forecasts]
     ordered = sorted(forecasts, key=lambda f: ({False: 0, True: 1, None: 2}[f.holds], -f.distance, f.seen.key))
     return Answer(
@@ -180,7 +180,7 @@ def forecast(run: Run, question: Question) -> Answer:
     )
 
 
-def _without_groups(recipe: Recipe, kind: str) -> str:
+def _no_groups_message(recipe: Recipe, kind: str) -> str:
     grouping = str(recipe.grouping)
     others = [name for name, kinds in GROUPED_KINDS.items() if kind in kinds]
     instead = ", ".join(others) if others else "tensor"
@@ -194,10 +194,10 @@ def _not_recorded(recipe: Recipe) -> str:
     return f"statistics of 1x{recipe.block_size} blocks are not recorded"
 
 
-def _nothing(run: Run, question: Question, kinds: Sequence[str]) -> str:
+def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str:
     """Return the error message for a question without tensors: whether module, kind or steps matched none."""
     asked = f"no {', '.join(kinds)} tensor" if question.kinds else "no tensor"
-    names = {TensorKey(r["root"], r["module"] or "", r["kind"], "", "") for r in _names(run)}
+    names = {TensorKey(r["root"], r["module"] or "", r["kind"], "", "") for r in _recorded_names(run)}
     if question.module is not None and not any(fnmatchcase(k.module, question.module) for k in names):
         from difflib import get_close_matches
 
@@ -214,7 +214,7 @@ def _nothing(run: Run, question: Question, kinds: Sequence[str]) -> str:
     return f"{asked}{module} is recorded{where}; `precdoctor show {quoted_path(run.path)}` lists what there is"
 
 
-def _names(run: Run) -> list[dict[str, Any]]:
+def _recorded_names(run: Run) -> list[dict[str, Any]]:
     """Return root, module and kind of all recorded tensors."""
     import pyarrow as pa
 
@@ -244,7 +244,7 @@ def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forec
     flushed = before = distance = 0.0
     misses: tuple[str, ...] = ()
     if row is not None and prediction is not None:
-        before, flushed = _with_lost(row, seen.key, recipe, prediction)
+        before, flushed = _flushed_shares(row, seen.key, recipe, prediction)
         misses = tuple(recipe.limits(target).misses(prediction, flushed))
         distance = recipe.limits(target).distance(prediction, flushed)
     return Forecast(
@@ -263,7 +263,9 @@ def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forec
     )
 
 
-def _with_lost(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, prediction: Prediction) -> tuple[float, float]:
+def _flushed_shares(
+    row: Mapping[str, Any], key: TensorKey, recipe: Recipe, prediction: Prediction
+) -> tuple[float, float]:
     """Return :attr:`Forecast.lost_before` and :attr:`Forecast.flushed`.
 
     The share that the recorded dtype flushed is estimated from the histogram near its flush limit, not from all zeros;
@@ -333,7 +335,7 @@ def _predicted_groups(row: Mapping[str, Any], fmt: Format, grouping: str) -> Pre
     return predict_groups(histogram, fmt)
 
 
-def _search(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:
+def _remedies(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:
     """Return, for each tensor, the cheapest recipe of the ladder that meets the target at every step, if any."""
     kinds = set(selection.kinds)
     ladder = [recipe for recipe in wider_than(asked) if any(map(recipe.applies_to, kinds))]

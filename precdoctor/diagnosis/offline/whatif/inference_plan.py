@@ -103,7 +103,7 @@ def make_inference_plan(
         among = f" matching {module!r}" if module is not None else ""
         hint = f"`precdoctor show {quoted_path(run.path)}` lists what is there"
         raise UsageError(f"no module{among} has a recorded weight matrix or cache to plan for; {hint}")
-    tensors = tuple(_tensor_plan(s, target, keep.get((s.key.root, s.key.module), "")) for s in _ordered(planned))
+    tensors = tuple(_tensor_plan(s, target, keep.get((s.key.root, s.key.module), "")) for s in _in_order(planned))
     recipes = {t.seen.key: t.recipe for t in tensors}
     weights = [t for t in tensors if t.seen.key.kind == "weight"]
     return InferencePlan(
@@ -122,7 +122,7 @@ def _wide_weights(gathered: Gathered, run: Run) -> dict[tuple[str, str], str]:
     return {(m.weight.key.root, m.weight.key.module): m.keep for m in modules if m.keep}
 
 
-def _ordered(tensors: Sequence[Seen]) -> list[Seen]:
+def _in_order(tensors: Sequence[Seen]) -> list[Seen]:
     """Sort tensors in the log's order, with the caches of a module after the weights of its children."""
     places: dict[tuple[str, str], int] = {}
     for s in tensors:
@@ -149,13 +149,13 @@ def _tensor_plan(seen: Seen, target: Target, keep: str) -> TensorPlan:
         if one.prediction is None:
             reason = reason or (one.unknown or "")
         elif one.misses:
-            reason = f"{recipe.short()} at step {one.step}: {_missed(one)}"
+            reason = f"{recipe.short()} at step {one.step}: {_miss_words(one)}"
         else:
             return TensorPlan(seen, recipe, _bits(seen, recipe), one.step, one.prediction, reason)
     return TensorPlan(seen, None, now, None, None, reason)
 
 
-def _missed(one: Forecast) -> str:
+def _miss_words(one: Forecast) -> str:
     assert one.prediction is not None
     if "sqnr" not in one.misses and one.prediction.bulk_sqnr_db is not None:
         return f"SQNR {one.prediction.bulk_sqnr_db:.1f} dB without the largest tenth"

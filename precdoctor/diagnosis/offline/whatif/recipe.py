@@ -201,9 +201,9 @@ def ask(
             raise UsageError(
                 f"{fmt.name} implies --scaling {_scaling_of(fmt)}; leave it out, or name an element format"
             )
-        recipe = _blocked(fmt)
+        recipe = _block_recipe(fmt)
     elif scaling in ("tile128", "block32", "block16"):
-        recipe = _blocked(_block_format(fmt, scaling))
+        recipe = _block_recipe(_block_format(fmt, scaling))
     else:
         if scaling in GROUPINGS and fmt.bits >= _WIDE_BITS:
             raise UsageError(f"{fmt.name} is not used with a scale per {scaling}; leave --scaling out")
@@ -228,7 +228,7 @@ def _scaling_of(fmt: BlockFormat) -> str:
     return {128: "tile128", 32: "block32", 16: "block16"}[fmt.block[1]]
 
 
-def _blocked(fmt: BlockFormat) -> Recipe:
+def _block_recipe(fmt: BlockFormat) -> Recipe:
     return Recipe(format=fmt.element, scaling=_scaling_of(fmt), block=fmt, rule=fmt.rule)
 
 
@@ -260,7 +260,7 @@ LADDER = tuple(
     sorted(
         [
             *(Recipe(format=f, scaling="tensor") for f in (E4M3FN, E5M2)),
-            *(_blocked(b) for b in blocks.BLOCK_FORMATS.values() if b.block[0] == 1),
+            *(_block_recipe(b) for b in blocks.BLOCK_FORMATS.values() if b.block[0] == 1),
             *(Recipe(format=f, scaling="none") for f in (BF16, FP16, FP32)),
             Recipe(format=FP16, scaling="tensor"),
         ],

@@ -142,7 +142,7 @@ def _effect(row: Mapping[str, Any], scale: float, recipe: Recipe, eps: float) ->
     limit = recipe.format.flush_limit / scale
     zero, harmless = held.at_most(limit), held.at_most(min(limit, eps * eps))
     low, high = max(0.0, zero.low - harmless.high), max(0.0, zero.high - harmless.low)
-    points, weights = _spread(held, row)
+    points, weights = _sample_magnitudes(held, row)
     stored: Floats = np.abs(cast_array(points * scale, recipe.format)) / scale
     lost = stored == 0.0
     doubled = float(weights[lost & (points > eps * eps)].sum())
@@ -155,7 +155,7 @@ def _effect(row: Mapping[str, Any], scale: float, recipe: Recipe, eps: float) ->
     )
 
 
-def _spread(held: ExponentHistogram, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
+def _sample_magnitudes(held: ExponentHistogram, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
     """Return sample magnitudes of the elements, log-uniform within each bin, and the number of elements of each."""
     within = (np.arange(_POINTS) + 0.5) / _POINTS
     exponents = np.arange(held.lo, held.lo + held.counts.size)
