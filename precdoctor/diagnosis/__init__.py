@@ -14,7 +14,7 @@ _HOMES = {"Diagnosis": "claims.finding", "Finding": "claims.finding", "diagnose"
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded on first use: the values of a finding are needed where pandas is not."""
+    """Import a public name on first use: code that needs only the finding classes should not load pandas."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

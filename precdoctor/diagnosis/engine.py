@@ -1,4 +1,6 @@
-"""Running the rules over one run, and settling what each of them came to."""
+"""The entry point of a diagnosis: runs the rules over one run, folds and sorts their findings, and states the outcome
+of each rule.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from precdoctor.runlog.shell import quoted_path
 
 _LOG = logging.getLogger(__name__)
 
-#: Per rule (code or name) the options to change, by name.
+#: The options to change: ``{rule code or name: {option name: value}}``.
 RuleOptions = Mapping[str, Mapping[str, Any]]
 
 
@@ -51,14 +53,14 @@ def diagnose(
         NothingRecordedError: the run holds no training step.
     """
     rules = select_rules(select, ignore)
-    # One settings file serves all commands; comparisons (PD8xx) read their own thresholds from it.
+    # One settings file serves all commands: its PD8xx entries belong to comparisons, and no rule here has these codes.
     own = {name: changes for name, changes in (options or {}).items() if not name.upper().startswith("PD8")}
     settings = resolve_options(own)
     return diagnose_view(view_of(open_run(run)), rules, settings)
 
 
 def view_of(run: Run) -> RunView:
-    """The view of a run in which something was recorded.
+    """Return the view of a run that holds at least one recorded step.
 
     Raises:
         NothingRecordedError: the run holds no training step.
@@ -79,7 +81,7 @@ def view_of(run: Run) -> RunView:
 
 
 def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, Options]) -> Diagnosis:
-    """The same on a view and resolved options, so that a caller can share one view."""
+    """Run ``rules`` over a view, with the options of :func:`resolve_options`; a caller can share one view."""
     checked = {}
     for number, rule in enumerate(rules, 1):
         checked[rule.code] = _check(view, rule, settings[rule.code])
@@ -96,14 +98,14 @@ def diagnose_view(view: RunView, rules: Sequence[Rule], settings: Mapping[str, O
 
 
 class Configurable(Named, Protocol):
-    """A rule or a regression: something with a code and thresholds."""
+    """Anything with a code and thresholds: a rule, or a regression that the gate looks for."""
 
     @property
     def options(self) -> tuple[RuleOption, ...]: ...
 
 
 def resolve_options(options: RuleOptions, known: Sequence[Configurable] = RULES) -> dict[str, Options]:
-    """The options of all ``known`` with defaults filled in, by code.
+    """Return ``{code: options}`` of all ``known`` rules: the defaults, with the changes of ``options`` applied.
 
     Raises:
         UsageError: an unknown rule or option, or a value an option cannot take.
@@ -118,6 +120,7 @@ def resolve_options(options: RuleOptions, known: Sequence[Configurable] = RULES)
 
 
 def _checked_options(rule: Configurable, changes: Mapping[str, Any]) -> Iterable[tuple[str, float]]:
+    """Yield the changed options as ``(name, value)``; raises UsageError for unknown names and values out of range."""
     known = {o.name: o for o in rule.options}
     for key, value in changes.items():
         option = known.get(str(key).replace("-", "_"))
@@ -132,7 +135,7 @@ def _checked_options(rule: Configurable, changes: Mapping[str, Any]) -> Iterable
 
 
 def _check(view: RunView, rule: Rule, options: Options) -> Checked:
-    """One rule; what it needs and the log does not have is missing data, never a pass."""
+    """Run one rule. If the log lacks a column or the sampled steps that it needs, it is indeterminate, never passed."""
     absent = [c for c in rule.step_columns if c not in view.steps.columns]
     if absent:
         return Checked.indeterminate(f"the log has no column {', '.join(absent)}")
@@ -142,12 +145,13 @@ def _check(view: RunView, rule: Rule, options: Options) -> Checked:
         return rule.check(view, options)
     except (PrecdoctorError, MemoryError):
         raise
-    except Exception as error:  # noqa: BLE001 - said below, with the traceback; the other rules stand
+    except Exception as error:  # noqa: BLE001 - logged with the traceback; the other rules still run
         _LOG.exception("%s %s failed", rule.code, rule.name)
         return Checked.failed(f"{type(error).__name__} in precdoctor; please report it with the lines on stderr")
 
 
 def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Finding]) -> RuleOutcome:
+    """Return the outcome of a rule, given the findings that remain; missing rows turn "passed" into indeterminate."""
     if checked.findings:
         kept = any(f.code == rule.code for f in findings)
         reason = checked.reason if kept else f"{checked.reason}; a consequence of another finding"
@@ -163,7 +167,7 @@ def _outcome(view: RunView, rule: Rule, checked: Checked, findings: Sequence[Fin
 
 
 def _by_importance(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Heavier first; among equals the earlier cause in triage order, then the surer rule, then the earlier step."""
+    """Sort findings by severity, then triage order, then the highest confidence of the rule, then the step."""
     triage = {r.code: r.triage for r in RULES}
     surest: dict[str, float] = {}
     for f in findings:
@@ -178,7 +182,7 @@ def _by_importance(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def describe(view: RunView) -> dict[str, Any]:
-    """The run in a few facts, for the head of every report."""
+    """Return the facts of a run that head every report: path, command, ranks, steps, versions, how it ended."""
     steps = view.steps
     sampled = view.sampled_steps
     facts = view.any_facts
@@ -198,23 +202,23 @@ def describe(view: RunView) -> dict[str, Any]:
         "device": facts.get("device"),
         "versions": facts.get("versions"),
         "roots": [r.get("name") for r in facts.get("roots") or ()],
-        **_applied(view),
+        **_applied_count(view),
         **facts_of_end(view),
         **({"steps_before": before} if before else {}),
         **({"cut_short": view.cut_short} if view.cut_short is not None else {}),
     }
 
 
-def _applied(view: RunView) -> dict[str, Any]:
-    """How many prescriptions the training was changed by; there only where it was."""
+def _applied_count(view: RunView) -> dict[str, Any]:
+    """Return ``{"applied": N}`` if the run was recorded with N applied prescriptions, else an empty dictionary."""
     applied = view.run.info.get("applied")
     listed = applied.get("prescriptions") if isinstance(applied, Mapping) else None
     return {"applied": len(listed)} if isinstance(listed, list) else {}
 
 
 def describe_recorder(view: RunView) -> dict[str, Any]:
-    """What recording cost, what it lost, and (if anything) what of its options changed the training and
-    what could not be seen.
+    """Return what recording cost, the rows it dropped and its internal errors; ``changed_by`` (options that changed
+    the training) and ``unseen`` (what could not be recorded) only if there are any.
     """
     changed_by = _changing_options(view.run.info.get("options"))
     unseen = sorted({str(e["data"].get("message")) for _, e in view.warnings_about("unseen")})
@@ -228,7 +232,7 @@ def describe_recorder(view: RunView) -> dict[str, Any]:
 
 
 def _changing_options(options: object) -> list[str]:
-    """Those with which a run is not, bit for bit, the training it would have been."""
+    """Return the recording options in use that change the training: with them it is not bitwise what it would be."""
     known = options if isinstance(options, Mapping) else {}
     changing = {
         "--apply": bool(known.get("apply")),
@@ -239,9 +243,9 @@ def _changing_options(options: object) -> list[str]:
 
 
 def _with_model(view: RunView, finding: Finding) -> Finding:
-    """The finding, its title ending in the model its module belongs to if that is in doubt and not yet said.
+    """Append the model to the finding's title if the run has several models and the title does not name one.
 
-    `main.3` may be in either half of a GAN.
+    Otherwise `main.3` could be in either half of a GAN.
     """
     root = finding.location.root
     if root is None or len(view.models) < 2 or root not in view.models:
@@ -252,7 +256,7 @@ def _with_model(view: RunView, finding: Finding) -> Finding:
 
 
 def _with_process(view: RunView, finding: Finding) -> Finding:
-    """The finding, its location holding the coordinates of its rank, and its attempt only if the rank had several."""
+    """Add the mesh coordinates of the rank to the finding's location; drop the attempt if the rank had only one."""
     rank, attempt = finding.location.rank, finding.location.attempt
     if rank is None:
         return finding
@@ -264,19 +268,19 @@ def _with_process(view: RunView, finding: Finding) -> Finding:
 
 
 def _with_own_steps(view: RunView, finding: Finding) -> Finding:
-    """The finding, saying which step of an optimizer it speaks of where that is another number.
+    """Add ``own_steps`` to the evidence if an optimizer's own count of the finding's steps differs from the run's.
 
-    A loop counts the steps of one optimizer, and those before it was resumed as well.
+    It differs if the run has several optimizers, or resumed a training whose optimizer counts its steps.
     """
     rank, attempt = finding.location.rank, finding.location.attempt
     mine = (p for p in view.timeline if rank in (None, p.rank) and attempt in (None, p.attempt))
-    likely = [p for p in mine if view.timeline[p]]
-    if not likely or (rank is not None and len(likely) > 1):  # nobody knows which of them it is about
+    with_steps = [p for p in mine if view.timeline[p]]
+    if not with_steps or (rank is not None and len(with_steps) > 1):  # it may be about any of them
         return finding
-    steps, before = view.timeline[likely[0]], view.steps_before(likely[0])
-    asked = [step for step in dict.fromkeys((finding.location.step, finding.resume_step)) if step is not None]
-    known = [(step, *own) for step in asked if (own := own_step(steps, step, before)) is not None]
-    if not known:
+    steps, before = view.timeline[with_steps[0]], view.steps_before(with_steps[0])
+    named_steps = [step for step in dict.fromkeys((finding.location.step, finding.resume_step)) if step is not None]
+    own_counts = [(step, *own) for step in named_steps if (own := own_step(steps, step, before)) is not None]
+    if not own_counts:
         return finding
-    own_steps = [{"step": step, "optimizer": name, "number": number} for step, name, number in known]
+    own_steps = [{"step": step, "optimizer": name, "number": number} for step, name, number in own_counts]
     return replace(finding, evidence={**finding.evidence, "own_steps": own_steps})

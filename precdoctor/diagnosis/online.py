@@ -1,4 +1,6 @@
-"""The rules while a run goes on: a window of its growing log, judged again and again from outside the training."""
+"""Diagnosis of a run while it is recorded: another process reads the newest steps of the growing log again and again,
+and reports what is new.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +23,27 @@ from precdoctor.runlog.filters import Filters, query
 from precdoctor.runlog.pieces import Piece
 from precdoctor.runlog.reader import Run, open_run
 
-#: Steps looked at, the newest: longer than any rule's own window, and what keeps the cost of a look flat.
+#: The newest steps that a look reads: more than any rule's own window, few enough that the cost of a look stays flat.
 WINDOW = 4096
-#: Rules that compare with the beginning of the run; they are silent once it has left the window.
+#: Rules that compare with the beginning of the run; not run once the window no longer holds it.
 FROM_THE_START = frozenset({"PD503", "PD605"})
 
 _Identity = tuple[str, str | None, str | None, str | None]
 
 
 @dataclass(frozen=True)
-class _Further:
-    """A finding that is of no rule, for the names ``--halt-on`` takes."""
+class _ExtraCode:
+    """The code and name of a finding that no rule makes, so that ``--halt-on`` can name it."""
 
     code: str
     name: str
 
 
 class OnlineRules:
-    """Looks at a run that is being recorded, and tells what is new.
+    """Diagnoses a run that is being recorded, look by look, and returns what is new.
 
-    A finding counts once two looks running have made it: what comes and goes as evidence grows is not told. The last
-    look, at the closed log, is believed at once.
+    A finding is returned once two looks in a row made it, because some come and go as evidence grows. The findings of
+    the last look, at the closed log, are returned at once.
     """
 
     def __init__(
@@ -54,29 +56,34 @@ class OnlineRules:
     ) -> None:
         """Args:
             settings: every rule's options, by code.
-            halt_on: codes, names, families such as ``PD2``, or ``error`` for any finding of that level.
-            more: further findings of the window, such as those against a reference.
-            more_codes: code and name of those.
+            halt_on: codes, names, families such as ``PD2``, or ``error`` for any finding of that severity.
+            more: makes further findings of the window, such as those of a comparison with a reference run.
+            more_codes: codes and names of these further findings.
 
         Raises:
             UsageError: an unknown rule.
         """
         names = list(halt_on)
         codes = [name for name in names if name.lower() != "error"]
-        known: list[Named] = [*RULES, *(_Further(code, name) for code, name in (more_codes or {}).items())]
+        known: list[Named] = [*RULES, *(_ExtraCode(code, name) for code, name in (more_codes or {}).items())]
         self._halt_codes = frozenset(rule.code for rule in select(known, codes)) if codes else frozenset()
         self._halt_errors = len(codes) < len(names)
         self._more = more or (lambda _view: ())
         self._settings = settings
         self._seen: frozenset[_Identity] = frozenset()
-        self._told: set[_Identity] = set()
+        self._reported: set[_Identity] = set()
         self._steps = -1
 
     def look(self, path: Path, *, last: bool = False) -> list[Finding]:
-        """The findings that are new, most important first; none while nothing can be read or nothing was added."""
+        """Return the new findings, most important first; empty if the log cannot be read or has no new step.
+
+        Args:
+            path: of the run directory.
+            last: whether the log is closed.
+        """
         try:
             return self._look(path, last=last)
-        except RunUnreadableError:  # a part was being sealed; the next look will find it whole
+        except RunUnreadableError:  # a part was being sealed; the next look will read it whole
             return []
 
     def _look(self, path: Path, *, last: bool) -> list[Finding]:
@@ -91,8 +98,8 @@ class OnlineRules:
         found = [*diagnose_view(view, rules, self._settings).findings, *self._more(view)]
         now = {_identity(f): f for f in found}
         before, self._seen = self._seen, frozenset(now)
-        new = [f for key, f in now.items() if key not in self._told and (last or key in before)]
-        self._told.update(_identity(f) for f in new)
+        new = [f for key, f in now.items() if key not in self._reported and (last or key in before)]
+        self._reported.update(_identity(f) for f in new)
         return new
 
     @staticmethod
@@ -101,14 +108,14 @@ class OnlineRules:
         return usual if whole else [r for r in usual if r.code not in FROM_THE_START]
 
     def halts(self, finding: Finding) -> bool:
-        """Whether the run is to be stopped for it; for no finding that is mere information."""
+        """Return whether ``--halt-on`` stops the run because of this finding; never for severity ``info``."""
         if finding.code in self._halt_codes:
             return finding.severity is not Severity.INFO
         return self._halt_errors and finding.severity is Severity.ERROR
 
 
 def as_json(finding: Finding, run: Path) -> str:
-    """One line: the finding as reports have it, and the run it is about."""
+    """Return one line of JSON: the path of the run, and the finding with the keys of a report."""
     return json.dumps({"run": str(run), **jsonable(finding)}, allow_nan=False) + "\n"
 
 
@@ -118,7 +125,7 @@ def _identity(finding: Finding) -> _Identity:
 
 
 def _span(run: Run) -> tuple[int, int] | None:
-    """First and last step on record; None before there is one."""
+    """Return the first and last recorded step; None if there is none yet."""
     first, last = None, None
     for batch in run.batches("steps", columns=["step"]):
         ends = pc.min_max(batch.column(0)).as_py()
@@ -128,7 +135,7 @@ def _span(run: Run) -> tuple[int, int] | None:
 
 
 class Window(Run):
-    """A run from one step on; events are few, and stay."""
+    """The steps of a run from step ``first`` on, with the events of all steps: events are few."""
 
     def __init__(self, run: Run, first: int) -> None:
         super().__init__(run.path, run.info)
@@ -137,17 +144,18 @@ class Window(Run):
     def batches(
         self, name: str, columns: Sequence[str] | None = None, filters: Filters | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """As of the whole run, without what came before."""
-        return self._read(query(name, columns, self._narrowed(name, filters)))
+        """Return the batches of :meth:`Run.batches` without the rows before the window."""
+        return self._read(query(name, columns, self._window_filters(name, filters)))
 
     def pieces(self, table: str) -> list[Piece]:
-        """As of the whole run, without what came before."""
+        """Return the pieces of the whole run, each to be read from the first step of the window on."""
         return [replace(p, since=self._first, rows=0) for p in super().pieces(table)]
 
     def _frame(self, table: str, columns: Sequence[str] | None, filters: Filters | None) -> Any:
-        return super()._frame(table, columns, self._narrowed(table, filters))
+        return super()._frame(table, columns, self._window_filters(table, filters))
 
-    def _narrowed(self, table: str, filters: Filters | None) -> Filters | None:
+    def _window_filters(self, table: str, filters: Filters | None) -> Filters | None:
+        """Add ``step >= first`` to the filters of a table that has steps."""
         term = ("step", ">=", self._first)
         if table == "events":
             return filters

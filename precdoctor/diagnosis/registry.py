@@ -1,4 +1,4 @@
-"""Every rule, in triage order, and how a user names them."""
+"""All rules in triage order, and the selection of rules by code, name or prefix."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from precdoctor.diagnosis.claims.rule import Rule
 from precdoctor.diagnosis.families import configuration, fp8, growth, loss_scaling, nonfinite, underflow, updates
 from precdoctor.errors import UsageError, did_you_mean
 
-#: By what goes wrong: the title of a family, and its rules by code.
+#: The families in the order of the documentation: title, and rules sorted by code.
 FAMILIES: tuple[tuple[str, tuple[Rule, ...]], ...] = tuple(
     (title, tuple(sorted(family.RULES, key=lambda rule: rule.code)))
     for title, family in (
@@ -26,7 +26,7 @@ FAMILIES: tuple[tuple[str, tuple[Rule, ...]], ...] = tuple(
 RULES: tuple[Rule, ...] = tuple(
     sorted((rule for _, rules in FAMILIES for rule in rules), key=lambda rule: (rule.triage, rule.code))
 )
-#: Per code the codes that its findings may explain, and how; see :mod:`.claims.relations`.
+#: ``{code: {code of a finding it may explain: required relation}}``; see :mod:`.claims.relations`.
 RELATIONS = {rule.code: rule.explains for rule in RULES}
 
 
@@ -44,20 +44,24 @@ NamedT = TypeVar("NamedT", bound=Named)
 
 
 def find(name: str, known: Sequence[NamedT]) -> NamedT:
-    """The one with this code or kebab-case name, in any letter case.
+    """Return the rule with this code or kebab-case name, in any letter case.
 
     Raises:
-        UsageError: there is none; the message names the nearest.
+        UsageError: no rule has it; the message suggests the nearest.
     """
     wanted = name.strip().lower()
     for rule in known:
         if wanted in (rule.code.lower(), rule.name):
             return rule
-    raise UsageError(f"no rule is called {name!r}{_meant(wanted, known)}")
+    raise UsageError(f"no rule is called {name!r}{_suggestion(wanted, known)}")
 
 
-def _meant(wanted: str, known: Sequence[Named]) -> str:
-    """Codes differ by a digit, so that one code never stands for another; names are compared letter by letter."""
+def _suggestion(wanted: str, known: Sequence[Named]) -> str:
+    """Return the end of the error message for an unknown rule: the suggested code or name.
+
+    Codes are suggested by common prefix only, because an unrelated code may be one digit away. Names are suggested by
+    spelling.
+    """
     longer = [r.code for r in known if wanted.startswith("pd") and r.code.lower().startswith(wanted)]
     within = [r.code for r in known if r.code.lower() in wanted]
     if len(longer) > 1:
@@ -68,18 +72,18 @@ def _meant(wanted: str, known: Sequence[Named]) -> str:
 
 
 def select(known: Sequence[NamedT], wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[NamedT, ...]:
-    """Those ``wanted`` (all when empty) without those ``ignored``; codes, names or code prefixes (``PD1``).
+    """Return the ``wanted`` rules (all if empty) minus the ``ignored`` ones; codes, names or code prefixes (``PD1``).
 
     Raises:
         UsageError: an entry matches nothing.
     """
-    chosen = _matching(wanted, known) or {r.code for r in known}
-    dropped = _matching(ignored, known)
+    chosen = _matching_codes(wanted, known) or {r.code for r in known}
+    dropped = _matching_codes(ignored, known)
     return tuple(r for r in known if r.code in chosen and r.code not in dropped)
 
 
 def select_rules(wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tuple[Rule, ...]:
-    """:func:`select` among the rules of a diagnosis.
+    """Apply :func:`select` to the rules of a diagnosis.
 
     Raises:
         UsageError: an entry matches no rule.
@@ -87,7 +91,7 @@ def select_rules(wanted: Iterable[str] = (), ignored: Iterable[str] = ()) -> tup
     return select(RULES, wanted, ignored)
 
 
-def _matching(names: Iterable[str], known: Sequence[NamedT]) -> set[str]:
+def _matching_codes(names: Iterable[str], known: Sequence[NamedT]) -> set[str]:
     codes: set[str] = set()
     for name in names:
         prefix = name.strip().upper()
@@ -97,6 +101,6 @@ def _matching(names: Iterable[str], known: Sequence[NamedT]) -> set[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or else the list of what there is."""
+    """Return ``"; did you mean 'x'?"``, or the list of all known words if none is similar."""
     names = list(known)
     return did_you_mean(word, names) or f"; known: {', '.join(sorted(names))}"

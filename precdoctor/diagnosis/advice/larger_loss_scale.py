@@ -14,13 +14,13 @@ from precdoctor.diagnosis.survey.rows import Key, TensorRow
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.numerics.formats import FP16, Format
 
-#: Gradients whose flushed share a plan predicts, the worst first: each one costs the rows of a step.
+#: Most gradients whose flushed share a plan predicts, the worst first: each requires the rows of a step.
 _PREDICTED = 16
 
 
 @dataclass(frozen=True)
 class ScalePlan:
-    """A power of two for the loss, with the largest flushed share before and after, and the headroom left."""
+    """A factor ``2**binades`` for the loss, the largest flushed share before and after, and the headroom left."""
 
     binades: int
     before: float
@@ -37,18 +37,23 @@ def plan_scale(
     margin: float,
     subnormal: float = 1.0,
 ) -> ScalePlan:
-    """The smallest power of two that brings the worst gradient to both targets, or else to the first, or the largest.
+    """Plan the smallest factor at which the worst gradient meets both targets.
+
+    If no factor meets both, the smallest that meets ``target``; if none does, the largest within ``margin``.
 
     Args:
+        view: the run.
+        found: all gradients, for the headroom.
+        guilty: the gradients to lift.
         target: flushed share to reach.
-        margin: binades that stay free below overflow.
-        subnormal: share of subnormal elements to reach; 1: any.
+        margin: headroom to leave, in binades.
+        subnormal: subnormal share to reach; 1 means any.
     """
     most = max(0, math.floor(found.headroom - margin))
     rows = list(_worst_rows(view, guilty))
     before = _worst_share(rows, 0) if rows else 1.0
     enough = [k for k in range(1, most + 1) if _worst_share(rows, k) <= target] if rows else []
-    chosen = next((k for k in enough if _subnormal(rows, k) <= subnormal), enough[0] if enough else most)
+    chosen = next((k for k in enough if _worst_subnormal_share(rows, k) <= subnormal), enough[0] if enough else most)
     return ScalePlan(chosen, before, _worst_share(rows, chosen), found.headroom - chosen)
 
 
@@ -60,7 +65,7 @@ def _worst_rows(view: RunView, guilty: Mapping[Key, GradientSeries]) -> Iterable
 
 
 def _worst_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
-    """The largest flushed share among ``rows`` with a loss ``2**binades`` times as large."""
+    """Return the largest flushed share among ``rows`` if the loss is multiplied by ``2**binades``."""
     worst = 0.0
     for row, fmt in rows:
         tail = tail_of(row, fmt)
@@ -69,8 +74,8 @@ def _worst_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> floa
     return worst
 
 
-def _subnormal(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
-    """The largest share of elements below the normal range, zeros that were flushed among them, likewise."""
+def _worst_subnormal_share(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
+    """Return the largest share of elements that would be below the normal range, flushed ones included."""
     worst = 0.0
     for row, fmt in rows:
         tail = tail_of(row, fmt)
@@ -81,7 +86,7 @@ def _subnormal(rows: Sequence[tuple[TensorRow, Format]], binades: int) -> float:
 
 
 def prescribe_scale(view: RunView, fmt: Format, current: float, plan: ScalePlan) -> Prescription:
-    """The loss scale of the plan, or BF16 if no larger scale fits."""
+    """Prescribe the plan's loss scale, or BF16 autocast if no larger scale fits."""
     if plan.binades == 0:
         return Prescription(
             title=f"use BF16 autocast: FP16 leaves {plan.headroom:.1f} binades for a larger loss scale, too few",
@@ -103,23 +108,23 @@ def prescribe_scale(view: RunView, fmt: Format, current: float, plan: ScalePlan)
 
 
 def multiplied(scale: float, binades: int) -> float:
-    """``scale``, rounded to a power of two, times ``2**binades``."""
+    """Return ``scale``, rounded to a power of two, times ``2**binades``."""
     return float(2.0 ** (round(math.log2(scale)) + binades))
 
 
 def loss_scale_of(view: RunView, row: TensorRow) -> float:
-    """The loss scale that a gradient carries, or else the one in force at its step; 1 without any."""
+    """Return the loss scale recorded with a gradient, else that of its step, else 1."""
     facts = view.step_facts(row.process, row.step)
     return (row.scale or (facts.loss_scale if facts is not None else None)) or 1.0
 
 
 def subnormal_share(row: TensorRow, binades: int) -> float:
-    """FP16 subnormals among the non-zero elements with a loss ``2**binades`` times as large; exact."""
+    """Return the exact share of FP16 subnormals among the non-zero elements if the loss is times ``2**binades``."""
     return row.histogram.at_most(FP16.min_normal / 2.0**binades).low / max(1, row.histogram.total)
 
 
 def out_of_subnormals(row: TensorRow, room: float, *, target: float) -> tuple[int, float]:
-    """The fewest binades, at most ``room``, that leave ``target`` of ``row`` subnormal; and the share they leave."""
+    """Return the fewest binades, at most ``room``, that bring the subnormal share to ``target``, and the share left."""
     most = max(1, math.floor(room))
     chosen = next((k for k in range(1, most + 1) if subnormal_share(row, k) <= target), most)
     return chosen, subnormal_share(row, chosen)

@@ -1,4 +1,4 @@
-"""The order of a finding's prescriptions: one that hardly helps by its own prediction does not come first."""
+"""The order of a finding's prescriptions: one that is predicted to help little does not come first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 from precdoctor.diagnosis.claims.finding import Finding, Prescription
 from precdoctor.diagnosis.survey.rows import number
 
-#: Share of the harm that the first prescription must remove. Chosen empirically: with less the finding stays the same.
+#: Share of the harm that the first prescription must remove. Chosen empirically: with less, the finding remains.
 LEAST_SAVING = 0.25
-#: Predicted numbers that count harm: the lower the better.
+#: Keys of ``Prescription.predicted`` that measure harm: the lower the better.
 HARMS = frozenset(
     (
         *("accumulation_error", "bad_scale_steps", "below_eps_share", "dead_elements", "flushed_share"),
@@ -23,7 +23,7 @@ HARMS = frozenset(
 
 
 def saving(prescription: Prescription) -> float | None:
-    """The largest share of a harm that the prescription removes by its prediction; None if it predicts no harm."""
+    """Return the largest predicted share of a harm that the prescription removes; None if it predicts none."""
     shares = []
     for name, ends in prescription.predicted.items():
         if name in HARMS and isinstance(ends, Mapping):
@@ -34,12 +34,12 @@ def saving(prescription: Prescription) -> float | None:
 
 
 def is_worthwhile(prescription: Prescription) -> bool:
-    """Whether the prescription may come first: it is predicted to remove enough harm, or predicts no harm."""
+    """Return whether the prescription may come first: it removes enough of a harm, or its prediction names none."""
     saved = saving(prescription)
     return saved is None or saved >= LEAST_SAVING
 
 
 def worthwhile_first(finding: Finding) -> Finding:
-    """The finding with prescriptions that hardly help moved to the end, otherwise in their order."""
+    """Move prescriptions that help little to the end of the finding's list; stable."""
     ordered = sorted(finding.prescriptions, key=lambda p: not is_worthwhile(p))
     return finding if ordered == list(finding.prescriptions) else replace(finding, prescriptions=tuple(ordered))

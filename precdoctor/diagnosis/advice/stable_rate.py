@@ -23,21 +23,21 @@ from precdoctor.diagnosis.survey.rows import number, text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Fewest gradient norms, and their least growth from first to last: less may come from the batches. Empirical.
+#: Fewest gradient norms; least factor from the first to the last ones, since batches can cause less. Empirical.
 _NORMS, _GROWN = 3, 10.0
 
 
 @dataclass(frozen=True)
 class StableRate:
-    """The largest stable rate of a run that diverges, and the proposed one.
+    """The largest stable learning rate of a diverging run, and the proposed one.
 
     Attributes:
-        first: the step from which on it diverges.
-        rate: the learning rate in force.
-        growth: factor of the gradient norm per step.
-        limit: share of ``rate`` from which on the gradient grows.
-        factor: proposed share of ``rate``, at most half of the limit.
-        after: factor of the gradient of that direction per step at the proposed rate.
+        first: the step from which the run diverges.
+        rate: the learning rate of the run.
+        growth: factor by which the gradient norm grows per step.
+        limit: the largest stable rate as a share of ``rate``.
+        factor: the proposed rate as a share of ``rate``, at most half of ``limit``.
+        after: factor per step of the gradient along the diverging direction at the proposed rate.
     """
 
     first: int
@@ -49,7 +49,7 @@ class StableRate:
 
     @property
     def words(self) -> str:
-        """A sentence for a message."""
+        """The sentence for a finding's message."""
         return (
             f"The gradient grows {self.growth:.3g} times per step, so the learning rate is {1.0 / self.limit:.2g} "
             f"times the largest stable one, {self.rate * self.limit:.2g}."
@@ -57,12 +57,12 @@ class StableRate:
 
     @property
     def evidence(self) -> dict[str, float]:
-        """For a finding."""
+        """The entries for a finding's evidence."""
         return {"stable_rate": self.rate * self.limit, "diverges_from": self.first}
 
     @property
     def prescription(self) -> Prescription:
-        """The proposed rate."""
+        """The prescription of the proposed rate."""
         return Prescription(
             title=f"learning rate x {self.factor:g} ({self.rate:.3g} -> {self.rate * self.factor:.3g}): the gradient "
             f"of the steepest direction is multiplied by {self.growth:.2g} -> {self.after:.2g} per step",
@@ -73,9 +73,9 @@ class StableRate:
 
 
 def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
-    """The stable rate for SGD with one parameter group, without clipping and at a constant rate.
+    """Compute the stable rate, for SGD with one parameter group, without clipping and at a constant rate.
 
-    None for any other optimizer, or if the gradient does not grow tenfold and from step to step.
+    None for any other optimizer, and unless the gradient norm grows tenfold, at a steady factor per step.
 
     Args:
         view: the run.
@@ -103,13 +103,13 @@ def stable_rate(view: RunView, steps: Sequence[StepFacts]) -> StableRate | None:
 
 
 def _per_step(product: float, momentum: float) -> float:
-    """The factor of a gradient per step, the magnitude of the larger root; ``product``: rate times curvature."""
+    """Return the gradient's factor per step: the magnitude of the larger root; ``product`` is rate times curvature."""
     middle = 1.0 + momentum - product
     inside = middle * middle - 4.0 * momentum
     return math.sqrt(momentum) if inside < 0.0 else (abs(middle) + math.sqrt(inside)) / 2.0
 
 
 def rounded_down(factor: float) -> float:
-    """To 1, 2 or 5 times a power of ten."""
+    """Round down to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(factor))
     return float(f"{max(m for m in (1, 2, 5) if m * power <= factor * (1 + 1e-9)) * power:.1g}")

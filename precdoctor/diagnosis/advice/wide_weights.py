@@ -12,7 +12,7 @@ _FP32_BYTES = 4
 
 
 def wide_weights(view: RunView, dtypes: Sequence[str]) -> str:
-    """Lines that make the trained weights FP32 and compute in BF16 under autocast; frozen weights are unchanged."""
+    """Return the snippet that makes the trained weights FP32 and computes under BF16 autocast; frozen weights stay."""
     return (
         f"import torch\n\n{_widen(view, dtypes)}\n"
         f"with torch.autocast({view.device!r}, dtype=torch.bfloat16):\n"
@@ -34,22 +34,22 @@ def _widen(view: RunView, dtypes: Sequence[str]) -> str:
 
 
 def fp32_weights(view: RunView, dtypes: Sequence[str]) -> str:
-    """``FP32 weights``; beside frozen ones ``FP32 for the 8 trained weights, not for the 24 frozen``."""
+    """Return ``FP32 weights``, or, if some are frozen, ``FP32 for the 8 trained weights, not for the 24 frozen``."""
     frozen = count_of(view, dtypes, trained=False)
     trained = plural(count_of(view, dtypes, trained=True), "trained weight")
     return f"FP32 for the {trained}, not for the {frozen:,} frozen" if frozen else "FP32 weights"
 
 
 def widened_bytes(view: RunView, elements: int, narrow_bytes: int = 2) -> int:
-    """Additional bytes for weight elements in FP32.
+    """Return the additional bytes if ``elements`` weight elements become FP32.
 
-    Weight, gradient and the optimizer's state follow the weight's format. From the forward pass to the end of the
-    backward pass autocast also holds a copy of the weight in its former format.
+    Weight, gradient and optimizer state have the weight's format. Autocast also holds a copy of the weight in the
+    narrow format until the backward pass ends.
     """
     tensors = 2 + states_per_parameter(view)
     return elements * (tensors * (_FP32_BYTES - narrow_bytes) + narrow_bytes)
 
 
 def widened_elements(view: RunView, dtypes: Sequence[str], least: int = 0) -> int:
-    """Elements of all trained weights in these dtypes, at least ``least``."""
+    """Count the elements of the weights in these dtypes that an optimizer updates directly; at least ``least``."""
     return max(least, sum(stepped(view, dtypes).values()))

@@ -1,4 +1,4 @@
-"""What a rule says: findings and their evidence, the form of a rule, and the words and code snippets of all rules.
+"""The types of rules and findings, relations between findings, and the shared words and code snippets.
 
 Nothing here reads a log; :mod:`.finding` needs neither pandas nor a run.
 """

@@ -1,4 +1,7 @@
-"""What a diagnosis is made of: plain values that every reporter, gate and test reads, and nothing else computes."""
+"""The values of a diagnosis: findings, their locations and prescriptions, and the outcome of each rule.
+
+Made by rules and the engine, read by reporters, gates and tests.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _PACKAGES: Final = re.compile(r".*/(?:site|dist)-packages/")
 
 
 class Severity(str, enum.Enum):
-    """How bad it is; the order of definition is the order of weight."""
+    """Severity of a finding, the most severe first."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -28,7 +31,7 @@ class Severity(str, enum.Enum):
 
 
 class Phase(str, enum.Enum):
-    """Where in a training step."""
+    """Phase of a training step."""
 
     DATA = "data"
     FORWARD = "forward"
@@ -38,7 +41,7 @@ class Phase(str, enum.Enum):
 
 
 class Status(str, enum.Enum):
-    """What a rule came to."""
+    """The outcome of a rule."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -48,7 +51,7 @@ class Status(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """A line of the user's code; ``code`` is null when the log was recorded with ``--redact-names``."""
+    """A source line; ``code`` is None if the log was recorded with ``--redact-names``."""
 
     file: str
     line: int
@@ -56,23 +59,23 @@ class Source:
 
     @classmethod
     def read(cls, file: str, line: int, code: str) -> Source:
-        """As a log holds it; a file of an installed package by the name it is imported under."""
+        """Build a source from a log's fields; the path of an installed package is cut to begin below site-packages."""
         return cls(_PACKAGES.split(file)[-1] or file, line, code or None)
 
 
 def is_of_library(file: str) -> bool:
-    """Whether a file as a log names it is one of an installed package, which nobody edits."""
+    """Return whether a path in a log is in an installed package, which users do not edit."""
     return _PACKAGES.match(file) is not None
 
 
 def at_line(source: Source | None) -> str:
-    """`` at train.py:12``; empty if the line is unknown."""
+    """Return `` at train.py:12``; empty if the line is unknown."""
     return f" at {source.file}:{source.line}" if source is not None else ""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where a finding happened. ``module`` is the FQN below ``root``; null when it is not about one module."""
+    """The place of a finding. ``module`` is the FQN below ``root``; None if the finding is not about one module."""
 
     root: str | None = None
     module: str | None = None
@@ -83,9 +86,9 @@ class Location:
     step: int | None = None
     op: str | None = None
     source: Source | None = None
-    #: The rank's place in a parallel layout, by dimension; ``stage`` is that of a pipeline.
+    #: The rank's mesh coordinates by dimension; ``stage`` is that of a pipeline.
     coordinates: Mapping[str, int] | None = None
-    #: Which of the processes that had this rank; null where there was but one.
+    #: How often the rank had been restarted; None if the rank had only one process.
     attempt: int | None = None
 
     @property
@@ -99,14 +102,14 @@ class Location:
 
 
 def rank_place(rank: int, coordinates: Mapping[str, int] | None) -> str:
-    """A rank and its place in the parallel layout: ``rank 5 (tp rank 1, stage 2)``."""
+    """Return a rank with its mesh coordinates in words: ``rank 5 (tp rank 1, stage 2)``."""
     parts = [f"stage {at}" if name == "stage" else f"{name} rank {at}" for name, at in (coordinates or {}).items()]
     return f"rank {rank} ({', '.join(parts)})" if parts else f"rank {rank}"
 
 
 @dataclass(frozen=True)
 class Prescription:
-    """A change, what the log predicts it would do, and the lines to paste."""
+    """A proposed change, its effect predicted from the log, and the lines to paste."""
 
     title: str
     change: Mapping[str, Any]
@@ -118,12 +121,13 @@ class Prescription:
 class Finding:
     """A claim with evidence.
 
-    ``evidence`` holds the measured values against their limits. Two keys have a fixed shape, for the reporters:
-    ``range`` (``dtype, amax, amin_nonzero, exp_lo, exp_hist``: the tensor's exponents, drawn as a bar) and ``path``
-    (a list of ``{module, kind, name, dtype, order, amax, headroom_binades, nan, inf}``: the tensors in execution order
-    that lead to it, the last one being the finding's own). Where several optimizers step, or one that had made steps
-    before the run, ``own_steps`` says of the finding's step and of the one to resume from whose it is, and how many of
-    that optimizer came before (``{step, optimizer, number}``).
+    ``evidence`` holds the measured values and their limits. Three keys have a fixed shape, for the reporters:
+
+    - ``range``: ``dtype, amax, amin_nonzero, exp_lo, exp_hist`` of the tensor, whose exponents are drawn as a bar.
+    - ``path``: the tensors in execution order up to the finding's own, which is the last; a list of ``{module, kind,
+      name, dtype, order, amax, headroom_binades, nan, inf}``.
+    - ``own_steps``: only if several optimizers step, or one had made steps before the run. For the finding's step and
+      the step to resume from: the optimizer, and how many steps it had made (``{step, optimizer, number}``).
     """
 
     code: str
@@ -139,39 +143,39 @@ class Finding:
 
     @property
     def resume_step(self) -> int | None:
-        """A checkpoint at or before this step is sound; None where there is nothing to go back from, or to."""
+        """The last step whose checkpoint is sound; None if the run recovered, or if no such step is known."""
         finite, off = self.evidence.get("last_finite_step"), self.evidence.get("left_its_course_at")
         steps = [int(finite)] if isinstance(finite, Integral) else []
         steps += [int(off) - 1] if isinstance(off, Integral) else []
         return None if self.evidence.get("recovered") or not steps or min(steps) < 0 else min(steps)
 
     def step_words(self, step: int) -> str:
-        """``step 120``; where several optimizers step, or one was resumed, ``step 120 (step 60 of SGD#0)``."""
+        """Return ``step 120``, or with an entry in ``own_steps``: ``step 120 (step 60 of SGD#0)``."""
         own = next((o for o in self.evidence.get("own_steps", ()) if o["step"] == step), None)
         return f"step {step}" if own is None else f"step {step} (step {own['number']} of {own['optimizer']})"
 
     @property
     def resume_words(self) -> str:
-        """``from a checkpoint at or before step 119``; empty where there is none."""
+        """``from a checkpoint at or before step 119``; empty without a :attr:`resume_step`."""
         step = self.resume_step
         return "" if step is None else f"from a checkpoint at or before {self.step_words(step)}"
 
 
 @dataclass(frozen=True)
 class RuleOutcome:
-    """What one rule came to, and why: for a pass, what it looked at; else what was missing or found."""
+    """The outcome of one rule; ``reason`` says what it checked, what it found, or what data are missing."""
 
     code: str
     name: str
     status: Status
     reason: str
-    #: The rule failed with an exception: a defect of precdoctor, after which no verdict can be trusted.
+    #: Whether the rule raised an exception: a defect of precdoctor, after which no verdict can be trusted.
     defect: bool = False
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything a reporter needs: findings, most important first, and what was checked."""
+    """The result of all rules on a run: findings, most important first; outcomes of all rules; facts for reports."""
 
     run: Mapping[str, Any]
     findings: Sequence[Finding]
@@ -180,7 +184,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """``findings`` if any is at warning or above, ``indeterminate`` if a rule lacked its data, or ``clean``."""
+        """``findings`` if any is a warning or error, else ``indeterminate`` if a rule lacked data, else ``clean``."""
         if any(f.severity.weight >= Severity.WARNING.weight for f in self.findings):
             return "findings"
         if any(r.status is Status.INDETERMINATE for r in self.rules):
@@ -189,7 +193,7 @@ class Diagnosis:
 
 
 def jsonable(value: Any) -> Any:
-    """``value`` as JSON can hold it: non-finite numbers become the strings "NaN", "Infinity", "-Infinity".
+    """Convert ``value`` to JSON types: non-finite numbers become the strings "NaN", "Infinity", "-Infinity".
 
     Dataclasses become objects, enums their values, NumPy scalars and arrays plain numbers and lists.
     """

@@ -1,7 +1,7 @@
-"""What a rule is: a code, a name, a page, options, the data it needs, and one pure function.
+"""The form of a rule: a code, a name, a page, options, the data it needs, and one pure function.
 
 One rule is one file in a folder of ``diagnosis/families/``, ending in a module-level ``RULE``. The page has fixed
-headings because ``explain``, the documentation and machine-readable reports all render this same text.
+headings because ``explain``, the documentation and machine-readable reports all render the same text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Options = Mapping[str, float]
 
 
 class Triage(enum.IntEnum):
-    """In which order causes are ruled out; an earlier fault explains a later one, never the reverse."""
+    """The order in which causes are ruled out; an earlier fault explains a later one, never the reverse."""
 
     DATA = 0
     LEARNING_RATE = 1
@@ -35,14 +35,14 @@ class Triage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class RuleOption:
-    """A threshold: never a bare number in a check, always one of these."""
+    """A threshold of a rule, which a user can change; checks contain no bare numbers."""
 
     name: str
     default: float
     unit: str
-    #: What it decides, one sentence.
+    #: Meaning of the option, one sentence.
     doc: str
-    #: Where the default comes from.
+    #: Source of the default.
     source: str = "Chosen empirically; no published source."
     minimum: float = 0.0
     maximum: float = float("inf")
@@ -50,42 +50,42 @@ class RuleOption:
 
 @dataclass(frozen=True)
 class RulePage:
-    """The rule's page; Markdown, without headings."""
+    """The sections of a rule's page: Markdown without headings."""
 
     finds: str
     matters: str
     example: str
     remedy: str
-    #: How the confidence of a finding is made up.
+    #: How the confidence of a finding is computed.
     confidence: str
     references: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check came to. Without findings the engine turns it into passed, indeterminate or not-applicable."""
+    """The outcome of a check. Without findings the engine makes it passed, indeterminate or not-applicable."""
 
     findings: Sequence[Finding]
-    #: What was looked at or found, for a reader: "412 gradients on 50 steps, none flushed above 4 %".
+    #: What was checked or found, for a reader: "412 gradients on 50 steps, none flushed above 4 %".
     reason: str
-    #: Set when the check itself knows better than "found nothing = passed".
+    #: Set if a check without findings has not passed.
     status: Status | None = None
-    #: The rule itself failed; its exception has been logged.
+    #: Whether the rule raised an exception, which has been logged.
     defect: bool = False
 
     @classmethod
     def failed(cls, reason: str) -> Checked:
-        """The rule raised an exception that is not one of ours."""
+        """Return the outcome of a rule that raised an unexpected exception."""
         return cls((), reason, Status.INDETERMINATE, defect=True)
 
     @classmethod
     def not_applicable(cls, reason: str) -> Checked:
-        """Nothing in this run the rule could be about."""
+        """Return the outcome of a rule that has nothing to check in this run."""
         return cls((), reason, Status.NOT_APPLICABLE)
 
     @classmethod
     def indeterminate(cls, reason: str) -> Checked:
-        """Data the rule needs is missing."""
+        """Return the outcome of a rule whose data are missing."""
         return cls((), reason, Status.INDETERMINATE)
 
 
@@ -100,11 +100,11 @@ class Rule:
     page: RulePage
     options: tuple[RuleOption, ...]
     check: Callable[[RunView, Options], Checked]
-    #: Whether it needs steps with full statistics; without any it is indeterminate.
+    #: Whether the rule needs sampled steps; without any it is indeterminate.
     sampled_steps: bool = True
-    #: Columns of the ``steps`` table without which it is indeterminate.
+    #: Columns of the ``steps`` table without which the rule is indeterminate.
     step_columns: tuple[str, ...] = ()
-    #: Codes whose findings one of this rule may account for, and the relation that has to hold; see :mod:`.relations`.
+    #: Codes whose findings this rule's findings may explain, and the relation that has to hold; see :mod:`.relations`.
     explains: Mapping[str, Relation] = field(default_factory=dict)
 
     def finding(
@@ -119,11 +119,11 @@ class Rule:
         evidence: Mapping[str, Any] | None = None,
         prescriptions: Sequence[Prescription] = (),
     ) -> Finding:
-        """A finding under this rule's code and name.
+        """Return a finding with this rule's code and name.
 
         Args:
             confidence: probability that the claim is right, in [0, 1].
-            severity: the rule's own where it is left out.
+            severity: by default the rule's own.
             evidence: measured values and limits; see :class:`.finding.Finding`.
         """
         return Finding(
@@ -140,7 +140,7 @@ class Rule:
         )
 
     def markdown(self) -> str:
-        """The whole page."""
+        """Return the rule's whole page."""
         rows = [f"| `{o.name}` | {o.default:g} | {o.unit} | {o.doc} {o.source} |" for o in self.options]
         table = ["| option | default | unit | meaning and source |", "|---|---|---|---|", *rows]
         parts = [

@@ -1,4 +1,7 @@
-"""Lines to paste: every prescription's snippet is made here, so that one test can compile them all."""
+"""Code snippets of prescriptions that several rules share.
+
+Each function returns lines to paste; its docstring says what these lines do.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import keyword
 
 
 def module_expression(module: str) -> str:
-    """Python that reaches a module by its FQN, numeric parts as indices: ``model.blocks[3].attn``."""
+    """Return a Python expression for a module, given its FQN: ``model.blocks[3].attn``."""
     expression = "model"
     for part in module.split(".") if module else []:
         if part.isdigit():
@@ -39,7 +42,7 @@ def run_in_float32(module: str, device: str) -> str:
 
 
 def code_in_float32(before: str, after: str, device: str) -> str:
-    """Take functional code out of autocast."""
+    """Run functional code outside autocast, on FP32 tensors."""
     return (
         f"import torch\n\n"
         f"# the code between {before} and {after}, on FP32 tensors\n"
@@ -49,7 +52,7 @@ def code_in_float32(before: str, after: str, device: str) -> str:
 
 
 def bfloat16_autocast(device: str) -> str:
-    """Autocast to BF16 in place of FP16; no loss scaler is needed with it."""
+    """Autocast to BF16 instead of FP16, without a loss scaler."""
     return (
         f"import torch\n\n"
         f"with torch.autocast({device!r}, dtype=torch.bfloat16):  # was torch.float16\n"
@@ -80,7 +83,7 @@ def clip_norm(limit: float) -> str:
 
 
 def spectral_norm(module: str) -> str:
-    """Hold the largest singular value of a layer's weight at 1."""
+    """Normalise the largest singular value of a layer's weight to 1."""
     return (
         "from torch.nn.utils.parametrizations import spectral_norm\n\n"
         f"spectral_norm({f'model.get_submodule({module!r})' if module else 'layer'})  # and the other layers\n"
@@ -88,7 +91,7 @@ def spectral_norm(module: str) -> str:
 
 
 def stop_behind_line() -> str:
-    """Raise on the first bad result of a line outside all modules."""
+    """Raise at the first non-finite result of a line outside all modules."""
     return (
         "import torch\n\n"
         "# behind that line, with its result for `value`:\n"
@@ -98,7 +101,7 @@ def stop_behind_line() -> str:
 
 
 def halt_on_nonfinite(module: str) -> str:
-    """Stop at the first non-finite output of one module, with its inputs at hand."""
+    """Raise at the first non-finite output of one module, and save its inputs."""
     return (
         f"import torch\n\n"
         f"def halt(module, args, output):\n"
@@ -111,7 +114,7 @@ def halt_on_nonfinite(module: str) -> str:
 
 
 def lower_rate_and_clip(norm: float = 1.0) -> str:
-    """A tenth of the learning rate, and gradients clipped to ``norm`` before every step."""
+    """Divide the learning rate by ten, and clip gradients to ``norm`` before every step."""
     return (
         "import torch\n\n"
         "for group in optimizer.param_groups:\n    group['lr'] /= 10\n"
@@ -121,7 +124,7 @@ def lower_rate_and_clip(norm: float = 1.0) -> str:
 
 
 def detect_anomaly() -> str:
-    """Let autograd name the line whose backward made the NaN."""
+    """Turn on anomaly detection, so that autograd names the forward line whose backward pass made the NaN."""
     return (
         "import torch\n\n"
         "with torch.autograd.set_detect_anomaly(True):\n"
@@ -131,7 +134,7 @@ def detect_anomaly() -> str:
 
 
 def grad_scaler(device: str, init_scale: float, growth_interval: int | None = None) -> str:
-    """Dynamic loss scaling that starts at ``init_scale``."""
+    """Scale the loss dynamically, from ``init_scale`` on."""
     more = f", growth_interval={growth_interval}" if growth_interval is not None else ""
     return (
         f"import torch\n\n"

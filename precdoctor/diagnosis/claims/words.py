@@ -1,4 +1,4 @@
-"""Counts and shares in the words of every report: one element is, three elements are, and 0.9996 is not all of it."""
+"""Formatting of counts, shares, names and memory sizes in messages and reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 step``, ``2,000 steps``, ``2 losses``, ``3 batches``, ``3 matrices``."""
+    """Return a count with its noun: ``1 step``, ``2,000 steps``, ``2 losses``, ``3 batches``, ``3 matrices``."""
     if count == 1:
         return f"1 {noun}"
     if noun.endswith("matrix"):
@@ -16,23 +16,23 @@ def plural(count: int, noun: str) -> str:
 
 
 def there_are(count: int, noun: str) -> str:
-    """``1 element is``, ``12 elements are``."""
+    """Return ``1 element is`` or ``12 elements are``."""
     return f"{plural(count, noun)} {'is' if count == 1 else 'are'}"
 
 
 def non_finite(nan: int, pos_inf: int, neg_inf: int) -> str:
-    """``12 NaN and 3 +Inf``; empty without any."""
+    """Return ``12 NaN and 3 +Inf``; empty if all counts are 0."""
     counts = {"NaN": nan, "+Inf": pos_inf, "-Inf": neg_inf}
     return " and ".join(f"{count:,} {word}" for word, count in counts.items() if count)
 
 
 def named(names: Sequence[str]) -> str:
-    """`` `a`, `b` and 7 more``: the first four in backticks, and how many are left."""
+    """Return `` `a`, `b`, `c`, `d` and 7 more``: the first four names in backticks, and how many are left."""
     return ", ".join(f"`{n}`" for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def memory(count: float) -> str:
-    """``512 B``, ``36 KiB``, ``1.5 GiB``: a number of bytes in the unit that fits, three significant digits."""
+    """Return a number of bytes in the unit that fits, with three significant digits: ``512 B``, ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -41,9 +41,9 @@ def memory(count: float) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction for people: ``41 %``, ``0.3 %``, ``99.6 %``; two significant digits below ten, unknown as an en dash.
+    """Return a fraction in percent: ``41 %``, ``0.3 %``, ``99.6 %``; an en dash if it is None or NaN.
 
-    Rounding never reaches an end: only a true zero is ``0 %`` and only the whole is ``100 %``.
+    Two significant digits below 10 %. Only an exact 0 is printed as ``0 %`` and only an exact 1 as ``100 %``.
     """
     if fraction is None or math.isnan(fraction):
         return "–"

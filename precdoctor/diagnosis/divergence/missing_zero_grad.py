@@ -1,4 +1,7 @@
-"""A missing ``zero_grad()``: a step applied gradients, and the next backward pass added to them."""
+"""A missing ``zero_grad()``: the backward pass adds to gradients that the step before has already applied.
+
+From the recorder's ``kept-gradients`` warnings; the finding of PD603 and the prescription are made here.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 @dataclass(frozen=True)
 class Unzeroed:
-    """Steps in a row without ``zero_grad()``.
+    """Successive steps without ``zero_grad()``.
 
     Attributes:
-        process, root, optimizer: whose gradients.
+        process, root, optimizer: the process, model and optimizer of the gradients.
         since: the step with the oldest gradients in the sum.
         last: the last step that applied the sum.
-        steps: number of such steps.
+        steps: number of steps without ``zero_grad()``.
         summed: number of backward passes in the sum at the end.
-        kept, of: number of gradients that were not zeroed, and of all.
+        kept, of: number of gradients that were not zeroed; number of all gradients.
     """
 
     process: Process
@@ -39,10 +42,10 @@ class Unzeroed:
 
 
 def unzeroed(view: RunView, least: float) -> Unzeroed | None:
-    """The longest stretch of at least ``least`` steps, or None.
+    """Return the longest stretch without ``zero_grad()``; None if none has at least ``least`` steps.
 
-    The recorder writes an event as soon as it is sure, and another one with the final counts; a run that died has only
-    the first.
+    The recorder writes one event as soon as the fault is certain, and one with the final counts; a run that was killed
+    has only the first.
     """
     found = []
     for process, event in view.warnings_about("kept-gradients"):
@@ -58,18 +61,18 @@ def unzeroed(view: RunView, least: float) -> Unzeroed | None:
 
 
 def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: Finding | None) -> Finding:
-    """The finding of ``rule`` for a missing ``zero_grad()``.
+    """Return the finding of ``rule`` for a missing ``zero_grad()``.
 
     Args:
         rule: PD603.
         view: the run.
         found: the steps.
-        limit: the fewest steps that count.
+        limit: fewest steps that are reported.
         exploded: the finding for the gradient that exploded because of it, if any.
     """
     steps = [s for s in by_optimizer(view).get((found.process, found.optimizer), ()) if s.complete]
     never = found.steps >= len(steps) - 1
-    norms = [s.grad_norm for s in _inside(steps, found) if s.grad_norm is not None]
+    norms = [s.grad_norm for s in _steps_inside(steps, found) if s.grad_norm is not None]
     what = "`zero_grad()` is never called" if never else f"no `zero_grad()` for {plural(found.steps, 'step')}"
     severities = [Severity.WARNING] if exploded is None else [Severity.WARNING, exploded.severity]
     return rule.finding(
@@ -94,15 +97,16 @@ def finding(rule: Rule, view: RunView, found: Unzeroed, limit: float, exploded: 
             "last_bad_step": found.last,
             "confidence_reason": "before each backward pass the gradients were what the step before had applied",
         },
-        prescriptions=(cure(steps, found),),  # clipping would not mend the root
+        prescriptions=(cure(steps, found),),  # clipping would not remove the cause
     )  # fmt: skip
 
 
-def _inside(steps: Sequence[StepFacts], found: Unzeroed) -> list[StepFacts]:
+def _steps_inside(steps: Sequence[StepFacts], found: Unzeroed) -> list[StepFacts]:
     return [s for s in steps if found.since <= s.step <= found.last]
 
 
 def _message(steps: Sequence[StepFacts], norms: Sequence[float], found: Unzeroed, limit: float) -> str:
+    """Return the finding's message: steps, sums, norms at both ends, and how often clipping scaled the sum."""
     whose = "the gradients" if found.kept == found.of else f"{found.kept:,} of {plural(found.of, 'gradient')}"
     message = (
         f"On {plural(found.steps, 'step')} in a row (limit {limit:g}) of {found.optimizer} the backward pass began "
@@ -111,15 +115,15 @@ def _message(steps: Sequence[StepFacts], norms: Sequence[float], found: Unzeroed
     )
     if len(norms) > 1:
         message += f"; the gradient norm was {norms[0]:.3g} at the first one and {norms[-1]:.3g} at the last"
-    inside = _inside(steps, found)
+    inside = _steps_inside(steps, found)
     if clipped := sum(s.clip_norm is not None for s in inside):
         message += f". On {percent(clipped / len(inside))} of these steps clipping scaled old and new gradients alike"
     return message + "."
 
 
 def cure(steps: Sequence[StepFacts], found: Unzeroed) -> Prescription:
-    """Add the missing line."""
-    usual = max((s.micro_steps for s in _inside(steps, found)), default=1)
+    """Prescribe the missing line."""
+    usual = max((s.micro_steps for s in _steps_inside(steps, found)), default=1)
     return Prescription(
         title=f"call `optimizer.zero_grad()` after each step: backward passes in a sum {found.summed} -> {usual}",
         change={"zero_grad": {"from": None, "to": "after every step"}},

@@ -1,7 +1,6 @@
 """Finds the step at which training diverged: the chain from an incident back to one root.
 
-The search goes back over the steps before the incident. It compares the update with its weight, and the gradient norm
-and the loss with the calmest level of the run before.
+Compares updates with their weights, and gradient norm and loss with their calmest level before.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from precdoctor.diagnosis.divergence.learning_rates import JUMP, jump_before, of_group, raised, raised_group
+from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
 from precdoctor.diagnosis.divergence.missing_zero_grad import unzeroed
 from precdoctor.diagnosis.divergence.updates_by_step import Updates, updates_before
 from precdoctor.diagnosis.survey.histories import by_optimizer
@@ -21,20 +20,19 @@ from precdoctor.diagnosis.survey.view import Process, RunView
 
 #: RMS of an update over RMS of its weight from which the weight is replaced, not trained: the ``ratio`` of PD504.
 REPLACED = 0.3
-#: The same ratio from which it suffices without a healthy step before: nothing is left of the weight.
+#: The same ratio from which the first step can be the root, with no healthy step before: nothing is left of the weight.
 OUTWEIGHED = 1.0
-#: Times the calmest level from which a gradient norm is out of line (the ``factor`` of PD603), and up to which it stays
-#: so on the steps before.
+#: Times its calmest level from which a gradient norm is out of line (the ``factor`` of PD603); the same just before it.
 EXPLODED, _RISING = 30.0, 4.0
-#: Values in a median that is a level, and the fewest of them; eight span the noise of batches.
+#: Number of values whose median is a level, and the fewest; eight average the noise of batches.
 _LEVEL, _FEWEST = 8, 4
-#: Newest steps that give a usual gradient norm or the range of a batch; older ones belong to another phase.
+#: Number of steps that give the usual gradient norm or the range of a batch; older ones belong to another phase.
 _HISTORY = 32
-#: Times its amax before the root from which a tensor at the incident is large because of the root: three binades.
+#: Times its usual amax before the root from which a tensor of the incident, or a batch, is large: three binades.
 _GROWN = 8.0
-#: Times the batch, or 1, from which an output of the first forward pass is out of all proportion: twenty binades.
+#: Times the amax of the batch (or 1 if that is less) from which an output is out of all proportion: twenty binades.
 _OUTSIZED = 2.0**20
-#: Times the first loss, and the absolute value, below zero from which a falling loss has no bound: as in PD603.
+#: A falling loss has no bound once it is below minus this many times the first loss and minus this value: as in PD603.
 _UNBOUNDED, _FAR = 300.0, 100.0
 #: Fewest steps in a row without ``zero_grad()``: the ``kept_steps`` of PD603.
 _KEPT = 8
@@ -56,7 +54,7 @@ class Link:
         return f"{self.what} {before}{self.value:.3g}"
 
     def as_evidence(self) -> dict[str, Any]:
-        """The link as JSON, for a finding."""
+        """Return the link as JSON, for a finding."""
         return {"step": self.step, "what": self.what, "value": self.value, "usual": self.usual}
 
 
@@ -65,15 +63,14 @@ class Divergence:
     """How training diverged before an incident.
 
     Attributes:
-        root: the step with the update after which training diverged.
-        kind: learning-rate | rewritten | unzeroed | unbounded | multiplied | initial | batch | gradient | updates |
-            growth.
-        steps: the steps of that optimizer before the incident.
+        root: the step whose update is the first of the chain.
+        kind: of the root, one of those in the package's docstring.
+        steps: the optimizer's steps before the incident that were not skipped.
         at: index of ``root`` in ``steps``.
-        links: the chain, root first.
+        links: the chain, in order of step.
         ratio: largest RMS of an update over RMS of its weight at the root or the next step; None if unknown.
-        usual_ratio: the same on the steps before.
-        parameter: the parameter with that ratio.
+        usual_ratio: median of the largest ratio on the steps before; None if unknown.
+        parameter: the parameter with ``ratio``; empty if unknown.
     """
 
     root: int
@@ -88,18 +85,18 @@ class Divergence:
 
     @property
     def first(self) -> StepFacts:
-        """The root's step."""
+        """The facts of the root's step."""
         return self.steps[self.at]
 
 
 def divergence_before(view: RunView, process: Process, step: int) -> Divergence | None:
-    """How training had diverged before ``step``, at which it became non-finite; None if it had not."""
+    """Return how training had diverged before the incident at ``step``; None if it had not."""
     memo = f"divergence-{process.rank}-{process.attempt}-{step}"
-    return view.remember(memo, lambda: _divergence(view, process, step) or _of_another_stage(view, process, step))
+    return view.remember(memo, lambda: _divergence(view, process, step) or _stage_divergence(view, process, step))
 
 
-def _of_another_stage(view: RunView, process: Process, step: int) -> Divergence | None:
-    """How another stage of the pipeline had diverged: what it hands on becomes non-finite here. One rank of each."""
+def _stage_divergence(view: RunView, process: Process, step: int) -> Divergence | None:
+    """Return how another pipeline stage had diverged, whose results this one read; one rank per stage is searched."""
     mine = _stages(view, process)
     others = {s: p for p in reversed(view.processes) if p.attempt == process.attempt and (s := _stages(view, p))}
     found = [_divergence(view, p, step) for s, p in sorted(others.items()) if mine and s != mine]
@@ -111,28 +108,29 @@ def _stages(view: RunView, process: Process) -> tuple[int, ...]:
 
 
 def _divergence(view: RunView, process: Process, step: int) -> Divergence | None:
+    """Return the divergence of this process with the earliest root, over all its optimizers; None without one."""
     updates = updates_before(view, process, step)
     found = []
     for (own, _), steps in by_optimizer(view).items():
         before = [s for s in steps if s.step < step and not s.skipped]
-        if own == process and before and (d := _of_optimizer(view, process, before, step, updates)) is not None:
+        if own == process and before and (d := _optimizer_divergence(view, process, before, step, updates)) is not None:
             found.append(d)
     return min(found, key=lambda d: d.root, default=None)
 
 
-def _of_optimizer(
+def _optimizer_divergence(
     view: RunView, process: Process, steps: Sequence[StepFacts], incident: int, updates: Updates
 ) -> Divergence | None:
     at = _departure(steps, updates)
     jump = jump_before(steps, len(steps) if at is None else at + 1)
-    falls = _falls_without_end(steps)
+    falls = _unbounded_from(steps)
     at = next((i for i in (jump, falls, at) if i is not None), None)
-    kept = _not_zeroed(view, process, steps, at)
-    at = kept if kept is not None else at
-    written = _rewritten(steps, at, incident, updates)
-    if written is not None:
-        at, jump, falls, kept = written, None, None, None
-    elif jump is None and falls is None and kept is None and _multiplied(steps, updates) is not None:
+    summing = _unzeroed_from(view, process, steps, at)
+    at = summing if summing is not None else at
+    rewritten = _rewritten_at(steps, at, incident, updates)
+    if rewritten is not None:
+        at, jump, falls, summing = rewritten, None, None, None
+    elif jump is None and falls is None and summing is None and _common_factor(steps, updates) is not None:
         at = 0  # true from the start, visible once the weights have grown
     if at is None:
         return None
@@ -142,15 +140,15 @@ def _of_optimizer(
         not _weights_replaced(view, process, root, incident, ratio, updates) or _still_learning(steps, at)
     ):
         return None
-    begins = at == 0 and all(i is None for i in (jump, falls, kept, written)) and _multiplied(steps, updates) is None
+    known = {"rewritten": rewritten, "unzeroed": summing, "learning-rate": jump, "unbounded": falls}
+    kind = next((name for name, i in known.items() if i is not None), "")
+    begins = at == 0 and not kind and _common_factor(steps, updates) is None
     if begins and (ratio or 0.0) < OUTWEIGHED:
         return None  # no healthy step to compare with: small networks at brisk rates begin like this
-    known = {"rewritten": written, "unzeroed": kept, "learning-rate": jump, "unbounded": falls}
-    kind = next((name for name, i in known.items() if i is not None), "")
     large = _large_from_the_start(view, process, root) if begins else None
     kind = kind or ("initial" if large is not None else _kind(view, process, steps, at, updates))
     links = (*([large] if large is not None else []), *_links(view, process, steps, at, kind, updates, incident))
-    usual = _before([updates.ratio(s.step) for s in steps[:at]])
+    usual = _usual_level([updates.ratio(s.step) for s in steps[:at]])
     return Divergence(root, kind, process, steps, at, links, ratio, usual, parameter)
 
 
@@ -158,24 +156,25 @@ def _of_optimizer(
 
 
 def departure(steps: Sequence[StepFacts]) -> int | None:
-    """Index of the first of the steps, up to the last one, on which loss or gradient norm is out of line.
+    """Return the index from which on loss or gradient norm are out of line up to the last step; None if that is not.
 
-    None if the last one is in line. Norms and losses before that index are healthy.
+    Norms and losses before the index are healthy.
     """
     return _departure(steps, None)
 
 
 def course_left(steps: Sequence[StepFacts], at: int) -> int:
-    """Index of the step at which training diverged, at most ``at``, which is out of line."""
+    """Return the index at which training diverged, given that ``steps[at]`` is out of line; at most ``at``."""
     jump, left = jump_before(steps, at + 1), departure(steps[: at + 1])
     return min(i for i in (jump, left, at) if i is not None)
 
 
 def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | None:
+    """Return :func:`departure`; with ``updates`` a step that replaced a weight is also out of line."""
     norms = calm([s.grad_norm for s in steps])
     losses = calm([s.loss if s.loss is not None and s.loss > 0.0 else None for s in steps])
-    begun = next((s.loss for s in steps if s.loss is not None), None)
-    begun = begun if begun is not None and begun > 0.0 else None
+    first = next((s.loss for s in steps if s.loss is not None), None)
+    first = first if first is not None and first > 0.0 else None
 
     def out_of_line(i: int, times: float, undone: float) -> bool:
         s = steps[i]
@@ -186,25 +185,25 @@ def _departure(steps: Sequence[StepFacts], updates: Updates | None) -> int | Non
         if level is not None and s.grad_norm is not None and s.grad_norm > times * level:
             return True
         low = losses[i]
-        return low is not None and begun is not None and s.loss is not None and s.loss > low + undone * max(begun, low)
+        return low is not None and first is not None and s.loss is not None and s.loss > low + undone * max(first, low)
 
     if not steps or not out_of_line(len(steps) - 1, EXPLODED, 2.0):
-        return 0 if updates is not None and _never_begun(steps, updates) else None
+        return 0 if updates is not None and _ruined_by_first_update(steps, updates) else None
     at = len(steps) - 1
     while at > 0 and out_of_line(at - 1, _RISING, 1.0):
         at -= 1
     return at
 
 
-def _never_begun(steps: Sequence[StepFacts], updates: Updates) -> bool:
-    """Whether the first update replaced a weight, and no loss since was below the first one."""
+def _ruined_by_first_update(steps: Sequence[StepFacts], updates: Updates) -> bool:
+    """Return whether the first update replaced a weight, and all later losses are at least 1.25 times the first."""
     losses = [s.loss for s in steps if s.loss is not None]
     first = updates.ratio(steps[0].step)
     return first is not None and first >= REPLACED and len(losses) > 1 and min(losses[1:]) > 1.25 * losses[0] > 0.0
 
 
 def calm(values: Sequence[float | None]) -> list[float | None]:
-    """Per entry the calmest level before it: the smallest median of eight; None before there are four values."""
+    """Return the calmest level before each entry, the smallest median of eight values; None if unknown or not > 0."""
     levels: list[float | None] = []
     known: list[float] = []
     lowest: float | None = None
@@ -219,18 +218,18 @@ def calm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def healthy_norms(steps: Sequence[StepFacts]) -> list[float]:
-    """Gradient norms of the steps before training diverged; of all steps if it has not."""
+    """Return the gradient norms of the steps before training diverged; of all steps if it has not."""
     at = departure(steps)
     return [s.grad_norm for s in steps[:at] if s.grad_norm is not None]
 
 
 def clip_level(norms: Sequence[float]) -> float:
-    """Twice the median of healthy norms; with fewer than four it is 1, to which most recipes clip."""
+    """Return the norm to clip at: twice the median of healthy norms; 1 for fewer than four, as in most recipes."""
     return 2.0 * median(norms[-_HISTORY:]) if len(norms) >= _FEWEST and median(norms[-_HISTORY:]) > 0.0 else 1.0
 
 
-def _rewritten(steps: Sequence[StepFacts], at: int | None, incident: int, updates: Updates) -> int | None:
-    """Index of the step after which something other than an update made a matrix far larger, at most ``at``."""
+def _rewritten_at(steps: Sequence[StepFacts], at: int | None, incident: int, updates: Updates) -> int | None:
+    """Return the index, at most ``at``, of a step after which something other than its update enlarged a matrix."""
     found = updates.rewritten(steps[0].step, incident, JUMP)
     if found is None:
         return None
@@ -239,7 +238,7 @@ def _rewritten(steps: Sequence[StepFacts], at: int | None, incident: int, update
 
 
 def _large_from_the_start(view: RunView, process: Process, step: int) -> Link | None:
-    """The largest output of the first forward pass, if no update can have made it that large."""
+    """Return a link with the largest output before any update, if it is out of all proportion to the batch."""
     rows = [r for r in view.rows(process, step) if r.phase == "train" and r.amax is not None]
     batch = max((r.amax for r in rows if r.kind == "batch" and r.amax is not None), default=1.0)
     made = max((r for r in rows if r.kind == "output"), key=lambda r: r.amax or 0.0, default=None)
@@ -248,13 +247,13 @@ def _large_from_the_start(view: RunView, process: Process, step: int) -> Link | 
     return Link(step, f"largest output of `{made.module or made.root}`", made.amax, batch)
 
 
-# -- whether the incident follows from that step ----------------------------------------------------------------------
+# -- whether the incident follows from the root -----------------------------------------------------------------------
 
 
 def _weights_replaced(
     view: RunView, process: Process, root: int, incident: int, ratio: float | None, updates: Updates
 ) -> bool:
-    """Whether weights were replaced since the root, and the incident's tensors are large because of that."""
+    """Return whether weights were replaced or grew since the root, and tensors of the incident are much larger now."""
     replaced = (ratio is not None and ratio >= REPLACED) or updates.grown(root, incident) >= _GROWN / 2.0
     if not replaced and updates.seen(root, incident):
         return False
@@ -270,13 +269,13 @@ def _weights_replaced(
 
 
 def _still_learning(steps: Sequence[StepFacts], at: int) -> bool:
-    """Whether the loss of the last step is below that of the root: the large updates do no harm."""
+    """Return whether the last loss is below that of the root, so that the large updates do no harm."""
     losses = [s.loss for s in steps[at:] if s.loss is not None]
     return len(losses) >= _LEVEL and losses[-1] < losses[0] and steps[-1].loss is not None
 
 
-def _falls_without_end(steps: Sequence[StepFacts]) -> int | None:
-    """Index at which a loss that keeps falling is far below zero: the objective has no bound."""
+def _unbounded_from(steps: Sequence[StepFacts]) -> int | None:
+    """Return the index from which a falling loss is far below zero, so that the objective has no bound; else None."""
     losses = [s.loss for s in steps]
     known = [loss for loss in losses if loss is not None]
     if not known or known[-1] > min(known):
@@ -287,24 +286,25 @@ def _falls_without_end(steps: Sequence[StepFacts]) -> int | None:
     return next(i for i, loss in enumerate(losses) if loss is not None and loss <= far)
 
 
-def _not_zeroed(view: RunView, process: Process, steps: Sequence[StepFacts], at: int | None) -> int | None:
-    """Index of the first step without ``zero_grad()``, if training diverged after it."""
-    kept = unzeroed(view, _KEPT)
-    if kept is None or at is None or kept.process != process or kept.optimizer != steps[0].optimizer:
+def _unzeroed_from(view: RunView, process: Process, steps: Sequence[StepFacts], at: int | None) -> int | None:
+    """Return the index of the first step without ``zero_grad()``; None unless ``at`` is among those steps."""
+    found = unzeroed(view, _KEPT)
+    if found is None or at is None or found.process != process or found.optimizer != steps[0].optimizer:
         return None
-    if not kept.since <= steps[at].step <= kept.last and steps[at].step:
+    if not found.since <= steps[at].step <= found.last and steps[at].step:
         return None
-    return next((i for i, s in enumerate(steps) if s.step >= kept.since), None)
+    return next((i for i, s in enumerate(steps) if s.step >= found.since), None)
 
 
-# -- its kind and its links -------------------------------------------------------------------------------------------
+# -- kind and links of a divergence -----------------------------------------------------------------------------------
 
 
 def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, updates: Updates) -> str:
+    """Return the kind of a root for which no other evidence was found, from the root's own step."""
     root = steps[at]
     if raised(steps, at) is not None:
         return "learning-rate"
-    if _multiplied(steps[at:], updates) is not None:
+    if _common_factor(steps[at:], updates) is not None:
         return "multiplied"
     if extreme_batch(view, process, steps, at) is not None:
         return "batch"
@@ -315,10 +315,10 @@ def _kind(view: RunView, process: Process, steps: Sequence[StepFacts], at: int, 
     return "updates" if ratio is not None and ratio >= REPLACED else "growth"
 
 
-def _multiplied(steps: Sequence[StepFacts], updates: Updates) -> float | None:
-    """The factor per step of all weight matrices, if it is one number for all: no gradient does that.
+def _common_factor(steps: Sequence[StepFacts], updates: Updates) -> float | None:
+    """Return the factor by which every weight matrix grows per step, if it is the same for all; else None.
 
-    As the weights grow, updates add to the factor; a second attempt leaves out the steps with large updates.
+    Gradients cannot cause that. Large updates of grown weights disturb the factor: steps without them are also tried.
     """
     for chosen in (steps, [s for s in steps if (updates.ratio(s.step) or 0.0) < REPLACED / 3.0]):
         factors = sorted(f for s in chosen for f in updates.factors(s.step))
@@ -332,7 +332,7 @@ def _multiplied(steps: Sequence[StepFacts], updates: Updates) -> float | None:
 def extreme_batch(
     view: RunView, process: Process, steps: Sequence[StepFacts], at: int
 ) -> tuple[int, float, float] | None:
-    """Step, amax and largest earlier amax of the root's batch, if that is ``_GROWN`` times all before."""
+    """Return step, amax and largest earlier amax of a batch tensor that is ``_GROWN`` times larger at ``steps[at]``."""
     sampled = [s.step for s in steps[:at] if s.sampled]
     if len(sampled) < _FEWEST or not steps[at].sampled:
         return None
@@ -357,40 +357,39 @@ def _links(
     updates: Updates,
     incident: int,
 ) -> tuple[Link, ...]:
-    """The root, and the peaks of what followed, in order of step."""
+    """Return the root, and the peaks of norm, update and loss after it, in order of step."""
     links = []
     root = steps[at]
     if kind == "learning-rate" and (rates := raised(steps, at)) is not None:
-        group = raised_group(steps, at)
-        links.append(Link(root.step, f"learning rate{of_group(group)}", rates[1], rates[0]))
+        links.append(Link(root.step, f"learning rate{group_words(steps, at)}", rates[1], rates[0]))
     if kind == "rewritten" and (written := updates.rewritten(root.step, incident, JUMP)) is not None:
         links.append(Link(root.step, f"`{written[1]}` against weight plus update, after the step", written[2], 1.0))
     if kind == "batch" and (batch := extreme_batch(view, process, steps, at)) is not None:
         links.append(Link(batch[0], "largest value of the batch", batch[1], batch[2]))
-    if kind == "multiplied" and (factor := _multiplied(steps[at:], updates)) is not None:
+    if kind == "multiplied" and (factor := _common_factor(steps[at:], updates)) is not None:
         links.append(Link(root.step, "growth of every weight matrix per step", factor, 1.0))
     later = steps[at:]
     norms, losses = ([s.grad_norm for s in steps], [s.loss for s in steps])
     if at == 0:
         links += [Link(root.step, "loss", root.loss)] if root.loss is not None else []
         links += [Link(root.step, "gradient norm", root.grad_norm)] if root.grad_norm is not None else []
-    links += _rise(later, "gradient norm", norms[at:], _before(norms[:at]))
+    links += _rise(later, "gradient norm", norms[at:], _usual_level(norms[:at]))
     first = next((s for s in later if (updates.ratio(s.step) or 0.0) >= REPLACED), None)
     if first is not None:
         ratio, parameter = updates.largest(first.step, first.step + 1)
         usual = [r for s in steps[:at] if (r := updates.ratio(s.step)) is not None]
-        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, _before(usual)))
-    links += _rise(later, "loss", losses[at:], _before(losses[:at]))
+        links.append(Link(first.step, f"update / weight of `{parameter}`", ratio or 0.0, _usual_level(usual)))
+    links += _rise(later, "loss", losses[at:], _usual_level(losses[:at]))
     return tuple(sorted(links, key=lambda link: link.step))
 
 
-def _before(values: Sequence[float | None]) -> float | None:
+def _usual_level(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return median(known[-_LEVEL:]) if known else None
 
 
 def _rise(steps: Sequence[StepFacts], what: str, values: Sequence[float | None], usual: float | None) -> list[Link]:
-    """The peak of a series, if it is twice its usual value or, without one, twice its first."""
+    """Return the peak of a series as a link, if it is more than twice the usual (or else the first) value."""
     known = [(v, s.step) for v, s in zip(values, steps, strict=True) if v is not None]
     if not known:
         return []

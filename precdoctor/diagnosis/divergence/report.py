@@ -1,4 +1,4 @@
-"""The words, the evidence and the prescription for the root of a divergence."""
+"""Words, evidence and prescription for the root of a divergence, for the rules that report one."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from precdoctor.diagnosis.advice.stable_rate import rounded_down, stable_rate
 from precdoctor.diagnosis.claims import snippets
 from precdoctor.diagnosis.claims.finding import Prescription
 from precdoctor.diagnosis.divergence import missing_zero_grad
-from precdoctor.diagnosis.divergence.learning_rates import JUMP, jump_before, of_group, raised, raised_group
+from precdoctor.diagnosis.divergence.learning_rates import JUMP, group_words, jump_before, raised
 from precdoctor.diagnosis.divergence.onset import Divergence, clip_level
 from precdoctor.diagnosis.divergence.updates_by_step import updates_before
 from precdoctor.diagnosis.survey.rows import text
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: RMS of an update over RMS of its weight that a proposed rate aims at, brisk but usual: the ``target`` of PD504.
+#: RMS of an update over RMS of its weight that a proposed rate aims at, large but usual: the ``target`` of PD504.
 _BRISK = 0.02
-#: Steps before a rise in which a rewritten weight explains it; its effect takes a step or two.
+#: Most steps between the rewriting of a weight and a rise that it explains; its effect takes a step or two.
 _RECENT = 4
-#: Optimizers with an update in proportion to the gradient: to clip the gradient is to clip the update.
+#: Classes of optimizers whose update is proportional to the gradient, so that clipping the gradient clips the update.
 _PROPORTIONAL = frozenset({"SGD", "ASGD", ""})
 
 
 def root_words(view: RunView, divergence: Divergence) -> str:
-    """The root, as the beginning of a title."""
+    """Return the root in words, as the beginning of a title."""
     root, first = divergence.root, divergence.links[0] if divergence.links else None
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
-        group = of_group(raised_group(divergence.steps, divergence.at))
+        group = group_words(divergence.steps, divergence.at)
         return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {root}"
     if divergence.kind == "rewritten" and first is not None:
         name = first.what.split("`")[1]
@@ -50,7 +50,7 @@ def root_words(view: RunView, divergence: Divergence) -> str:
     if divergence.kind == "gradient":
         return f"the gradient of step {root} exploded{_norm_words(divergence)}"
     rate = divergence.first.lr
-    at_rate = f" at a learning rate of {rate:.3g}" if rate and not _proportional(view, divergence) else ""
+    at_rate = f" at a learning rate of {rate:.3g}" if rate and not _is_proportional(view, divergence) else ""
     if divergence.kind == "updates" and divergence.ratio is not None:
         size = f"{divergence.ratio:.2g} times the size of `{divergence.parameter}`"
         return f"updates{at_rate} reach {size} from step {root} on"
@@ -58,10 +58,13 @@ def root_words(view: RunView, divergence: Divergence) -> str:
 
 
 def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at: int) -> str:
-    """The root of a rise of loss or gradient norm at index ``at``; empty if it is unknown."""
+    """Return the cause of a rise of loss or gradient norm at ``steps[at]`` in words; empty if it is unknown.
+
+    Causes are a jump of the learning rate, or a weight that something other than the optimizer wrote.
+    """
     jump = jump_before(steps, at + 1)
     if jump is not None and (rates := raised(steps, jump)) is not None:
-        group = of_group(raised_group(steps, jump))
+        group = group_words(steps, jump)
         return f"the learning rate{group} rose from {rates[0]:.3g} to {rates[1]:.3g} at step {steps[jump].step}"
     before = max(0, at - _RECENT)
     written = updates_before(view, process, steps[at].step).rewritten(steps[before].step, steps[at].step, JUMP)
@@ -71,14 +74,14 @@ def root_of_rise(view: RunView, process: Process, steps: Sequence[StepFacts], at
 
 
 def chain_words(divergence: Divergence, step: int, ended: str) -> str:
-    """The links by step, one sentence each; ``ended`` describes the incident at ``step``."""
+    """Return the links in words, one sentence per step; ``ended`` describes the incident at ``step``."""
     events = [(link.step, link.words) for link in divergence.links] + [(step, ended)]
     steps = dict.fromkeys(s for s, _ in events)
     return f"{'. '.join(f'Step {at}: ' + ', '.join(w for s, w in events if s == at) for at in steps)}."
 
 
 def root_evidence(divergence: Divergence) -> dict[str, Any]:
-    """The step at which training diverged, the root and the links, for a finding."""
+    """Return the evidence of a finding: the step at which training diverged, the root and the links."""
     return {
         "left_its_course_at": divergence.root,
         "root": {
@@ -94,7 +97,7 @@ def root_evidence(divergence: Divergence) -> dict[str, Any]:
 
 
 def root_cure(view: RunView, divergence: Divergence) -> Prescription:
-    """The one change that mends the root; its numbers come from the steps before."""
+    """Prescribe the one change that removes the cause; its numbers come from the steps before the root."""
     if divergence.kind == "rewritten":
         return _find_writer(divergence)
     if divergence.kind == "learning-rate" and (rates := raised(divergence.steps, divergence.at)) is not None:
@@ -107,10 +110,10 @@ def root_cure(view: RunView, divergence: Divergence) -> Prescription:
         return _find_growth(divergence)
     if divergence.kind == "initial":
         return _begin_smaller(divergence)
-    if not _proportional(view, divergence) or _clipped(divergence):
-        return _lower(view, divergence)
+    if not _is_proportional(view, divergence) or _clips(divergence):
+        return _lower_rate(view, divergence)
     slower = stable_rate(view, divergence.steps) if divergence.at == 0 else None
-    return slower.prescription if slower is not None else _clip(divergence)
+    return slower.prescription if slower is not None else _clip_norm(divergence)
 
 
 def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescription:
@@ -126,22 +129,24 @@ def _keep_rate(divergence: Divergence, usual: float, present: float) -> Prescrip
     )
 
 
-def _lower(view: RunView, divergence: Divergence) -> Prescription:
+def _lower_rate(view: RunView, divergence: Divergence) -> Prescription:
+    """Prescribe a learning rate at which the update is :data:`_BRISK` times its weight, at most a tenth of the rate."""
     ratio, rate = divergence.ratio, divergence.first.lr
     factor = rounded_down(min(0.1, _BRISK / ratio)) if ratio else 0.1
     one = sum(len(o.get("groups") or ()) for o in view.optimizers) == 1
     rates = f" ({rate:.3g} -> {rate * factor:.3g})" if rate and one else ""
-    begun = ", or a warm-up that begins there" if divergence.at < 4 else ""
+    warm_up = ", or a warm-up that begins there" if divergence.at < 4 else ""
     predicted: Mapping[str, Any] = {} if ratio is None else {"update_to_weight": {"from": ratio, "to": ratio * factor}}
     return Prescription(
-        title=f"learning rate x {factor:g}{rates}{begun}",
+        title=f"learning rate x {factor:g}{rates}{warm_up}",
         change={"lr_factor": factor},
         predicted=predicted,
         snippet=snippets.lower_rate(factor),
     )
 
 
-def _clip(divergence: Divergence) -> Prescription:
+def _clip_norm(divergence: Divergence) -> Prescription:
+    """Prescribe to clip the gradient norm at twice its usual value before the root."""
     before = [s.grad_norm for s in divergence.steps[: divergence.at] if s.grad_norm is not None]
     norms = [s.grad_norm for s in divergence.steps[divergence.at :] if s.grad_norm is not None]
     level, peak = clip_level(before), norms[0] if norms else None
@@ -175,6 +180,7 @@ def _bound_objective(divergence: Divergence) -> Prescription:
 
 
 def _find_writer(divergence: Divergence) -> Prescription:
+    """Prescribe to find the code that wrote to the weight."""
     first = divergence.links[0]
     name = first.what.split("`")[1]
     return Prescription(
@@ -190,6 +196,7 @@ def _find_writer(divergence: Divergence) -> Prescription:
 
 
 def _find_growth(divergence: Divergence) -> Prescription:
+    """Prescribe to find the code that multiplies the weights, such as weight decay with the wrong sign."""
     factor = divergence.links[0].value
     return Prescription(
         title="find the code that adds a share of every weight to it, such as weight decay with the wrong sign, and "
@@ -219,13 +226,13 @@ def _begin_smaller(divergence: Divergence) -> Prescription:
     )
 
 
-def _proportional(view: RunView, divergence: Divergence) -> bool:
+def _is_proportional(view: RunView, divergence: Divergence) -> bool:
     name = divergence.first.optimizer
     mine = next((o for o in view.optimizers if text(o.get("name")) == name), {})
     return text(mine.get("class")) in _PROPORTIONAL
 
 
-def _clipped(divergence: Divergence) -> bool:
+def _clips(divergence: Divergence) -> bool:
     clip = divergence.first.clip_norm
     return clip is not None and 0.0 < clip < math.inf
 

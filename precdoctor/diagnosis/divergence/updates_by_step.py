@@ -1,4 +1,4 @@
-"""The size of each weight matrix's update against the weight, by step before an incident."""
+"""The size of each weight matrix and of its update, by step, over the sampled steps before an incident."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from precdoctor.diagnosis.survey.parameters import parameter_label
 from precdoctor.diagnosis.survey.rows import Parameter
 from precdoctor.diagnosis.survey.view import Process, RunView
 
-#: Newest sampled steps to read; a divergence takes fewer, and it bounds the work.
+#: Most sampled steps to read, the newest; a divergence takes fewer. Bounds the work.
 _NEWEST = 64
-#: RMS x sqrt(fan-in) below which a weight is (nearly) zero and has nothing to lose: the ``sized`` of PD504.
+#: RMS x sqrt(fan-in) below which a weight is almost zero, so that any update replaces it: the ``sized`` of PD504.
 _SIZED = 0.2
 
 
 @dataclass(frozen=True)
 class Updates:
-    """Per sampled step and weight matrix the RMS of the weight before the step, and of its update as stored."""
+    """For each sampled step and weight matrix the RMS of the weight before the step, and of the stored update."""
 
     weights: Mapping[int, Mapping[Parameter, float]]
     updates: Mapping[int, Mapping[Parameter, float]]
 
     def ratios(self, step: int) -> dict[Parameter, float]:
-        """RMS of the update over RMS of the weight, for all matrices of the step."""
+        """Return RMS of the update over RMS of the weight, for all matrices of the step."""
         weights = self.weights.get(step, {})
         return {p: u / weights[p] for p, u in self.updates.get(step, {}).items() if weights.get(p)}
 
     def ratio(self, step: int) -> float | None:
-        """The largest ratio of a step; None if none was recorded."""
+        """Return the largest ratio of a step; None if none was recorded."""
         return max(self.ratios(step).values(), default=None)
 
     def largest(self, first: int, end: int) -> tuple[float | None, str]:
-        """The largest ratio of the first two recorded steps in ``[first, end)``, and its parameter."""
+        """Return the largest ratio of the first two recorded steps in ``[first, end)``, and its parameter.
+
+        ``(None, "")`` if none was recorded.
+        """
         steps = [s for s in sorted(self.updates) if first <= s < end and self.ratios(s)]
         found = [max((r, p) for p, r in self.ratios(s).items()) for s in steps]
         worst = found[0] if found else None
@@ -45,20 +48,27 @@ class Updates:
         return (None, "") if worst is None else (worst[0], parameter_label(worst[1]))
 
     def factors(self, step: int) -> list[float]:
-        """The factor of each matrix's RMS from this step to the next, if both were recorded."""
+        """Return the growth factor of each matrix's RMS from this step to the next, if both were recorded."""
         now, then = self.weights.get(step, {}), self.weights.get(step + 1, {})
         return [then[p] / w for p, w in now.items() if w > 0.0 and p in then]
 
     def grown(self, first: int, incident: int) -> float:
-        """The factor of the matrix that grew most, from step ``first`` to ``incident`` or the last recorded step."""
+        """Return the largest growth factor of a matrix between the first and last recorded step in these bounds.
+
+        1 with fewer than two recorded steps.
+
+        Args:
+            first: first step.
+            incident: last step.
+        """
         known = [s for s in sorted(self.weights) if first <= s <= incident]
         if len(known) < 2:
             return 1.0
-        begun, ended = self.weights[known[0]], self.weights[known[-1]]
-        return max((ended[p] / w for p, w in begun.items() if w > 0.0 and p in ended), default=1.0)
+        earlier, later = self.weights[known[0]], self.weights[known[-1]]
+        return max((later[p] / w for p, w in earlier.items() if w > 0.0 and p in later), default=1.0)
 
     def rewritten(self, first: int, end: int, times: float) -> tuple[int, str, float] | None:
-        """The first step after which a matrix is ``times`` larger than its update can have made it, and stays so.
+        """Find the first step after which a matrix is, and stays, ``times`` larger than its update can have made it.
 
         The RMS of a sum is at most the sum of the RMS: if a weight exceeds weight plus update, something else wrote it.
 
@@ -68,7 +78,7 @@ class Updates:
             times: factor over weight plus update.
 
         Returns:
-            The step, the parameter that grew most there, and its factor.
+            The step, the parameter that grew most there, and its factor; None without such a step.
         """
         known = [s for s in sorted(self.weights) if first <= s <= end]
         for step, behind in pairwise(known):
@@ -88,14 +98,14 @@ class Updates:
         return None
 
     def seen(self, first: int, incident: int) -> bool:
-        """Whether any update from step ``first`` on was recorded."""
+        """Return whether the update of any step in ``[first, incident)`` was recorded."""
         return any(first <= s < incident and self.ratios(s) for s in self.updates)
 
 
 def updates_before(view: RunView, process: Process, step: int) -> Updates:
-    """The weights and updates of the newest sampled steps of a process up to and including ``step``.
+    """Read the weights and updates of the newest sampled steps of a process up to and including ``step``.
 
-    Weights are left out while they are almost zero: any update replaces them.
+    Weights that are almost zero are left out: any update replaces them.
     """
     sampled = [s.step for s in view.timeline.get(process, ()) if s.sampled and s.step <= step][-_NEWEST:]
     rows = view.measured(("rms", "fan_in", "dimensions"), ("weight", "update"), columns=("nan",), steps=sampled)

@@ -1,1 +1,1 @@
-"""Questions to a recorded run: other formats (:mod:`.whatif`), other scalers and recipes (:mod:`.replay`)."""
+"""Predictions from a recorded run: for other formats (:mod:`.whatif`), other scalers and recipes (:mod:`.replay`)."""

@@ -1,1 +1,1 @@
-"""From findings to a file of changes with computed effects, and back: what was predicted against what came."""
+"""Prescriptions as a file: changes with effects computed from the log, to be applied and compared with a second run."""

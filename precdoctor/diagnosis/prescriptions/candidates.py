@@ -1,4 +1,4 @@
-"""Which changes of :mod:`precdoctor.runlog.changes` a rule's prescription amounts to, and why it may amount to none."""
+"""Translates a rule's prescription to changes of :mod:`precdoctor.runlog.changes`, or to why that is not possible."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from precdoctor.diagnosis.claims.finding import Finding, Phase, Prescription
 from precdoctor.diagnosis.prescriptions.effects import exact_reach
-from precdoctor.diagnosis.survey.rows import number, text
+from precdoctor.diagnosis.survey.rows import integer, number, text
 from precdoctor.diagnosis.survey.view import RunView
 from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import BF16, FP16, FP32
@@ -21,12 +21,12 @@ _NO_AUTOCAST = "the script enters no FP16 autocast, and its formats are set in t
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to do what is prescribed.
+    """One way to carry out a prescription.
 
     Attributes:
-        title: what it is.
-        changes: to be made together; empty when it takes an edit.
-        why_not: in that case, a clause why.
+        title: what to do.
+        changes: the changes to make together; empty if the script must be edited.
+        why_not: the reason why it must, as a clause; empty if there are changes.
     """
 
     title: str
@@ -35,8 +35,8 @@ class Candidate:
 
 
 def candidates(view: RunView, finding: Finding, prescription: Prescription) -> Iterator[Candidate]:
-    """What the rule says first, then what reaches the same without an edit."""
-    changes, why_not = _translated(view, finding, prescription.change)
+    """Yield the rule's own prescription first, then alternatives that need no edit of the script."""
+    changes, why_not = _translation(view, finding, prescription.change)
     yield Candidate(prescription.title, changes, why_not)
     for other in _alternatives(view, finding, has_changes=bool(changes)):
         if other.changes != changes:
@@ -46,24 +46,29 @@ def candidates(view: RunView, finding: Finding, prescription: Prescription) -> I
 _Translation = tuple[tuple[Change, ...], str]
 
 
-def _translated(view: RunView, finding: Finding, change: Mapping[str, Any]) -> _Translation:
+def _translation(view: RunView, finding: Finding, change: Mapping[str, Any]) -> _Translation:
+    """Return the changes of a rule's prescription, or no changes and the reason."""
     for key, translate in _BY_KEY.items():
         if key in change:
             try:
                 found = translate(view, finding, change)
                 return (found, "") if isinstance(found, tuple) else ((), found)
-            except UsageError:  # a value the setting cannot take: the log is odd, or the rule means something else
+            except UsageError:  # the setting cannot take the value: a damaged log, or another meaning
                 return (), _EDIT
     return (), _EDIT
 
 
 def _ends(value: Any) -> tuple[Value | None, Value | None]:
-    """From and to of ``{"from": ..., "to": ...}``, or of a bare new value."""
+    """Return the values before and after of ``{"from": ..., "to": ...}``, or None and a bare new value."""
     return (value.get("from"), value.get("to")) if isinstance(value, Mapping) else (None, value)
 
 
 def _change(setting: str, before: Value | None, to: Value | None, root: str = "", module: str = "") -> Change:
-    """Checked as if it had been read from a file."""
+    """Build a change with the same checks as one read from a file.
+
+    Raises:
+        UsageError: the setting cannot take the value.
+    """
     place = {"root": root, "module": module} if module or root else {}
     return Change.of({"setting": setting, **place, "from": before, "to": to}, "prescription")
 
@@ -95,16 +100,11 @@ def _scaler(view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tupl
     if (scale := number(_ends(init)[1])) is not None:
         found.append(_change("scaler.init_scale", number(made.get("init_scale")), scale))
     if (interval := number(_ends(change.get("growth_interval"))[1])) is not None:
-        found.append(_change("scaler.growth_interval", _whole(made.get("growth_interval")), int(interval)))
+        found.append(_change("scaler.growth_interval", integer(made.get("growth_interval")), int(interval)))
     return tuple(found) or _EDIT
 
 
-def _whole(value: Any) -> int | None:
-    known = number(value)
-    return None if known is None else int(known)
-
-
-def _off(view: RunView, _finding: Finding, _wanted: Mapping[str, Any]) -> tuple[Change, ...] | str:
+def _scaler_off(view: RunView, _finding: Finding, _wanted: Mapping[str, Any]) -> tuple[Change, ...] | str:
     return (_change("scaler.enabled", True, False),) if scaler_facts(view) is not None else _NO_SCALER
 
 
@@ -114,7 +114,7 @@ def _eps(_view: RunView, finding: Finding, change: Mapping[str, Any]) -> tuple[C
     return (_change("optimizer.eps", *_ends(change["eps"])),)
 
 
-def _masters(_view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
+def _master_weights(_view: RunView, _finding: Finding, change: Mapping[str, Any]) -> tuple[Change, ...] | str:
     return (_change("optimizer.master_weights", *_ends(change["weight_dtype"])),)
 
 
@@ -129,15 +129,15 @@ _BY_KEY: Mapping[str, Callable[[RunView, Finding, Mapping[str, Any]], tuple[Chan
     "loss_scale": _scaler,
     "init_scale": _scaler,
     "growth_interval": _scaler,
-    "scaler_enabled": _off,
+    "scaler_enabled": _scaler_off,
     "eps": _eps,
-    "weight_dtype": _masters,
+    "weight_dtype": _master_weights,
     "unscale_before_clip": _clip_order,
 }
 
 
 def _alternatives(view: RunView, finding: Finding, *, has_changes: bool) -> Iterator[Candidate]:
-    """A module in FP32 for an overflow inside it; BF16 autocast for what FP16 cannot hold without a scaler."""
+    """Yield FP32 for a module whose exact results exceed FP16, and BF16 autocast for overflow or underflow of FP16."""
     place = finding.location
     if finding.code == "PD101" and place.root and place.module is not None:
         reach = exact_reach(view, finding)
@@ -156,11 +156,11 @@ def _alternatives(view: RunView, finding: Finding, *, has_changes: bool) -> Iter
 
 
 def scaler_facts(view: RunView) -> Mapping[str, Any] | None:
-    """The first loss scaler that was in use; None without one."""
+    """Return the recorded settings of the first enabled loss scaler; None without one."""
     made = (s for p in view.processes for s in view.facts(p).get("scalers") or ())
     return next((s for s in made if s.get("enabled") is not False), None)
 
 
 def autocasts_to_fp16(view: RunView) -> bool:
-    """Whether a forward ran under FP16 autocast."""
+    """Return whether any step ran under FP16 autocast."""
     return any(s.autocast_dtype == FP16.dtype for steps in view.timeline.values() for s in steps)

@@ -1,4 +1,7 @@
-"""Predicted effects: the log replayed with a change, in the terms of :mod:`.measures`. No number, no promise."""
+"""Predicted effects of changes: :mod:`.measures` computed again from the log as if the change had been made.
+
+An effect that cannot be computed is left out.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Prescription
 from precdoctor.diagnosis.families.nonfinite.culprit import culprit_at
 from precdoctor.diagnosis.offline.replay.gradients import run_gradients
 from precdoctor.diagnosis.offline.replay.loss_scale import default_process
-from precdoctor.diagnosis.offline.replay.updates import policy_used
+from precdoctor.diagnosis.offline.replay.updates import recorded_policy
 from precdoctor.diagnosis.prescriptions import measures
 from precdoctor.diagnosis.prescriptions.measures import MEASURES, Measure, Scope
 from precdoctor.diagnosis.survey.gradient_underflow import computed_in, examined_steps, tail_of
@@ -24,14 +27,15 @@ from precdoctor.runlog.changes import Change
 
 @dataclass(frozen=True)
 class Effect:
-    """What a change does to one measure.
+    """The predicted effect of a change on one measure.
 
     Attributes:
-        measure: which number.
-        scope: of what.
-        before: as the diagnosed run has it.
-        after: as the replay has it.
-        steps: that run's steps, where the measure counts steps; a longer run is held against them in proportion.
+        measure: the measure.
+        scope: the tensor or module it is about.
+        before: its value in the diagnosed run.
+        after: the predicted value.
+        steps: number of steps of the diagnosed run if the measure counts steps, else None; counts of another run are
+            compared in proportion.
     """
 
     measure: Measure
@@ -42,12 +46,13 @@ class Effect:
 
 
 def effects(view: RunView, finding: Finding, rule: Prescription, changes: Sequence[Change]) -> list[Effect]:
-    """All effects of a set of changes that the log can tell; empty when it can tell none.
+    """Return the effects of a set of changes that can be computed from the log; empty if none can.
 
     Args:
-        finding: what the changes are for.
-        rule: the rule's own prescription, for what only the rule counted.
-        changes: taken together.
+        view: the run.
+        finding: the finding that the changes are for.
+        rule: the rule's own prescription, which may predict counts that only the rule computed.
+        changes: the changes, made together.
     """
     names = {c.setting for c in changes}
     if any(n.startswith("scaler.") for n in names):
@@ -62,7 +67,7 @@ def effects(view: RunView, finding: Finding, rule: Prescription, changes: Sequen
 
 
 def _effect(view: RunView, name: str, after: float | None, scope: Scope | None = None) -> list[Effect]:
-    """One effect, if both its ends are known."""
+    """Return one effect in a list; empty if the value before or after is unknown or not finite."""
     measure, scope = MEASURES[name], scope or Scope()
     before = measure.take(view, scope)
     if before is None or after is None or not (math.isfinite(before) and math.isfinite(after)):
@@ -74,12 +79,12 @@ def _effect(view: RunView, name: str, after: float | None, scope: Scope | None =
 
 
 def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
-    """Every scaler update of the run, played through with the other policy."""
+    """Simulate every scaler update of the run with the changed policy."""
     settings = {c.setting.removeprefix("scaler."): c.to for c in changes}
     if settings.get("enabled") is False:
         return _effect(view, "scaled_steps", 0.0)
     process = default_process(view)
-    policy = _changed(policy_used(view, process) or ScalerPolicy(), settings)
+    policy = _changed_policy(recorded_policy(view, process) or ScalerPolicy(), settings)
     run = run_gradients(view, process)
     if not run.updates:
         return []
@@ -89,7 +94,8 @@ def _of_scaler(view: RunView, changes: Sequence[Change]) -> list[Effect]:
     return skipped + [e for e in flushed if e.before or e.after]
 
 
-def _changed(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | str]) -> ScalerPolicy:
+def _changed_policy(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | str]) -> ScalerPolicy:
+    """Return the policy with changed settings."""
     init, interval = settings.get("init_scale"), settings.get("growth_interval")
     floor = float(settings.get("min_scale", policy.min_scale))
     init = float(init) if init is not None else policy.init
@@ -105,7 +111,7 @@ def _changed(policy: ScalerPolicy, settings: Mapping[str, bool | int | float | s
 
 
 def _of_gradient(view: RunView, finding: Finding, changes: Sequence[Change]) -> list[Effect]:
-    """The flushed share of the finding's own gradient, at another scale or in another format."""
+    """Predict the flushed share of the finding's own gradient at another loss scale or in BF16."""
     if finding.location.kind not in ("grad_output", "weight_grad") or not finding.code.startswith("PD2"):
         return []
     scope = _tensor(finding)
@@ -137,7 +143,7 @@ def _tensor(finding: Finding) -> Scope | None:
 
 
 def _rows(view: RunView, scope: Scope) -> list[TensorRow]:
-    """The scope's tensor on the steps a survey looks at."""
+    """Return the finite rows of the scope's tensor on the examined steps."""
     found = []
     for step in examined_steps(view, int(measures.MAX_STEPS)):
         for process in view.processes:
@@ -149,9 +155,10 @@ def _rows(view: RunView, scope: Scope) -> list[TensorRow]:
 
 
 def _of_module(view: RunView, finding: Finding, rule: Prescription, change: Change) -> list[Effect]:
+    """Predict the effect of a module in a wider format: on skipped steps, headroom or non-finite steps, by the rule."""
     fmt = FP32 if change.to == "float32" else BF16
     overflows = rule.predicted.get("overflows_in_examined_steps")
-    if finding.code == "PD301" and isinstance(overflows, Mapping):  # what is left is not the module's
+    if finding.code == "PD301" and isinstance(overflows, Mapping):  # the overflows that remain are of other modules
         skipped = MEASURES["skipped_steps"].take(view, Scope())
         left = float(overflows["to"]) / float(overflows["from"]) if overflows["from"] else 0.0
         return _effect(view, "skipped_steps", None if skipped is None else round(skipped * left))
@@ -163,14 +170,14 @@ def _of_module(view: RunView, finding: Finding, rule: Prescription, change: Chan
 
 
 def _least_headroom(view: RunView, scope: Scope, fmt: Format) -> float | None:
-    """The same values in another format."""
+    """Return the headroom that the scope's largest recorded amax has in ``fmt``, in binades; None without a value."""
     terms = [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
     amax = float(view.measured((), (scope.kind,), columns=("amax",), where=terms)["amax"].max())
     return fmt.headroom(amax) if amax > 0.0 else None
 
 
 def _nonfinite(view: RunView, finding: Finding, fmt: Format) -> list[Effect]:
-    """Where the op was run again in FP64: its result fits the wider format, or it does not."""
+    """Predict no non-finite steps if the blamed op's result, computed in FP64, fits into ``fmt``; else nothing."""
     place = finding.location
     if not finding.code.startswith("PD1") or place.step is None:
         return []
@@ -182,7 +189,7 @@ def _nonfinite(view: RunView, finding: Finding, fmt: Format) -> list[Effect]:
 
 
 def exact_reach(view: RunView, finding: Finding) -> float | None:
-    """The largest magnitude of the blamed op's result in FP64; None where it was not tried or is not finite there."""
+    """Return the amax of the blamed op's result in FP64; None if it was not computed or is not finite there."""
     place = finding.location
     for process in view.processes:
         if place.step is None or process.rank != (place.rank or 0):
@@ -206,7 +213,11 @@ def _of_eps(view: RunView, finding: Finding, eps: float) -> list[Effect]:
 
 
 def _of_master_weights(view: RunView, finding: Finding) -> list[Effect]:
-    """An FP32 master loses half of what lies in its last binade, and nothing above; and FP32 holds the eps."""
+    """Predict the effect of FP32 master weights.
+
+    Lost updates: half of those in FP32's last binade remain lost, all larger ones take effect. A division by zero in
+    the optimizer: none remains if FP32 can represent eps.
+    """
     if finding.code == "PD105":
         eps = measures.eps_of(view)
         divides = finding.cause == "optimizer-division-by-zero" and eps is not None and eps > FP32.flush_limit

@@ -1,4 +1,4 @@
-"""The prescription file: TOML that a person reviews, and ``record --apply`` reads back without trusting it."""
+"""The prescription file: TOML that a person reviews and ``record --apply`` reads back, checking every entry."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _EFFECT_KEYS = ("measure", "root", "module", "kind", "name", "call", "from", "to
 
 
 def dumps(prescriptions: Sequence[Prescribed], run: str) -> str:
-    """The file's text.
+    """Return the text of a prescription file.
 
     Args:
-        run: the diagnosed run's path.
+        prescriptions: what to write.
+        run: path of the diagnosed run.
     """
     ready = sum(p.apply for p in prescriptions)
     head = [
@@ -70,7 +71,7 @@ def _entries(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def effect_as_dict(effect: Effect) -> dict[str, Any]:
-    """As files and run.json have it; what is empty is left out."""
+    """Return an effect as prescription files and run.json hold it; empty fields are left out."""
     place = {key: value for key, value in vars(effect.scope).items() if value}
     steps = {} if effect.steps is None else {"steps": effect.steps}
     return {"measure": effect.measure.name, **place, "from": effect.before, "to": effect.after, **steps}
@@ -89,13 +90,13 @@ def _value(value: Any) -> str:
 
 
 def _string(value: str) -> str:
-    """A basic string: names in a log may hold anything."""
+    """Return a TOML basic string of any text: names in a log may hold control characters."""
     quoted = json.dumps(value.encode("utf-8", "replace").decode(), ensure_ascii=False)
     return quoted.replace("\x7f", "\\u007f")
 
 
 def _text(value: str) -> str:
-    """Several lines, readable where TOML allows it."""
+    """Return a TOML string of several lines: a literal multi-line string if its characters allow that."""
     plain = all(c.isprintable() or c == "\n" for c in value) and "'''" not in value
     return f"'''\n{value}'''" if plain else _string(value)
 
@@ -104,10 +105,10 @@ def _text(value: str) -> str:
 
 
 def load(file: Path) -> tuple[list[Prescribed], str]:
-    """The prescriptions of a file, and the path of the run they were made for.
+    """Read a prescription file; returns the prescriptions and the path of the diagnosed run.
 
     Raises:
-        UsageError: it cannot be read, or holds anything that is not known; nothing is skipped in silence.
+        UsageError: the file cannot be read, or has an unknown or invalid entry; none is skipped silently.
     """
     try:
         document = read_toml(file, MAX_BYTES)
@@ -121,25 +122,25 @@ def load(file: Path) -> tuple[list[Prescribed], str]:
 
 
 def parse(document: Mapping[str, Any], origin: str) -> list[Prescribed]:
-    """The prescriptions of a parsed file.
+    """Return the prescriptions of a parsed file; ``origin`` is the file, for error messages.
 
     Raises:
-        UsageError: anything in it is not known.
+        UsageError: an entry is unknown or invalid.
     """
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UsageError(f"{origin}: schema_version is {version!r}, this precdoctor reads {SCHEMA_VERSION}")
-    _known(document, ("schema_version", "run", "prescription"), origin)
+    _refuse_unknown_keys(document, ("schema_version", "run", "prescription"), origin)
     listed = document.get("prescription", [])
     if not isinstance(listed, list):
         raise UsageError(f"{origin}: prescriptions are tables; write [[prescription]] above each")
-    return [_parsed(raw, f"{origin}: prescription {i}") for i, raw in enumerate(listed, start=1)]
+    return [_parsed_prescription(raw, f"{origin}: prescription {i}") for i, raw in enumerate(listed, start=1)]
 
 
-def _parsed(raw: Any, origin: str) -> Prescribed:
+def _parsed_prescription(raw: Any, origin: str) -> Prescribed:
     if not isinstance(raw, Mapping):
         raise UsageError(f"{origin} is not a table")
-    _known(raw, _KEYS, origin)
+    _refuse_unknown_keys(raw, _KEYS, origin)
     apply = raw.get("apply", False)
     if not isinstance(apply, bool):
         raise UsageError(f"{origin}: apply is true or false, got {apply!r}")
@@ -159,14 +160,14 @@ def _parsed(raw: Any, origin: str) -> Prescribed:
 
 
 def effect_of(raw: Any, origin: str) -> Effect:
-    """The inverse of :func:`effect_as_dict`.
+    """Build an effect from a table: the inverse of :func:`effect_as_dict`.
 
     Raises:
         UsageError: an unknown key or measure, or a value that is no number.
     """
     if not isinstance(raw, Mapping):
         raise UsageError(f"{origin}: an effect is a table, got {raw!r}")
-    _known(raw, _EFFECT_KEYS, origin)
+    _refuse_unknown_keys(raw, _EFFECT_KEYS, origin)
     steps = raw.get("steps")
     return Effect(
         measure=measure_named(raw.get("measure"), origin),
@@ -181,10 +182,10 @@ def effect_of(raw: Any, origin: str) -> Effect:
 
 
 def chosen_changes(prescriptions: Iterable[Prescribed], origin: str) -> list[Change]:
-    """What is to be applied, each once.
+    """Return the changes of all prescriptions with ``apply``, each once.
 
     Raises:
-        UsageError: nothing is, or two set the same thing to different values.
+        UsageError: there are none, or two set the same thing to different values.
     """
     chosen: dict[tuple[str, str, str], Change] = {}
     for change in (c for p in prescriptions if p.apply for c in p.changes):
@@ -202,9 +203,12 @@ def chosen_changes(prescriptions: Iterable[Prescribed], origin: str) -> list[Cha
 def statement(
     prescriptions: Iterable[Prescribed], file: str, diagnosed: str, *, redact: bool = False
 ) -> dict[str, Any]:
-    """What run.json of the changed run holds: the prescriptions that were applied, and what they promise.
+    """Return the entry ``applied`` of the changed run's run.json: the applied prescriptions and predicted effects.
 
     Args:
+        prescriptions: of the file; only those with ``apply`` are listed.
+        file: path of the prescription file.
+        diagnosed: path of the diagnosed run.
         redact: leave out paths, and titles, which quote source lines and values.
     """
     applied = [
@@ -221,7 +225,7 @@ def statement(
     return {"schema_version": SCHEMA_VERSION, **paths, "prescriptions": applied}
 
 
-def _known(table: Mapping[str, Any], keys: Sequence[str], origin: str) -> None:
+def _refuse_unknown_keys(table: Mapping[str, Any], keys: Sequence[str], origin: str) -> None:
     unknown = next((key for key in table if key not in keys), None)
     if unknown is not None:
         raise UsageError(f"{origin}: unknown entry {unknown!r}; known: {', '.join(keys)}")

@@ -1,4 +1,4 @@
-"""The edit that makes a change for good, in the words of the user's framework; one test compiles them all."""
+"""Edits of a script that make a change permanent, as snippets per framework; one test compiles them all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Edits = dict[str, str]
 
 
 def edits(changes: Sequence[Change], device: str) -> Edits:
-    """Lines per framework for a set of changes made together; empty where there are none to give.
+    """Return ``{framework: lines to paste}`` for a set of changes made together; empty if no edit is known.
 
     Args:
+        changes: the changes.
         device: ``cuda`` or ``cpu``.
     """
     settings = {c.setting: c.to for c in changes}
@@ -64,18 +65,18 @@ def _in_bfloat16() -> Edits:
 
 
 def _module(change: Change, device: str) -> Edits:
-    """The same lines everywhere; where a framework owns the loop, once the model is made."""
+    """Return the lines for plain torch only: with a framework, they go after the model is made."""
     return {"torch": snippets.run_in_float32(change.module, device)} if change.to == "float32" else {}
 
 
-def _off(_change: Change, _device: str) -> Edits:
+def _without_scaler(_change: Change, _device: str) -> Edits:
     return {
         "torch": "loss.backward()\noptimizer.step()  # no scaler.scale, scaler.step, scaler.update\n",
         **_in_bfloat16(),
     }
 
 
-def _floor(change: Change, _device: str) -> Edits:
+def _scale_floor(change: Change, _device: str) -> Edits:
     return {
         "torch": (
             "scaler.update()\n"
@@ -100,7 +101,7 @@ def _eps(change: Change, _device: str) -> Edits:
     }
 
 
-def _masters(_change: Change, device: str) -> Edits:
+def _master_weights(_change: Change, device: str) -> Edits:
     return {
         "torch": (
             "import torch\n\n"
@@ -117,8 +118,8 @@ def _masters(_change: Change, device: str) -> Edits:
 _BY_SETTING: Mapping[str, Callable[[Change, str], Edits]] = {
     "module.dtype": _module,
     "autocast.dtype": _bfloat16,
-    "scaler.enabled": _off,
-    "scaler.min_scale": _floor,
+    "scaler.enabled": _without_scaler,
+    "scaler.min_scale": _scale_floor,
     "optimizer.eps": _eps,
-    "optimizer.master_weights": _masters,
+    "optimizer.master_weights": _master_weights,
 }

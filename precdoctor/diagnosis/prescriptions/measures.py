@@ -1,4 +1,4 @@
-"""What a change is judged by: numbers that are read off any run in the same way, before a change and after it."""
+"""The measures that evaluate a change: numbers computed the same way from the run before and the run after it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from precdoctor.errors import UsageError
 from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.histogram import ExponentHistogram
 
-#: Sampled steps a gradient is looked at on, as the rules of PD2xx do by default.
+#: Most examined steps of a gradient: the default of the PD2xx rules.
 MAX_STEPS = 64.0
-#: As the default of PD201: from this flushed share on a gradient of zeros is taken for a flushed one.
+#: Flushed share from which a following gradient of zeros counts as flushed: the default of PD201.
 DYING_SHARE = 0.04
-#: Updates further below the weight than FP32's significand are lost in any format training uses.
+#: Binades of an update below its weight from which it is lost even in FP32.
 FP32_BINADES = -(FP32.mantissa_bits + 1)
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What a measure is taken on; all empty: the whole run."""
+    """The tensor or module that a measure is about; the whole run if all fields are empty."""
 
     root: str = ""
     module: str = ""
@@ -44,19 +44,19 @@ class Scope:
 
     @property
     def key(self) -> Key:
-        """Of the tensor."""
+        """The identity of the tensor."""
         return (self.root, self.module, self.kind, self.name, self.call)
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run.
+    """A number that can be computed from any run.
 
     Attributes:
-        name: as in prescription files.
+        name: its name in prescription files.
         unit: ``share`` (0 to 1), ``steps``, ``binades`` or ``ratio``.
-        doc: what it is, one clause.
-        take: reads it off a run; None where the run does not have it.
+        doc: meaning, one clause.
+        take: computes the number; None if the run lacks the data.
     """
 
     name: str
@@ -76,7 +76,10 @@ def _scaled_steps(view: RunView, _scope: Scope) -> float | None:
 
 
 def _nonfinite_steps(view: RunView, scope: Scope) -> float | None:
-    """With a module: those whose first non-finite value was led back to it; another one may fail after it is mended."""
+    """Count the non-finite steps; with a module in the scope, only those whose origin it is.
+
+    Others are left out because a different module may fail once this one is cured.
+    """
     if not scope.module:
         return float(max((len(steps) for steps in incident_steps(view).values()), default=0))
     return float(sum(i.bad_steps for i in incidents(view) if _origin(i) == (scope.root, scope.module)))
@@ -89,7 +92,7 @@ def _origin(incident: Incident) -> tuple[str, str | None]:
 
 
 def series(view: RunView, scope: Scope) -> GradientSeries | None:
-    """The flushed shares of one gradient over the examined steps, as the rules of PD2xx see them."""
+    """Return the flushed shares of the scope's gradient, computed as in the PD2xx rules; None without rows."""
     found = survey(view, max_steps=MAX_STEPS, dying_share=DYING_SHARE, kind=scope.kind)
     return found.tensors.get(scope.key)
 
@@ -108,45 +111,50 @@ def _flushed_share(view: RunView, scope: Scope) -> float | None:
 
 
 def _is_wide(view: RunView, scope: Scope) -> bool:
-    """The gradient is there, in FP32, which flushes nothing that FP16 or BF16 holds."""
+    """Return whether the gradient was recorded in FP32, which flushes nothing that FP16 or BF16 can hold."""
     terms = [("root", "==", scope.root), ("module", "==", scope.module), ("dtype", "==", "float32")]
     return len(view.measured((), (scope.kind,), where=terms)) > 0
 
 
 def _headroom(view: RunView, scope: Scope) -> float | None:
-    terms = [*_where(scope), ("call", "==", scope.call), ("amax", ">", 0.0)]
+    terms = [*_place_terms(scope), ("call", "==", scope.call), ("amax", ">", 0.0)]
     rows = view.measured((), (scope.kind,), columns=("amax", "dtype"), where=terms)
     largest = rows.groupby("dtype", observed=True)["amax"].max()
     return min((f.headroom(a) for d, a in largest.items() if (f := known_format(str(d))) is not None), default=None)
 
 
-def _where(scope: Scope) -> list[tuple[str, str, Any]]:
+def _place_terms(scope: Scope) -> list[tuple[str, str, Any]]:
     return [("root", "==", scope.root), ("module", "==", scope.module), ("name", "==", scope.name)]
 
 
 def eps_of(view: RunView) -> float | None:
-    """The smallest eps of an Adam or AdamW group that is above 0."""
+    """Return the smallest positive eps of all Adam and AdamW parameter groups; None without one."""
     return min((e for g in adam_groups(view) if (e := number(g.get("eps"))) is not None and e > 0.0), default=None)
 
 
 def given_gradients(view: RunView, scope: Scope) -> pd.DataFrame:
-    """Per sampled step exponents and mean square of a gradient as the optimizer was given it, without a loss scale."""
+    """Return the rows of the scope's gradient as passed to the optimizer, if they carry no loss scale.
+
+    One row per sampled step, with ``exp_lo``, ``exp_hist``, ``numel`` and ``sum_sq``.
+    """
     columns = ("exp_lo", "exp_hist", "numel", "sum_sq", "nan")
-    rows = view.measured(("multiplier",), (scope.kind,), columns=columns, where=_where(scope))
+    rows = view.measured(("multiplier",), (scope.kind,), columns=columns, where=_place_terms(scope))
     rows = rows[rows["sum_sq"].notna() & (rows["nan"] == 0) & (rows["multiplier"] == 1.0)]
     held: pd.DataFrame = rows[histograms(rows).total > 0]
     return held
 
 
 def below_eps(gradients: pd.DataFrame, eps: float) -> float | None:
-    """Share of the non-zero elements below ``eps``, median over steps."""
+    """Return the share of the non-zero elements below ``eps``, median over steps; None without rows."""
     held = histograms(gradients)
     low, _ = held.at_most(np.full(len(gradients), eps))
     return float(np.median(low / held.total)) if len(gradients) else None
 
 
 def step_size(gradients: pd.DataFrame, eps: float) -> float | None:
-    """``g / (g + eps)`` at the RMS g of the gradient, median over steps: what eps leaves of a step of Adam."""
+    """Return ``g / (g + eps)`` for the RMS g of the gradient, median over steps: the share of Adam's step that eps
+    leaves. None without rows.
+    """
     rms = np.sqrt((gradients["sum_sq"] / gradients["numel"]).to_numpy())
     rms = rms[rms > 0.0]
     return float(np.median(rms / (rms + eps))) if rms.size else None
@@ -164,7 +172,13 @@ def _step_size_factor(view: RunView, scope: Scope) -> float | None:
 
 @dataclass(frozen=True)
 class Updates:
-    """The intended updates of all weights together, trivial ones left out."""
+    """The intended updates of all weights together, without those that are lost even in FP32.
+
+    Attributes:
+        relative: histogram of the update's binade relative to its weight.
+        intended: number of elements.
+        lost: number of elements whose weight kept its bits.
+    """
 
     relative: ExponentHistogram
     intended: float
@@ -172,7 +186,7 @@ class Updates:
 
 
 def updates(view: RunView) -> Updates:
-    """Counted over all ``update`` rows; what is :data:`FP32_BINADES` below its weight is trivial."""
+    """Count the updates over all ``update`` rows; elements :data:`FP32_BINADES` below their weight are left out."""
     rows = view.measured(("intended",), ("update",), columns=("unchanged", "rel_lo", "rel_hist"))
     rows = rows[rows["unchanged"].notna()]
     relative = histograms(rows, "rel")
@@ -203,7 +217,7 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def measure_named(name: Any, origin: str) -> Measure:
-    """A measure by its name.
+    """Return the measure of this name; ``origin`` is the file, for the error message.
 
     Raises:
         UsageError: there is none.
@@ -214,5 +228,5 @@ def measure_named(name: Any, origin: str) -> Measure:
 
 
 def steps_in(view: RunView) -> int:
-    """Complete steps of the longest process, which counts of steps are held against."""
+    """Return the number of complete steps of the longest process, to compare counts of runs of different lengths."""
     return max((sum(s.complete for s in steps) for steps in view.timeline.values()), default=0)

@@ -1,7 +1,8 @@
-"""The prescriptions of a diagnosis, each with its changes, computed effects and cost, ready to be reviewed."""
+"""The prescriptions of a diagnosis for a prescription file: changes, computed effects and cost, for a review."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,16 +24,16 @@ class Prescribed:
     """One prescription as a file holds it.
 
     Attributes:
-        code, finding, confidence: of the finding it is for.
+        code, finding, confidence: code, title and confidence of its finding.
         title: what to do.
-        apply: whether ``record --apply`` does it; a reviewer may change it.
-        why_not: why it does not.
-        changes: to be made together; empty where it takes an edit.
-        effects: what the replayed log says they do.
-        memory_bytes: what they cost per process; None where the log does not tell.
-        evidence: the finding's numbers.
-        rule_predicts: the rule's own numbers, for changes that take an edit.
-        snippets: the edit, by framework: what makes the change for good.
+        apply: whether ``record --apply`` makes the changes; a reviewer may change it.
+        why_not: why ``apply`` is False; else empty.
+        changes: the changes to make together; empty if the script must be edited.
+        effects: the effects computed from the log.
+        memory_bytes: additional memory per process; None without changes.
+        evidence: the numbers of the finding's evidence.
+        rule_predicts: the numbers of the rule's own prediction, if no effect could be computed.
+        snippets: the edit of the script that makes the change permanent, by framework.
     """
 
     code: str
@@ -50,18 +51,21 @@ class Prescribed:
 
 
 def prescribe(view: RunView, diagnosis: Diagnosis) -> list[Prescribed]:
-    """All prescriptions, those of the most important finding first; each change once."""
+    """Return all prescriptions, those of the most important finding first; each set of changes once.
+
+    At most one prescription per finding, and one per setting, has ``apply``.
+    """
     found: list[Prescribed] = []
     for finding in diagnosis.findings:
-        mine: list[Prescribed] = []
+        new: list[Prescribed] = []
         for rule in finding.prescriptions:
             for candidate in candidates(view, finding, rule):
-                one = _prescribed(view, finding, rule, candidate)
-                if not one.changes or all(one.changes != other.changes for other in (*found, *mine)):
-                    mine.append(one)
-        taken = {_target(c) for other in found if other.apply for c in other.changes}
-        for one in mine:
-            if one.apply and taken & {_target(c) for c in one.changes}:
+                one = _prescription_of(view, finding, rule, candidate)
+                if not one.changes or all(one.changes != other.changes for other in (*found, *new)):
+                    new.append(one)
+        claimed = {_target(c) for other in found if other.apply for c in other.changes}
+        for one in new:
+            if one.apply and claimed & {_target(c) for c in one.changes}:
                 found.append(replace(one, apply=False, why_not="another prescription above sets the same"))
             elif one.apply and any(other.apply and other.finding == one.finding for other in found):
                 found.append(replace(one, apply=False, why_not=_ALTERNATIVE))
@@ -74,10 +78,11 @@ def _target(change: Change) -> tuple[str, str, str]:
     return (change.setting, change.root, change.module)
 
 
-def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: Candidate) -> Prescribed:
-    told = effects(view, finding, rule, candidate.changes) if candidate.changes else []
-    usable = bool(told)
-    alternative = candidate.title != rule.title  # of the rule's own words nothing is about it
+def _prescription_of(view: RunView, finding: Finding, rule: Prescription, candidate: Candidate) -> Prescribed:
+    """Return the prescription of one candidate; ``apply`` is set if at least one effect can be computed."""
+    known_effects = effects(view, finding, rule, candidate.changes) if candidate.changes else []
+    usable = bool(known_effects)
+    alternative = candidate.title != rule.title  # neither snippet nor prediction of the rule are about it
     return Prescribed(
         code=finding.code,
         finding=finding.title,
@@ -86,7 +91,7 @@ def _prescribed(view: RunView, finding: Finding, rule: Prescription, candidate: 
         apply=usable,
         why_not="" if usable else candidate.why_not or _NO_NUMBER,
         changes=candidate.changes,
-        effects=tuple(told),
+        effects=tuple(known_effects),
         memory_bytes=memory_bytes(view, candidate.changes) if candidate.changes else None,
         evidence={k: v for k, v in jsonable(finding.evidence).items() if _is_number(v)},
         rule_predicts=None if alternative or usable else _numbers(rule.predicted),
@@ -99,7 +104,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The numbers of a nested mapping under dotted names."""
+    """Return the numbers of a nested mapping under dotted names."""
     out: dict[str, Any] = {}
     for key, value in jsonable(values).items():
         if isinstance(value, Mapping):
@@ -110,17 +115,18 @@ def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def memory_bytes(view: RunView, changes: Iterable[Change]) -> int:
-    """What wider activations, weights and optimizer states take, per process, from recorded shapes and dtypes."""
+    """Estimate the additional memory of wider activations, weights and optimizer states, per process."""
     return sum(_memory_of(view, change) for change in changes)
 
 
 def _memory_of(view: RunView, change: Change) -> int:
+    """Return the additional bytes of one change; 0 for changes that widen nothing."""
     if change.setting == "optimizer.master_weights":
         elements = sum(n for _, n, dtype in _weights(view) if dtype in ("float16", "bfloat16"))
-        return elements * (4 + 2 * _moments(view))  # the master, and optimizer states that are FP32 now
+        return elements * (4 + 2 * _moments(view))  # the master, and optimizer states that become FP32
     if change.setting != "module.dtype" or change.to != "float32":
         return 0
-    below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _inside(module, change)]
+    below = [n for module, n, dtype in _weights(view) if dtype in ("float16", "bfloat16") and _within(module, change)]
     step = next(iter(view.sampled_steps), None)
     outputs = 0
     for process in view.processes[:1] if step is not None else ():
@@ -128,30 +134,28 @@ def _memory_of(view: RunView, change: Change) -> int:
         outputs = sum(
             2 * r.numel
             for r in rows
-            if r.kind == "output" and r.dtype in ("float16", "bfloat16") and _inside(r.module, change)
+            if r.kind == "output" and r.dtype in ("float16", "bfloat16") and _within(r.module, change)
         )
     return outputs + 2 * sum(below)
 
 
 def _moments(view: RunView) -> int:
-    """Optimizer tensors of a weight's size: two of the Adam family, one with momentum."""
+    """Return the number of state tensors of a weight's size: two for the Adam family, one with momentum, else 0."""
     optimizers = view.optimizers
     if any("adam" in text(o.get("class")).lower() for o in optimizers):
         return 2
     return int(any(g.get("momentum") for o in optimizers for g in o.get("groups") or ()))
 
 
-def _inside(module: str, change: Change) -> bool:
+def _within(module: str, change: Change) -> bool:
     return not change.module or module == change.module or module.startswith(f"{change.module}.")
 
 
 def _weights(view: RunView) -> Sequence[tuple[str, int, str]]:
-    """Module, elements and dtype of the weights of the first process with facts."""
+    """Return module, number of elements and dtype of each weight of the first process with facts."""
     found = []
     for root in view.any_facts.get("roots") or ():
         for parameter in root.get("parameters") or ():
-            elements = 1
-            for n in parameter.get("shape") or ():
-                elements *= int(n)
+            elements = math.prod(int(n) for n in parameter.get("shape") or ())
             found.append((text(parameter.get("module")), elements, text(parameter.get("dtype"))))
     return found

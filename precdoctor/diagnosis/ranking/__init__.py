@@ -1,1 +1,1 @@
-"""Which finding explains which, in what order they are reported, and the verdict of a run."""
+"""Which finding explains which, how the recorded command ended, and the exit code of a diagnosis."""

@@ -1,8 +1,7 @@
-"""One fault, one finding: consequences are reported inside the finding of their cause.
+"""Folds findings: a finding that another one explains is reported inside that one, as a consequence.
 
-Where a run had left its course before a value became non-finite, the overflow is how that ended, not how it began.
-What is wrong then is what threw the run off, and a checkpoint from just before the overflow is one of a run that is
-lost already.
+If training had already diverged when a value became non-finite, the divergence is the fault and the overflow its end.
+A checkpoint from just before the overflow is then of a diverged run, so the advice of the divergence comes first.
 """
 
 from __future__ import annotations
@@ -13,31 +12,34 @@ from dataclasses import replace
 from precdoctor.diagnosis.claims.finding import Finding, Prescription, Severity
 from precdoctor.diagnosis.claims.relations import Relation
 
-#: Per code of a cause the relation it needs to each code of an effect: ``Rule.explains`` of every rule.
+#: ``{code of a cause: {code of an effect: required relation}}``: ``Rule.explains`` of every rule.
 Relations = Mapping[str, Mapping[str, Relation]]
 
-#: Findings of non-finite values, and families that judge values: in a diverged run, both follow from the divergence.
+#: Rules on non-finite values; families of rules on values. In a diverged run, findings of both are consequences.
 _NONFINITE, _OF_VALUES = ("PD101", "PD102", "PD103", "PD105", "PD106"), ("PD1", "PD2", "PD3", "PD6")
 
 
 def explains(cause: Finding, effect: Finding, relations: Relations) -> bool:
-    """Whether ``effect`` is a consequence of ``cause``: by what the rule of ``cause`` declares, or by a divergence."""
+    """Return whether ``effect`` is a consequence: by ``Rule.explains`` of the cause, or because training diverged."""
     relation = relations.get(cause.code, {}).get(effect.code)
-    return _follows(cause, effect) or (relation is not None and relation(cause, effect))
+    return _follows_divergence(cause, effect) or (relation is not None and relation(cause, effect))
 
 
-def _follows(cause: Finding, effect: Finding) -> bool:
-    """Whether ``effect`` appeared only after the step at which ``cause`` has the run diverge."""
-    root, begun, ended = cause.evidence.get("left_its_course_at"), effect.location.step, cause.location.step
-    if "chain" not in cause.evidence or root is None or begun is None or ended is None:
+def _follows_divergence(cause: Finding, effect: Finding) -> bool:
+    """Return whether ``cause`` has a chain from a root, and ``effect`` follows from it.
+
+    Non-finite values follow if they appear after the finding's step, other values from the root on.
+    """
+    root, effect_step, cause_step = cause.evidence.get("left_its_course_at"), effect.location.step, cause.location.step
+    if "chain" not in cause.evidence or root is None or effect_step is None or cause_step is None:
         return False
     if effect.code in _NONFINITE:
-        return begun > ended
-    return begun >= root and effect.code[:3] in _OF_VALUES and effect.code != "PD104"
+        return effect_step > cause_step
+    return effect_step >= root and effect.code[:3] in _OF_VALUES and effect.code != "PD104"
 
 
 def fold(findings: Sequence[Finding], relations: Relations) -> list[Finding]:
-    """The findings that are nobody's consequence, each with its consequences added to ``evidence["consequences"]``."""
+    """Drop findings that another one explains; each remaining one lists its consequences in its evidence."""
     kept: list[Finding] = []
     for finding in findings:
         if any(other is not finding and explains(other, finding, relations) for other in findings):
@@ -48,86 +50,87 @@ def fold(findings: Sequence[Finding], relations: Relations) -> list[Finding]:
 
 
 def _effects(cause: Finding, findings: Sequence[Finding], relations: Relations) -> list[Finding]:
-    """What ``cause`` explains, directly or through what it explains."""
+    """Return the findings that ``cause`` explains, directly or through others."""
     reached = [cause]
-    for link in reached:  # grows while it is walked
+    for link in reached:  # the loop appends to this list
         reached += [f for f in findings if explains(link, f, relations) and not any(f is r for r in reached)]
     return reached[1:]
 
 
 def _with_consequences(finding: Finding, effects: Sequence[Finding]) -> Finding:
+    """Add the consequences to the finding's evidence; it takes the highest severity and confidence among them."""
     own = list(finding.evidence.get("consequences", ()))
-    if "chain" in finding.evidence:  # what followed over steps says more than how many tensors it reached
+    if "chain" in finding.evidence:  # effects on later steps are more telling than a count of affected tensors
         own = [*({"code": e.code, "name": e.name, "message": e.title} for e in effects), *own]
     for effect in effects:
-        told = {"code": effect.code, "name": effect.name, "message": effect.title}
-        own += [c for c in (told, *effect.evidence.get("consequences", ())) if c not in own]
+        entry = {"code": effect.code, "name": effect.name, "message": effect.title}
+        own += [c for c in (entry, *effect.evidence.get("consequences", ())) if c not in own]
     heaviest = max([finding, *effects], key=lambda f: f.severity.weight)
     confidence = max(finding.confidence, *(min(0.9, e.confidence) for e in effects))
     evidence = {**finding.evidence, "consequences": own}
     return replace(finding, severity=heaviest.severity, confidence=confidence, evidence=evidence)
 
 
-#: Findings of non-finite values that a divergence may end in.
+#: Rules on non-finite values that a divergence may end in.
 _ENDS = ("PD101", "PD102", "PD103", "PD105")
-#: Explosion, loss spike, oversized updates.
+#: Rules on divergence: gradient explosion, loss spike, oversized updates.
 _DIVERGES = ("PD603", "PD605", "PD504")
-#: Steps that a spike or an oversized update may lie back: as many as a spike is measured against. An explosion says
-#: itself that the run did not come back.
+#: Most steps between a spike or an oversized update and the end: the window of a spike's usual level. The finding of an
+#: explosion states that the run did not recover, so it may be any number of steps before.
 _WINDOW = 32
-#: Evidence of gradient descent that diverges: the largest rate at which it would not.
+#: Key of the evidence that gradient descent diverges: the largest stable learning rate.
 _RATE = "stable_rate"
-#: Changes that only look closer, only go back, or hold down any run: what threw this one off is mended before.
+#: Keys of general changes (inspect, go back, clip): advice on the cause of this divergence comes before them.
 _GENERAL = ("hook", "detect_anomaly", "checkpoint_at_or_before", "clip_norm")
 
 
 def with_forerunners(finding: Finding, effects: Sequence[Finding]) -> Finding:
-    """The finding with the advice of what came before it, and the step at which the run left its course.
+    """Add the prescriptions of a divergence that led to a non-finite value, and the step at which it began.
 
-    That of large updates, which many runs survive, only where the finding has no cure of its own, or where gradient
-    descent is seen to diverge: then the rate comes first, for what overflowed had to.
+    Many runs survive large updates, so their advice is added only if the finding has no specific one itself, or if
+    gradient descent diverges: then the learning rate comes first, because the overflow was inevitable.
 
     Args:
-        finding: kept; of any code.
-        effects: what is told with it.
+        finding: a remaining finding, of any code.
+        effects: its consequences, among which the divergence may be.
     """
     if "chain" in finding.evidence:
-        return finding  # it leads with its root already
+        return finding  # its advice is that of the root already
     own = [p for p in finding.prescriptions if not _is_general(p)]
-    before = [e for e in effects if _led_to(e, finding) and (e.code != "PD504" or not own or _RATE in e.evidence)]
-    off = sorted((at, e.code) for e in before if (at := _left_its_course(e)) is not None)
+    before = [e for e in effects if _leads_to(e, finding) and (e.code != "PD504" or not own or _RATE in e.evidence)]
+    off = sorted((at, e.code) for e in before if (at := _diverged_at(e)) is not None)
     if not before:
         return finding
     general = [p for p in finding.prescriptions if _is_general(p)]
     first = [p for e in before if _RATE in e.evidence for p in e.prescriptions]
     then = [p for e in before if _RATE not in e.evidence for p in e.prescriptions]
-    told = replace(finding, prescriptions=_once([*first, *own, *then, *general]))
+    advised = replace(finding, prescriptions=_without_repeats([*first, *own, *then, *general]))
     if not off:
-        return told
+        return advised
     back = "resume from a checkpoint before that step" if off[0][0] else "no checkpoint is older: start again"
     return replace(
-        told,
+        advised,
         message=f"{finding.message} Training had already diverged at step {off[0][0]} ({off[0][1]}, below): {back}.",
         evidence={**finding.evidence, "left_its_course_at": off[0][0]},
     )
 
 
-def _led_to(effect: Finding, finding: Finding) -> bool:
-    begun, ended = effect.location.step, finding.location.step
+def _leads_to(effect: Finding, finding: Finding) -> bool:
+    effect_step, end_step = effect.location.step, finding.location.step
     if finding.code not in _ENDS or effect.code not in _DIVERGES or effect.severity is Severity.INFO:
         return False
-    if begun is None or ended is None or finding.evidence.get("recovered"):
+    if effect_step is None or end_step is None or finding.evidence.get("recovered"):
         return False
-    return begun < ended and (effect.code == "PD603" or ended - begun <= _WINDOW)
+    return effect_step < end_step and (effect.code == "PD603" or end_step - effect_step <= _WINDOW)
 
 
-def _once(prescriptions: Sequence[Prescription]) -> list[Prescription]:
-    """Each change once: two effects of one rate ask for the same."""
+def _without_repeats(prescriptions: Sequence[Prescription]) -> list[Prescription]:
+    """Drop prescriptions of a change that is listed before: two effects of one learning rate prescribe the same."""
     return [p for i, p in enumerate(prescriptions) if not any(p.change == q.change for q in prescriptions[:i])]
 
 
-def _left_its_course(effect: Finding) -> int | None:
-    """At which step; None for large updates, unless gradient descent is seen to diverge with them."""
+def _diverged_at(effect: Finding) -> int | None:
+    """Return the step at which training diverged; None for large updates unless gradient descent diverges."""
     from_the_first = effect.evidence.get("diverges_from")
     step = from_the_first if from_the_first is not None else effect.location.step
     return int(step) if step is not None and (effect.code != "PD504" or from_the_first is not None) else None

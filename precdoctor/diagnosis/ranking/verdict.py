@@ -1,13 +1,13 @@
-"""Exit codes, in one place: what a diagnosis or a gate amounts to for the shell.
+"""The exit codes of a diagnosis or a gate, and the level that decides them.
 
     2    usage, configuration or internal error        (errors.py; never decided here)
     3    no trustworthy verdict                        nothing recorded, damaged, drops, crashed with no finding
     1    findings at or above the level
     0    clean, or below the level
 
-Priority 2 > 3 > 1 > 0, and never a matter of the output format. Dropped rows make any verdict untrustworthy, as does a
-rule that failed with an exception. Other gaps (a command that failed, a killed run, a rule without its data) do so only
-where nothing was found: a finding stands although data is missing.
+Priority 2 > 3 > 1 > 0, whatever the output format. Dropped rows make any verdict untrustworthy, and so does a rule that
+raised an exception. Other gaps (a command that failed, a killed run, a rule without its data) do so only if nothing was
+found: a finding is valid although data are missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LEVELS = ("error", "warning")
 
 
 class ExitCode(enum.IntEnum):
-    """What the shell sees."""
+    """The exit status of the command."""
 
     CLEAN = 0
     FINDINGS = 1
@@ -32,17 +32,17 @@ class ExitCode(enum.IntEnum):
 
 
 def worst(codes: Iterable[int]) -> ExitCode:
-    """The code that stands for several: 2 over 3 over 1 over 0."""
+    """Return the exit code of several verdicts: 2 over 3 over 1 over 0."""
     order = (ExitCode.ERROR, ExitCode.UNTRUSTWORTHY, ExitCode.FINDINGS)
     given = set(codes)
     return next((code for code in order if code in given), ExitCode.CLEAN)
 
 
 def at_or_above(findings: Iterable[Finding], level: str) -> list[Finding]:
-    """The findings that count at this level.
+    """Return the findings of at least this severity.
 
     Raises:
-        UsageError: not a level.
+        UsageError: ``level`` is neither ``error`` nor ``warning``.
     """
     if level not in LEVELS:
         raise UsageError(f"a level is one of {', '.join(LEVELS)}, got {level!r}")
@@ -50,7 +50,7 @@ def at_or_above(findings: Iterable[Finding], level: str) -> list[Finding]:
 
 
 def untrustworthy(diagnosis: Diagnosis) -> str | None:
-    """Why "no finding" cannot be believed of this run; None when it can."""
+    """Return why "no findings" cannot be trusted for this run; None if it can."""
     dropped = diagnosis.recorder.get("dropped") or {}
     if dropped:
         return f"{sum(dropped.values()):,} rows were dropped while recording ({', '.join(sorted(dropped))})"
@@ -65,7 +65,10 @@ def untrustworthy(diagnosis: Diagnosis) -> str | None:
 
 
 def exit_code(diagnosis: Diagnosis, level: str | None) -> ExitCode:
-    """Of one diagnosis; ``level`` None never fails, unless a rule did."""
+    """Return the exit code of one diagnosis.
+
+    With ``level`` None it is 0, unless a rule raised an exception.
+    """
     if any(r.defect for r in diagnosis.rules):
         return ExitCode.UNTRUSTWORTHY
     if level is None:

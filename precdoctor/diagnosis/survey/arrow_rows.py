@@ -1,4 +1,4 @@
-"""Arrow tables as frames, and batches row by row as dictionaries."""
+"""Conversion of Arrow tables to pandas frames, and of frames and record batches to dictionaries."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-#: By name of a column: its dictionary, and the categories made of it, which takes longest in a short log.
+#: Cache by column name: an Arrow dictionary and its pandas categories. Making these takes longest in a short log.
 Categories = dict[str, tuple[pa.Array, pd.CategoricalDtype]]
 
 
 def frame_of(table: pa.Table, categories: Categories) -> pd.DataFrame:
-    """A table as a frame: null numbers are NaN, names categories, and lists Arrow arrays.
+    """Convert a table to a frame: null numbers become NaN, names categories, and lists Arrow arrays.
 
     Args:
-        categories: of frames made before; new ones are added.
+        table: the table, its dictionaries unified.
+        categories: the cache; new entries are added.
     """
     frame: pd.DataFrame = pd.DataFrame({n: _series(n, table.column(n), categories) for n in table.column_names})
     return frame
@@ -37,12 +38,12 @@ def _series(name: str, column: pa.ChunkedArray, categories: Categories) -> Any:
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as dictionaries of Python values; lists stay NumPy arrays."""
+    """Return the rows of a frame as dictionaries of Python values; lists stay NumPy arrays."""
     return _rows({str(name): frame[name].tolist() for name in frame.columns})
 
 
 def batch_records(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The same of a batch, as of its frame: a missing number or name is NaN, a missing list None."""
+    """Return the rows of a record batch as dictionaries: a missing number or name is NaN, a missing list None."""
     return _rows({name: _values(batch.column(name)) for name in batch.schema.names})
 
 

@@ -1,7 +1,7 @@
 """Tensors that were non-finite before the model read them: which field, sample and column, and what to do.
 
-Only a data loader shows that they came with the data. Of all others it is known that they were non-finite as the model
-was called: data, or code before it, made them so.
+Only a tensor seen at a data loader is known to be bad data. Any other was non-finite when the model was called: it came
+with the data, or code between loader and model made it non-finite.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from precdoctor.diagnosis.claims.words import non_finite, plural
 from precdoctor.diagnosis.survey.operand import Operand
 from precdoctor.diagnosis.survey.rows import TensorRow
 
-#: Samples listed by number; a line holds no more.
+#: Most samples that a message lists by number.
 _LISTED = 8
 
 
@@ -26,11 +26,13 @@ class BadTensor:
     Attributes:
         name: its name in a sentence: "`labels`", "field 0", "argument 1"; empty if the data is one tensor.
         counts: number of elements that are NaN, +Inf and -Inf.
-        bad_samples: number of bad samples in the batch.
-        indices: indices of the first of them in the data set; empty if unknown.
+        numel: number of elements.
+        first_bad: index of the first non-finite element; None if unknown.
+        bad_samples: number of samples with a non-finite element in the batch.
+        indices: indices of the first of these samples in the data set; empty if unknown.
         in_order: whether the indices are certain: no custom ``collate_fn`` may have changed the order.
-        rows: the first dimension does not count samples (but the nodes of several graphs).
-        delivered: a data loader delivered it so.
+        rows: whether the first dimension counts something other than samples, such as the nodes of several graphs.
+        delivered: whether it was non-finite when a data loader delivered it.
     """
 
     name: str
@@ -58,11 +60,11 @@ class BadTensor:
 
     @property
     def where(self) -> str:
-        """``sample 137 of the data set, column 5 of `features` ``."""
+        """The place of the first non-finite element: ``sample 137 of the data set, column 5 of `features` ``."""
         if not self.first_bad:
             return self.name or "a single number"
         first, *rest = self.first_bad
-        name = self.name if self.delivered else ""  # else the sentence begins with it
+        name = self.name if self.delivered else ""  # else the sentence begins with the name
         if self.indices and self.in_order:
             sample = f"sample {self.indices[0]} of the data set"
         else:
@@ -73,7 +75,7 @@ class BadTensor:
         return ", ".join(filter(None, (sample, inside)))
 
     def title(self, reader: str) -> str:
-        """The first line of a finding; ``reader``: what reads the tensor, in a sentence."""
+        """Return the title of a finding; ``reader`` names what reads the tensor."""
         several = f" in {plural(self.bad_samples, 'row' if self.rows else 'sample')}" if self.bad_samples > 1 else ""
         begins = "" if self.bad == 1 else "first in " if not several else "the first in "
         where = f": {begins}{self.where}" if self.delivered or self.first_bad else ""
@@ -83,7 +85,7 @@ class BadTensor:
 
     @property
     def more(self) -> str:
-        """The samples beyond the one in the title, as a sentence; may be empty."""
+        """All bad samples by index, as a sentence; empty if unknown, or if the title already names the only one."""
         if not self.indices:
             return ""
         listed = ", ".join(map(str, self.indices[:_LISTED])) + (", ..." if self.bad_samples > _LISTED else "")
@@ -95,23 +97,23 @@ class BadTensor:
 
 
 def as_read(name: str, operand: Operand) -> BadTensor:
-    """The tensor as an op read it."""
+    """Return the tensor ``name``, as an op of a replay read it."""
     return BadTensor(name, (operand.nan, operand.pos_inf, operand.neg_inf), operand.numel, operand.first_bad)
 
 
 def as_given(row: TensorRow) -> BadTensor:
-    """The argument of a model, as its row counts it."""
+    """Return an argument of a model, from its row."""
     return BadTensor(
         field_words(row.name or "0", "argument"), (row.nan, row.pos_inf, row.neg_inf), row.numel, first_bad=None
     )
 
 
 def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
-    """The tensor as a data loader delivered it.
+    """Return a tensor that a data loader delivered.
 
     Args:
-        facts: of the event.
-        operand: the same facts, read as those of an operand.
+        facts: the tensor's entry in the event.
+        operand: the counts of the same entry.
     """
     samples, indices = (_numbers(facts.get(key)) for key in ("samples", "indices"))
     return BadTensor(
@@ -128,30 +130,32 @@ def as_delivered(facts: Mapping[str, Any], operand: Operand) -> BadTensor:
 
 
 def field_words(path: str, what: str) -> str:
-    """``field 0`` or `` `labels` ``; for ``0.labels`` the name alone."""
+    """Return ``field 0`` (``what="field"``) or `` `labels` `` for a path such as ``0``, ``labels``, ``0.labels``."""
     position, _, rest = path.partition(".")
     path = rest if position.isdecimal() and rest and not rest.isdecimal() else path
     return f"{what} {path}" if path.isdecimal() else f"`{path}`" if path else ""
 
 
 def delivered_tensor(fields: Sequence[BadTensor], read: BadTensor) -> BadTensor | None:
-    """The delivered tensor that an op read: one with the same counts, else one with the same first bad sample."""
+    """Return the delivered tensor that an op read: same counts, else same first bad sample; None without a match."""
     same = [f for f in fields if f.counts == read.counts]
     here = [f for f in fields if f.first_bad and read.first_bad and f.first_bad[0] == read.first_bad[0]]
     return next((f for f in same if f.numel == read.numel), next(iter([*same, *here]), None))
 
 
 def mend_data(data: BadTensor, step: int, *, prepared: bool = True) -> Prescription:
-    """Drop or impute the bad samples of the data; where it may not be the data, find out first.
+    """Prescribe to drop or impute the bad samples; if the data may be sound, to check that first.
 
     Args:
-        prepared: code of torch may have made what no data loader delivered.
+        data: the tensor.
+        step: of the incident.
+        prepared: whether torch code between data loader and model may have made the values.
     """
     return drop_samples(data, step) if data.delivered or not prepared else _find_maker(data, step)
 
 
 def _find_maker(data: BadTensor, step: int) -> Prescription:
-    """Check the data as it comes; what is finite then, code before the model makes non-finite."""
+    """Prescribe to check the batch before any code computes with it: if it is finite, that code is at fault."""
     return Prescription(
         title=f"check the data as it comes at step {step}: drop or impute what is non-finite there; if all of it is "
         "finite, code between the data and the model is at fault: a traced second run names its line",
@@ -168,7 +172,7 @@ def _find_maker(data: BadTensor, step: int) -> Prescription:
 
 
 def drop_samples(data: BadTensor, step: int) -> Prescription:
-    """Drop or impute the bad samples."""
+    """Prescribe to drop or impute the bad samples."""
     certain = data.indices and data.in_order
     listed = ", ".join(map(str, data.indices[:_LISTED]))
     which = (

@@ -1,4 +1,4 @@
-"""Chains of like layers, or of the calls of one module, and the course of a magnitude along them."""
+"""Chains of layers of one class, or of the calls of one module, and a tensor's magnitude along them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from precdoctor.diagnosis.survey.measures import column
 from precdoctor.diagnosis.survey.rows import TensorRow, path_evidence, range_evidence, text
 from precdoctor.diagnosis.survey.view import RunView
 
-#: A part of a name that is a number (``blocks.3``), or else ends in one (``body.conv3``).
+#: Part of an FQN that is a number (``blocks.3``); part that ends in one (``body.conv3``).
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 _NUMBERED = re.compile(r"(?:^|\.)[^\d.]*(\d+)(?=\.|$)")
 _COLUMNS = ("module_class", "dtype", "phase", "numel", "order")
-#: Examined steps, evenly spread: bounds the work.
+#: Most examined steps, evenly spread; bounds the work.
 _STEPS = 32
 #: The recorder merges this call of a module and all later ones of the step into one row.
 LAST_CALL = 15
@@ -36,8 +36,9 @@ class Link:
     """One layer or call of a chain.
 
     Attributes:
-        norm, rms: L2 norm and root mean square without the loss scale, median over steps.
-        order: place in the execution order of a step, if known.
+        index: number of the layer or call in the chain.
+        norm, rms: L2 norm and root mean square without the loss scale, medians over steps.
+        order: execution order in a step; None if unknown, and for calls.
     """
 
     index: int
@@ -50,7 +51,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """Layers of one class whose names differ in one number only, in its order; or several such chains, end to end."""
+    """Layers of one class whose names differ only in one number, sorted by it; or several such chains joined."""
 
     root: str
     pattern: str
@@ -66,32 +67,32 @@ class Chain:
 
     @property
     def alive(self) -> list[Link]:
-        """The links that are not zero throughout."""
+        """The links with a norm above 0."""
         return [k for k in self.links if k.norm > 0.0]
 
     def as_evidence(self) -> list[dict[str, Any]]:
-        """Every layer with its magnitude."""
+        """Return every link with its magnitude, for a finding."""
         return [{"module": k.module, "norm": k.norm, "rms": k.rms} for k in self.links]
 
 
 def chain_evidence(row: TensorRow | None, rows: Sequence[TensorRow]) -> dict[str, Any]:
-    """The ``range`` entry of a finding about a tensor of a chain, and its ``path``, ``rows``; none without a tensor."""
+    """Return the ``range`` entry of ``row`` and the ``path`` entry of ``rows``, for a finding; empty without a row."""
     return {} if row is None else {"range": range_evidence(row), "path": path_evidence(rows)}
 
 
 def slope(values: Sequence[float]) -> float:
-    """Binades per layer of a straight line through log2 of positive ``values``."""
+    """Return the slope of a straight line through log2 of positive ``values``, in binades per layer."""
     return float(np.polyfit(np.arange(len(values), dtype=np.float64), np.log2(values), 1)[0])
 
 
 def rising_share(values: Sequence[float]) -> float:
-    """Share of the steps from layer to layer that go up."""
+    """Return the share of layers with a larger value than the layer before; 0 for fewer than two values."""
     moves = [b > a for a, b in itertools.pairwise(values)]
     return sum(moves) / len(moves) if moves else 0.0
 
 
 def call_chains(view: RunView, kind: str, least: int) -> list[Chain]:
-    """Modules that a step calls at least ``least`` times, as it does a recurrent cell; every call is a link."""
+    """Return, as chains, the calls of modules that a step calls at least ``least`` times, such as a recurrent cell."""
     return [c for c in view.remember(f"call-chains:{kind}", lambda: _call_chains(view, kind)) if len(c.links) >= least]
 
 
@@ -105,15 +106,15 @@ def _call_chains(view: RunView, kind: str) -> list[Chain]:
 
 
 def chains(view: RunView, kind: str, least: int) -> list[Chain]:
-    """The chains of at least ``least`` layers among the tensors of one kind; only the first leaf of each module."""
+    """Return the chains of at least ``least`` layers for one kind of tensor; of each module the first tensor only."""
     return [c for c in view.remember(f"chains:{kind}", lambda: _chains(view, kind)) if len(c.links) >= least]
 
 
 def joined_chains(view: RunView, kind: str, least: int) -> list[Chain]:
-    """Joins chains of one class that run one after the other, as an encoder's and its decoder's do.
+    """Join chains of one class that run one after the other, such as an encoder's and a decoder's.
 
-    Only for kinds of the backward pass, which run from the last layer to the first. Chains that run side by side
-    (``blocks.*.up`` and ``blocks.*.down``) or in unknown order are not joined.
+    Only for kinds of the backward pass, which runs from the last layer to the first. Chains that alternate
+    (``blocks.*.up`` and ``blocks.*.down``) or whose order is unknown are not joined.
     """
     found: dict[tuple[str, str], list[Chain]] = {}
     for chain in chains(view, kind, 2):
@@ -138,7 +139,7 @@ def _chains(view: RunView, kind: str) -> list[Chain]:
     rows = _norms(view, kind)
     found: dict[ChainKey, list[tuple[Link, int]]] = {}
     for link, (root, module_class), count in _links(rows[(rows["call"] == 0) & rows["name"].isin(["", "0", "weight"])]):
-        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number in a name counts
+        match = _NUMBER.search(link.module) or _NUMBERED.search(link.module)  # the first number is the layer's
         if match is not None:
             pattern = f"{link.module[: match.start(1)]}*{link.module[match.end(1) :]}"
             key = root, pattern, module_class, kind
@@ -147,7 +148,7 @@ def _chains(view: RunView, kind: str) -> list[Chain]:
 
 
 def _norms(view: RunView, kind: str) -> pd.DataFrame:
-    """The finite tensors of the examined steps."""
+    """Return the rows of finite tensors of one kind on the examined steps."""
     steps = watched_steps(view)
     steps = steps[:: max(1, math.ceil(len(steps) / _STEPS))]
     rows = view.measured(("norm", "non_finite"), (kind,), columns=_COLUMNS, steps=steps)
@@ -157,9 +158,9 @@ def _norms(view: RunView, kind: str) -> pd.DataFrame:
 
 
 def _links(rows: pd.DataFrame) -> Iterator[tuple[Link, tuple[str, str], int]]:
-    """Each call of a module as a link, with its root and class, and on how many rows; medians over the rows.
+    """Yield each call of a module as a link, its root and class, and the number of its rows; medians over the rows.
 
-    ``index`` is the call, ``order`` that of the module's last row.
+    The link's ``index`` is the call, its ``order`` that of the module's last row.
     """
     ids, modules = groups(rows, ("root", "module", "module_class", "call", "dtype")), groups(rows, ("root", "module"))
     sizes = pd.DataFrame({"norm": column(rows, "norm"), "rms": column(rows, "norm") / np.sqrt(column(rows, "numel"))})

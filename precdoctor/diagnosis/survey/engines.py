@@ -1,4 +1,4 @@
-"""Who reads the pieces of a log: this process, processes of this machine, or the workers of a Dask cluster."""
+"""Executors that read the pieces of a log: this process, processes of this machine, or workers of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 #: Opening a part takes as long as reading this many rows.
 _OPENING = 1 << 11
-#: Rows from which on other processes are worth their start, which takes about as long as reading a million rows.
+#: Rows from which other processes are started; starting them takes about as long as reading a million rows.
 WORTH_IT = 1 << 22
 _Task_contra = TypeVar("_Task_contra", contravariant=True)
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 class _Worker(Protocol[_Task_contra, _Result_co]):
-    """A function of a module, which takes and returns what can be pickled."""
+    """A module-level function whose task and result can be pickled."""
 
     def __call__(self, task: _Task_contra, cache: PartCache | None = None, /) -> _Result_co: ...
 
@@ -39,14 +39,14 @@ def run_all(
     run: Run,
     pieces: Sequence[Piece],
 ) -> Iterator[_Result_co]:
-    """``function`` of each task, in the order of ``tasks``, by the engine of ``run``; its progress is shown.
+    """Yield ``function(task)`` in the order of ``tasks``, computed by the engine of ``run``; reports progress.
 
     Args:
-        what: the tasks do, for the progress.
-        function: called in this process with what the run knows of its parts, and without in others.
-        tasks: what to do.
-        run: whose pieces are read.
-        pieces: all that are read.
+        what: the word for the tasks in the progress report.
+        function: called with the run's part cache if it runs in this process, without it in others.
+        tasks: arguments of ``function``.
+        run: the run to read.
+        pieces: all pieces that the tasks read; their number of rows decides whether other processes are worth it.
 
     Raises:
         UsageError: Dask is not installed or cannot be reached, or its workers cannot see the run.
@@ -63,7 +63,7 @@ def run_all(
 
 @contextlib.contextmanager
 def _executor(engine: str | None, tasks: int, rows: int) -> Iterator[Executor | None]:
-    """None means this process."""
+    """Yield the executor of an engine such as ``local:4`` or ``dask:tcp://...``; None means this process."""
     kind, _, argument = (checked_engine(engine) or "local").partition(":")
     if kind == "dask":
         with _environment_kept(), _dask(argument) as executor:
@@ -74,19 +74,20 @@ def _executor(engine: str | None, tasks: int, rows: int) -> Iterator[Executor | 
         yield None
         return
     spawned = multiprocessing.get_context("spawn")
-    # Arrow would start a thread per core in each of them
+    # without the limit, Arrow would start a thread per core in each process
     with ProcessPoolExecutor(workers, spawned, initializer=pa.set_cpu_count, initargs=(1,)) as pool:
         yield pool
 
 
 @contextlib.contextmanager
 def _dask(address: str) -> Iterator[Executor]:
+    """Yield the executor of a Dask cluster; raises UsageError if Dask is missing or no scheduler answers."""
     try:
         from distributed import Client
     except ImportError:
         raise UsageError("--engine dask needs Dask; install it with: pip install 'precdoctor[dask]'") from None
     try:
-        # tcp://host:port, or a cluster of this machine that ends with the command (its usual port may be taken)
+        # tcp://host:port; without an address a local cluster that ends with the command (any free dashboard port)
         own = {} if address else {"dashboard_address": "127.0.0.1:0"}
         client = Client(address or None, set_as_default=False, **own)
     except (OSError, ValueError) as error:
@@ -97,7 +98,7 @@ def _dask(address: str) -> Iterator[Executor]:
 
 @contextlib.contextmanager
 def _environment_kept() -> Iterator[None]:
-    """What starts workers of this machine for Dask sets variables for them, one thread each, in this process."""
+    """Restore the environment variables at exit: Dask sets some (one thread per worker) in this process for its own."""
     before = dict(os.environ)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Frames of measured rows: the tensor, process and step that a row is about, its histogram, and its partner."""
+"""Operations on frames of measured rows: grouping by tensor, process and step; histograms; pairs of kinds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Columns that identify a weight, and those of a step of a process.
+#: Columns that identify a weight; columns that identify a step of a process.
 PARAMETER = ("root", "module", "name")
 AT = ("rank", "attempt", "step")
 
 
 def magnitudes(frame: pd.DataFrame) -> Floats:
-    """The column ``amax``, shape ``(rows,)``; NaN for nulls, negative and non-finite values."""
+    """Return the column ``amax``, shape ``(rows,)``; NaN for nulls, negative and non-finite values."""
     amax = column(frame, "amax")
     return np.where((amax >= 0.0) & (amax < math.inf), amax, math.nan)
 
@@ -37,7 +37,7 @@ def with_exponents(frame: pd.DataFrame) -> Mask:
 
 
 def groups(frame: pd.DataFrame, by: Sequence[str]) -> Ints:
-    """One number per row, the same for rows that agree in the columns ``by``; counted in order of first appearance."""
+    """Return a group number per row, equal for rows that agree in the columns ``by``; numbered by first appearance."""
     code, size = np.zeros(len(frame), np.int64), 1
     for name in by if len(frame) else ():
         values = frame[name].array
@@ -51,25 +51,25 @@ def groups(frame: pd.DataFrame, by: Sequence[str]) -> Ints:
 
 
 def firsts(ids: Ints) -> Ints:
-    """The first row of each group of :func:`groups`."""
+    """Return the first row number of each group of :func:`groups`."""
     return np.unique(ids, return_index=True)[1].astype(np.int64)
 
 
 def lasts(ids: Ints) -> Ints:
-    """The last row of each group of :func:`groups`."""
+    """Return the last row number of each group of :func:`groups`."""
     return ids.size - 1 - firsts(ids[::-1])
 
 
 def rows_of(ids: Ints, order: npt.ArrayLike | None = None) -> list[Ints]:
-    """Per group of :func:`groups` its rows, sorted by ``order`` (a number per row; equal ones stay as they are)."""
+    """Return the row numbers of each group of :func:`groups`, stably sorted by ``order`` (a number per row)."""
     ordered = np.argsort(ids, kind="stable") if order is None else np.lexsort((np.asarray(order), ids))
     return np.split(ordered, np.flatnonzero(np.diff(ids[ordered])) + 1) if ids.size else []
 
 
 def courses(frame: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[Parameter, Process, tuple[Any, ...], Ints]]:
-    """Each weight, the first process with rows of it, ``columns`` of the first row, and the process's rows by step.
+    """Yield per weight: the weight, the first process with a row of it, ``columns`` of its first row, and row numbers.
 
-    Of several rows of one step the last one is taken.
+    The row numbers are those of that process, sorted by step; of several rows of one step only the last.
     """
     ids, process = groups(frame, PARAMETER), frame[["rank", "attempt"]].to_numpy()
     own = np.flatnonzero((process == process[firsts(ids)[ids]]).all(axis=1))
@@ -81,23 +81,23 @@ def courses(frame: pd.DataFrame, columns: Sequence[str]) -> Iterator[tuple[Param
 
 
 def keys(frame: pd.DataFrame) -> list[Key]:
-    """The tensor of each row."""
+    """Return the tensor that each row is about."""
     return list(zip(*(frame[c].tolist() for c in IDENTITY), strict=True))
 
 
 def parameters(frame: pd.DataFrame) -> list[Parameter]:
-    """The weight of each row."""
+    """Return the weight that each row is about."""
     return list(zip(*(frame[c].tolist() for c in PARAMETER), strict=True))
 
 
 def at(frame: pd.DataFrame) -> list[tuple[Process, int]]:
-    """Process and step of each row."""
+    """Return process and step of each row."""
     columns = (frame[c].tolist() for c in AT)
     return [(Process(rank, attempt), step) for rank, attempt, step in zip(*columns, strict=True)]
 
 
 def step_values(frame: pd.DataFrame, values: Mapping[tuple[Process, int], float]) -> Floats:
-    """The value of each row's process and step; NaN where there is none."""
+    """Look up the value of each row's process and step, shape ``(rows,)``; NaN if ``values`` has none."""
     ids = groups(frame, AT)
     known = np.array([values.get(key, np.nan) for key in at(frame.iloc[firsts(ids)])], dtype=np.float64)
     found: Floats = known[ids]
@@ -105,20 +105,23 @@ def step_values(frame: pd.DataFrame, values: Mapping[tuple[Process, int], float]
 
 
 def on_steps(frame: pd.DataFrame, steps: set[tuple[Process, int]]) -> Mask:
-    """Whether each row is of one of these steps."""
+    """Mask of the rows of these steps, shape ``(rows,)``."""
     mask: Mask = step_values(frame, dict.fromkeys(steps, 1.0)) == 1.0
     return mask
 
 
 def finite(frame: pd.DataFrame) -> Mask:
-    """Whether each row's tensor has no NaN and no infinity; of the columns ``nan``, ``pos_inf`` and ``neg_inf``."""
+    """Mask of the rows without NaN and infinities, shape ``(rows,)``; reads ``nan``, ``pos_inf`` and ``neg_inf``."""
     nan, positive, negative = (column(frame, c) == 0.0 for c in ("nan", "pos_inf", "neg_inf"))
     mask: Mask = nan & positive & negative
     return mask
 
 
 def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
-    """The histograms of all rows; ``prefix`` is ``exp`` or ``rel``.
+    """Return the histograms of all rows in the columns ``{prefix}_lo`` and ``{prefix}_hist``.
+
+    ``exp``: exponents of elements; ``rel``: exponents of an update relative to those of its weight; ``block16_amax``
+    and the like: amax of blocks.
 
     Raises:
         CorruptRunError: bins outside the exponent range, or counts below zero.
@@ -138,7 +141,7 @@ def histograms(frame: pd.DataFrame, prefix: str = "exp") -> Histograms:
 
 
 def by_kind(frame: pd.DataFrame, values: Floats, kinds: Sequence[str]) -> tuple[pd.DataFrame, list[Floats]]:
-    """One row per weight and step, and per kind its value there: NaN without a row, the last one of several.
+    """Return one row per weight, process and step, and for each kind its value: NaN without a row, the last of several.
 
     Args:
         values: one per row of ``frame``.
@@ -149,14 +152,17 @@ def by_kind(frame: pd.DataFrame, values: Floats, kinds: Sequence[str]) -> tuple[
 
 
 def pairs(frame: pd.DataFrame, first: str, second: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows of the two kinds about one weight at one step, row by row; where a step has several, the last one."""
+    """Return two frames of equal length: row i of both is about the same weight, process and step.
+
+    Weights and steps that lack a row of one kind are left out; of several rows, the last counts.
+    """
     rows = _places(frame, groups(frame, (*PARAMETER, *AT)), (first, second))
     both = rows[:, (rows >= 0).all(axis=0)]
     return frame.iloc[both[0]], frame.iloc[both[1]]
 
 
 def _places(frame: pd.DataFrame, ids: Ints, kinds: Sequence[str]) -> Ints:
-    """Per kind and group the last row, -1 without one; shape ``(kinds, groups)``."""
+    """Return the last row number of each kind and group, shape ``(kinds, groups)``; -1 if there is none."""
     kind = np.asarray(frame["kind"].array)
     rows = np.full((len(kinds), int(ids.max(initial=-1)) + 1), -1)
     for own, name in zip(rows, kinds, strict=True):
@@ -166,20 +172,20 @@ def _places(frame: pd.DataFrame, ids: Ints, kinds: Sequence[str]) -> Ints:
 
 
 def sums(ids: Ints, values: npt.ArrayLike) -> Floats:
-    """The sum of each group of :func:`groups`, added in the order of the rows."""
+    """Return the sum over each group of :func:`groups`, added in the order of the rows."""
     added: Floats = np.bincount(ids, np.asarray(values, np.float64)).astype(np.float64)
     return added
 
 
 def largest(ids: Ints, values: npt.ArrayLike) -> Floats:
-    """The largest value of each group of :func:`groups`; NaN where it has none."""
+    """Return the largest value of each group of :func:`groups`; NaN if all its values are NaN."""
     found = np.full(int(ids.max(initial=-1)) + 1, np.nan)
     np.fmax.at(found, ids, np.asarray(values, np.float64))
     return found
 
 
 def worst_rows(ids: Ints, values: npt.ArrayLike) -> Ints:
-    """The row with the largest value of each group of :func:`groups`, the first of equals; NaN is smaller than all."""
+    """Return the row number of the largest value in each group of :func:`groups`, the first of equals; NaN is least."""
     known = np.nan_to_num(np.asarray(values, np.float64), nan=-np.inf)
     order = np.lexsort((-np.arange(known.size), known, ids))
     rows: Ints = order[np.flatnonzero(np.diff(ids[order], append=-1))]

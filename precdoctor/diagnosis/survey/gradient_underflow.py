@@ -1,6 +1,6 @@
-"""Underflow of gradients: per gradient the elements rounded to zero, the subnormals, and the bits that are left.
+"""Underflow of gradients: for each gradient the flushed share, the subnormal share, and the significant bits left.
 
-:mod:`precdoctor.diagnosis.advice.larger_loss_scale` prescribes the loss scale that mends it.
+:mod:`precdoctor.diagnosis.advice.larger_loss_scale` prescribes the loss scale that lifts them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from precdoctor.numerics.tail import Tail, flushed_tail, flushed_tails, magnitud
 
 #: Dtypes of the examined gradients; FP32 weight gradients are also examined where FP16 autocast computed them.
 _HALF = ("float16", "bfloat16")
-#: By whether it is FP16.
+#: The format of a gradient by its column ``fp16``.
 _FORMATS = {True: FP16, False: BF16}
-#: In smallest subnormals, chosen empirically: zeros behind a gradient whose largest element is no more were flushed.
+#: If a gradient's amax is at most this many smallest subnormals, a following gradient of zeros was flushed. Empirical.
 _FAINT = 64.0
-#: In smallest subnormals: a tensor with no element this small has no tail below the flush limit, half of one.
+#: If a tensor's smallest element is more than this many smallest subnormals, no part of it is below the flush limit.
 _NEAR = 4.0
 _COLUMNS = ("phase", "dtype", "order", "amax", "amin_nonzero", "exp_lo", "exp_hist")
 
@@ -80,16 +80,16 @@ class GradientSeries:
     """One gradient over the examined steps; shares and bits are medians over them.
 
     Attributes:
-        fmt: format in which it was computed.
-        steps: number of rows.
-        share: flushed among the intended non-zero elements.
+        fmt: format in which the gradient was computed.
+        steps: number of rows: one per step and process.
+        share: flushed share of the elements that would be non-zero without rounding ("intended").
         lost_share: share of the sum of magnitudes that was flushed.
-        subnormal_share: subnormals among the non-zero elements.
-        faint_share: share of the sum of magnitudes that is subnormal.
-        structural: zeros that the rounding did not make, among all elements.
-        bits: mean significant bits of the intended non-zero elements; None outside FP16.
+        subnormal_share: share of subnormals among the non-zero elements.
+        faint_share: share of the sum of magnitudes that subnormals make up.
+        structural: share of all elements that are zero for another reason than rounding.
+        bits: mean significant bits of the intended elements; None outside FP16.
         worst: process and step with the largest flushed share.
-        dead: the gradient is zero throughout there.
+        dead: whether the gradient is zero throughout on the ``worst`` step.
     """
 
     fmt: Format
@@ -105,7 +105,7 @@ class GradientSeries:
 
     @property
     def mean_bits(self) -> float:
-        """``bits``; 0 outside FP16."""
+        """Same as ``bits``, but 0 outside FP16."""
         return self.bits or 0.0
 
 
@@ -115,12 +115,12 @@ class GradientSurvey:
 
     tensors: dict[Key, GradientSeries] = field(default_factory=dict)
     steps: set[int] = field(default_factory=set)
-    #: Smallest headroom of any half-precision gradient that was finite, in binades.
+    #: Smallest headroom of any finite FP16 or BF16 gradient, in binades; infinity without one.
     headroom: float = math.inf
 
 
 def examined_steps(view: RunView, limit: int) -> list[int]:
-    """At most ``limit`` sampled healthy steps, evenly spread; skipped steps are left out."""
+    """Return at most ``limit`` sampled healthy steps, evenly spread; skipped steps are left out."""
     healthy = sorted(
         {
             facts.step
@@ -136,10 +136,13 @@ def examined_steps(view: RunView, limit: int) -> list[int]:
 
 
 def survey(view: RunView, *, max_steps: float, dying_share: float, kind: str = "grad_output") -> GradientSurvey:
-    """The gradients of one kind over at most ``max_steps`` healthy steps; computed once per view.
+    """Measure the gradients of one kind over at most ``max_steps`` healthy steps; computed once per view.
 
     Args:
-        dying_share: flushed share beyond which underflow is to blame for a following gradient of zeros.
+        view: the run.
+        max_steps: most steps to examine.
+        dying_share: flushed share of a gradient from which the next one in the backward pass, if all zero, counts as
+            flushed.
         kind: ``grad_output`` or ``weight_grad``.
     """
     name = f"underflow:{kind}:{max_steps:g}:{dying_share:g}"
@@ -152,12 +155,12 @@ def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> Gra
     where = [("dtype", "in", dtypes)]
     rows = view.measured(("alive", "non_finite"), (kind,), columns=_COLUMNS, steps=steps, where=where)
     rows = rows[(rows["non_finite"] == 0) & (rows["numel"] > 0) & (rows["phase"] != "recompute")]
-    fp16 = (rows["dtype"] == FP16.dtype) | _widened(view, rows)
+    fp16 = (rows["dtype"] == FP16.dtype) | _is_widened(view, rows)
     rows = rows.assign(fp16=fp16)[fp16 | (rows["dtype"] != "float32")]
     rows = rows.iloc[np.lexsort((column(rows, "order"), *(rows[c] for c in ("step", "attempt", "rank"))))]
     if rows.empty:
         return GradientSurvey()
-    rounded = pd.concat([_rounded(rows[rows["fp16"] == is_fp16], fmt) for is_fp16, fmt in _FORMATS.items()])
+    rounded = pd.concat([_with_rounding_loss(rows[rows["fp16"] == is_fp16], fmt) for is_fp16, fmt in _FORMATS.items()])
     rows = rounded.loc[rows.index]
     rows = rows.assign(**_shares(rows, dying_share, kind))
     largest = {fmt: float(rows.loc[rows["fp16"] == is_fp16, "amax"].max()) for is_fp16, fmt in _FORMATS.items()}
@@ -165,8 +168,8 @@ def _survey(view: RunView, max_steps: int, dying_share: float, kind: str) -> Gra
     return GradientSurvey(_series(rows), set(rows["step"].unique().tolist()), headroom)
 
 
-def _widened(view: RunView, rows: pd.DataFrame) -> Mask:
-    """The rows of FP32 gradients that FP16 autocast computed, see :func:`computed_in`."""
+def _is_widened(view: RunView, rows: pd.DataFrame) -> Mask:
+    """Mask of the rows of FP32 gradients that FP16 autocast computed; see :func:`computed_in`."""
     under = {
         (process, s.step) for process, steps in view.timeline.items() for s in steps if s.autocast_dtype == FP16.dtype
     }
@@ -175,8 +178,12 @@ def _widened(view: RunView, rows: pd.DataFrame) -> Mask:
     return wide & on_steps(rows, under) if under else np.zeros_like(wide)
 
 
-def _rounded(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
-    """What rounding to ``fmt`` did to each of these rows: elements, sums of magnitudes, bits of an intended element."""
+def _with_rounding_loss(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
+    """Add columns that measure the loss by rounding to ``fmt``.
+
+    Number of elements: ``flushed``, ``subnormal``. Sum of magnitudes: ``lost`` (flushed), ``kept`` (not flushed),
+    ``faint`` (subnormal). Mean bits of an intended element: ``bits``. ``faded``: whether amax is near the subnormals.
+    """
     found = histograms(rows)
     near = column(rows, "amin_nonzero") <= _NEAR * fmt.min_subnormal
     tails = flushed_tails(found, np.where(near, rows["zero"], 0), fmt)
@@ -195,9 +202,10 @@ def _rounded(rows: pd.DataFrame, fmt: Format) -> pd.DataFrame:
 
 
 def _shares(rows: pd.DataFrame, dying_share: float, kind: str) -> dict[str, Floats]:
-    """The shares of :class:`GradientSeries`, per row in execution order.
+    """Return the shares of :class:`GradientSeries` for each row; the rows are in execution order.
 
-    An output gradient that is zero throughout counts as flushed if the one before it was dying.
+    An output gradient of zeros counts as flushed if at least ``dying_share`` of the one before it was, or if that one
+    was faded.
     """
     flushed, alive = column(rows, "flushed"), column(rows, "alive")
     own = share(flushed, flushed + alive)
@@ -237,7 +245,9 @@ def _one_series(
 
 
 def computed_in(view: RunView, row: TensorRow) -> Format | None:
-    """The format a gradient was rounded to last: its own, or FP16 where autocast widened it afterwards.
+    """Return the format in which a gradient was computed: its own, or FP16 if FP16 autocast widened it later.
+
+    None for other FP32 gradients and for dtypes that are no floating-point format.
 
     Under FP16 autocast the gradient of an FP32 weight is computed in FP16 and then widened without rounding. All of
     its elements are then multiples of 2^-24; a smaller element proves that FP32 made it.
@@ -251,23 +261,26 @@ def computed_in(view: RunView, row: TensorRow) -> Format | None:
 
 
 def tail_of(row: TensorRow, fmt: Format) -> Tail:
-    """The elements below the flush limit, extrapolated; skipped for the usual tensor, which has none near it."""
+    """Estimate the elements below the flush limit of ``fmt``; only for tensors with elements near it, to save work."""
     near = row.amin_nonzero is not None and row.amin_nonzero <= _NEAR * fmt.min_subnormal
     return flushed_tail(row.histogram, row.zero if near else 0, fmt)
 
 
 def lost_channels(view: RunView, key: Key, gradient: GradientSeries) -> float:
-    """Lower bound of the share of the module's weight gradient that the rounding made zero; 0 if unknown."""
+    """Return a lower bound of the share of the module's weight gradient that rounding made zero; 0 if unknown."""
     if gradient.share == 0.0:
         return 0.0
     return lost_to(view, (key[0], key[1]), gradient.share, gradient.structural)
 
 
 def is_harmed(view: RunView, key: Key, gradient: GradientSeries, limits: tuple[float, float]) -> bool:
-    """Whether more is flushed than a tail that makes no difference to the layer's weight gradient.
+    """Return whether flushing does harm: it takes much of the magnitude, or leaves zeros in the weight gradient.
 
     Args:
-        limits: of the flushed share, and of the flushed share of the magnitude.
+        view: the run.
+        key: the gradient.
+        gradient: its measures.
+        limits: least flushed share, and least flushed share of the magnitude.
     """
     if gradient.share < limits[0]:
         return False
@@ -275,11 +288,14 @@ def is_harmed(view: RunView, key: Key, gradient: GradientSeries, limits: tuple[f
 
 
 def is_faint(view: RunView, key: Key, gradient: GradientSeries, faint: float, enough_bits: float) -> bool:
-    """Whether subnormals of an output gradient matter: by their magnitude, or by the bits a weight gradient lost.
+    """Return whether subnormals of an output gradient do harm: by their magnitude, or by the weight gradient's bits.
 
     Args:
-        faint: least subnormal share of the sum of magnitudes.
-        enough_bits: mean significant bits of the module's weight gradient, below which they matter in any case.
+        view: the run.
+        key: the output gradient.
+        gradient: its measures.
+        faint: subnormal share of the sum of magnitudes from which they do.
+        enough_bits: mean significant bits of the module's weight gradient below which they do in any case.
     """
     if gradient.faint_share >= faint:
         return True

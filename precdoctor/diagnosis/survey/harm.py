@@ -1,13 +1,13 @@
 """Harm to a tensor that was rounded to a narrow format: the information lost on its bulk, and the proof of it.
 
-The unit is the significant bit. Every intended non-zero element counts once, however large: it keeps all bits of the
-format in the normal range, one less per binade below, and none if it was flushed. Zeros from before the rounding do not
-count. A sum of squares or magnitudes would measure a few outliers only.
+The unit is the significant bit. Every element that is not zero before the rounding counts once, however large: it keeps
+all bits of the format in the normal range, one less per binade below, and none if it is flushed. A sum of squares or
+magnitudes would measure only a few outliers.
 
-The loss of scattered small elements does no harm: a sum over the batch still reaches every channel. The weight gradient
-of the layer shows it. Its rows belong to output channels and its columns to input channels. A channel that is flushed
-on every sample leaves zeros there, scattered losses leave none. If a rule stays silent because the lost magnitude is
-small, this is the proof.
+The loss of scattered small elements does no harm: a sum over the batch still reaches every channel. The layer's weight
+gradient proves it. Its rows belong to output channels and its columns to input channels: a channel that is flushed on
+every sample leaves zeros there, scattered losses leave none. So a rule that stays silent because the lost magnitude is
+small has proof.
 
 Source: bits by IEEE 754-2019, section 3.3 (gradual underflow); channels by dL/dW = g^T x.
 """
@@ -35,18 +35,18 @@ Module = tuple[str, str]
 _KINDS = ("weight_grad", "grad_output", "input", "fp8_operand")
 #: Factor by which a share of zeros may exceed the flushed share that explains it: both are medians over steps.
 _SLACK = 1.1
-#: Modules of plain sums of products: their input counts as free of zeros if it was not recorded.
+#: Classes of modules whose input is assumed to have no zeros if it was not recorded.
 _PLAIN = re.compile(r"(?:Lazy)?(?:Linear|Conv[123]d)$")
 
 
 def mean_bits(histogram: ExponentHistogram, fmt: Format) -> float:
-    """Significant bits that ``fmt`` keeps on average of elements that are not zero; 0 without any."""
+    """Return the mean number of significant bits that ``fmt`` keeps of the non-zero elements; 0 without any."""
     kept = kept_bits(histogram.lo + np.arange(histogram.counts.size), fmt)
     return float((histogram.counts * kept).sum()) / (float(histogram.counts.sum()) or 1.0)
 
 
 def kept_bits(bins: Ints, fmt: Format) -> Floats:
-    """Significant bits that ``fmt`` keeps of a magnitude in each of these bins."""
+    """Return the number of significant bits that ``fmt`` keeps of a magnitude in each of these bins."""
     lowest, least = round(math.log2(fmt.min_normal)), round(math.log2(fmt.flush_limit))
     full = fmt.mantissa_bits + 1.0
     return np.where(bins < least, 0.0, np.clip(full - (lowest - bins), 1.0, full))
@@ -57,10 +57,10 @@ class ChannelZeros:
     """Exact zeros around one module with a weight matrix, as shares of the elements, medians over the steps.
 
     Attributes:
-        weight: of the weight gradient.
-        given: of the module's input or of its output gradient, the larger one.
-        came: of its output gradient.
-        steps: number of recorded steps if the weight gradient was zero throughout on all of them, else 0.
+        weight: share of zeros in the weight gradient.
+        given: share of zeros in the module's input or in its output gradient, the larger one.
+        came: share of zeros in its output gradient.
+        steps: number of recorded weight gradients if all of them were zero throughout, else 0.
     """
 
     weight: float
@@ -70,7 +70,7 @@ class ChannelZeros:
 
 
 def lost_to(view: RunView, place: Module, flushed: float, already: float | None = None) -> float:
-    """Lower bound of the share of a module's weight gradient that is zero because channels were flushed.
+    """Return a lower bound of the share of a module's weight gradient that is zero because channels were flushed.
 
     0 if unknown.
 
@@ -78,8 +78,8 @@ def lost_to(view: RunView, place: Module, flushed: float, already: float | None 
         view: the run.
         place: root and module.
         flushed: share of the module's input or output gradient that was rounded to zero. A channel is lost only with
-            all of its elements, so more zeros than that have another reason.
-        already: share of zeros in the layer's operands that the rounding did not make; default: as recorded.
+            all of its elements, so a larger share of zeros has another reason.
+        already: share of zeros in the layer's operands that the rounding did not make; by default the recorded zeros.
     """
     zeros = channel_zeros(view).get(place)
     if zeros is None:
@@ -89,19 +89,20 @@ def lost_to(view: RunView, place: Module, flushed: float, already: float | None 
 
 
 def channel_zeros(view: RunView) -> Mapping[Module, ChannelZeros]:
-    """The zeros around each module with a weight matrix and floating-point inputs; one pass, remembered by the view.
+    """Return the zeros around each module with a weight matrix and floating-point inputs; computed once per view.
 
-    Modules without any output gradient are left out, and so are lookups, because most rows of an embedding are unused.
+    Modules whose output gradient is missing or always zero are left out, and embeddings: most of their rows are unused.
     """
     return view.remember("channel-zeros", lambda: _channel_zeros(view))
 
 
 def _channel_zeros(view: RunView) -> dict[Module, ChannelZeros]:
+    """Return :func:`channel_zeros` from the rows of the watched steps."""
     measures, columns = ("zero_share", "dimensions"), ("module_class", "dtype", "phase")
     rows = view.measured(measures, _KINDS, columns=columns, steps=watched_steps(view))
     flat = (rows["kind"] == "weight_grad") & ~(rows["dimensions"] >= 2)
     floating = ~np.isnan(format_values(rows, "max"))
-    operand = rows["kind"] == "fp8_operand"  # as it lies before the cast
+    operand = rows["kind"] == "fp8_operand"  # its counts are from before the cast
     others = operand & ~rows["name"].str.startswith("input")
     rows = rows[~flat & ~others & floating & (rows["numel"] > 0) & (rows["phase"] != "recompute")]
     ids = groups(rows, ("root", "module"))
@@ -127,7 +128,7 @@ def _places(rows: pd.DataFrame) -> list[tuple[str, str, str]]:
 
 
 def input_zeros(view: RunView) -> Mapping[Module, Mapping[int, tuple[int, int]]]:
-    """Elements and exact zeros of the recorded input, per module of :func:`channel_zeros` and step."""
+    """Return the number of elements and of exact zeros in the input, per module of :func:`channel_zeros` and step."""
     return view.remember("input-zeros", lambda: _input_zeros(view))
 
 

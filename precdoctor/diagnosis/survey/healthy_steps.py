@@ -1,4 +1,4 @@
-"""Which steps count as healthy, and the range of each tensor on the healthy steps nearest to a step."""
+"""Which steps are healthy, and the range of each tensor on the healthy steps nearest to a given step."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from precdoctor.diagnosis.survey.rows import BACKWARD_KINDS, FORWARD_KINDS, Key,
 from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import BAD_COUNTS, Process, RunView
 
-#: Healthy steps an incident is compared with: enough to see a mask that only some batches have.
+#: Number of healthy steps that an incident is compared with: enough to see a mask that only some batches have.
 REFERENCE_STEPS = 8
 
 
 def is_well(view: RunView, process: Process, facts: StepFacts) -> bool:
-    """Whether the loss is finite, and masks stored as parameters are the only non-finite tensors of the step."""
+    """Return whether a step is healthy: no non-finite loss, and no non-finite tensor except weights that hold masks."""
     masks = view.remember("weight-masks", lambda: _weight_masks(view))
     return not facts.loss_is_bad and facts.non_finite <= masks[process, facts.step]
 
 
 def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
-    """Per process and step the number of weights that hold ``-inf`` and no other non-finite value."""
+    """Count, per process and step, the weights that hold ``-inf`` and no other non-finite value."""
     masks: Counter[tuple[Process, int]] = Counter()
     for r in view.bad:
         if r["kind"] == "weight":
@@ -33,9 +33,12 @@ def _weight_masks(view: RunView) -> Counter[tuple[Process, int]]:
 
 
 def reference_of(view: RunView, process: Process, step: int, exclude: frozenset[int]) -> Reference:
-    """Each tensor on the healthy steps nearest before ``step``; after it, if there are none before.
+    """Return the sightings of each tensor on the nearest healthy steps before ``step``, or after it if none is before.
 
-    A step that the loss scaler skipped counts only if there is no other: its forward pass may have been non-finite.
+    Without any healthy step, skipped steps with a finite loss are taken.
+
+    Args:
+        exclude: steps that are no reference, such as those of other incidents.
     """
     sampled = [f for f in view.timeline.get(process, ()) if f.sampled and f.complete and f.step not in exclude]
     healthy = [f.step for f in sampled if is_well(view, process, f)]

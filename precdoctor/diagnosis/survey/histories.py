@@ -18,23 +18,24 @@ from precdoctor.diagnosis.survey.step_facts import StepFacts
 from precdoctor.diagnosis.survey.view import IDENTITY, Process, RunView
 from precdoctor.numerics.formats import Format, format_of_dtype
 
-#: Most steps of a history: of the newest, and spread over the rest. They bound the work.
+#: Most steps of a history: this many of the newest, and as many spread over the rest. Bounds the work.
 _NEWEST, _SPREAD = 128, 256
-#: Steps before one, which say what is usual there.
+#: Number of steps before a step that give the usual norm and learning rate.
 _USUAL = 32
-#: Points of a history in the evidence; a plot needs no more.
+#: Most points of a history in the evidence; a plot needs no more.
 _SHOWN = 64
 _COLUMNS = ("module_class", "phase", "dtype", "numel", "order", "nan", "pos_inf", "at_max", "amax")
 
 
 @dataclass
 class History:
-    """One tensor over the healthy steps where it was finite and not zero.
+    """The amax of one tensor over the healthy steps on which it was finite and not zero.
 
     Attributes:
-        amax: largest magnitude by step, over all ranks.
-        at_max: on some step an element equals the dtype's maximum, as masks and clamps make it.
-        numel, order: elements, and place in the execution order, on the last step.
+        amax: the largest over all ranks, by step.
+        at_max: whether on any step an element equals the dtype's maximum, which masks and clamps cause.
+        numel: number of elements on the last step.
+        order: execution order on the last step; -1 if unknown.
     """
 
     dtype: str
@@ -45,23 +46,23 @@ class History:
     order: int = -1
 
     def points(self) -> list[tuple[int, float]]:
-        """``(step, amax)`` by step."""
+        """Return ``(step, amax)``, sorted by step."""
         return sorted(self.amax.items())
 
     @property
     def fmt(self) -> Format:
-        """Its format."""
+        """The floating-point format of the tensor's dtype."""
         return format_of_dtype(self.dtype)
 
     def as_evidence(self) -> list[dict[str, Any]]:
-        """The fixed-shape ``history`` entry of a finding's evidence, of some points including the last."""
+        """Return the ``history`` entry of a finding's evidence: at most :data:`_SHOWN` points, always with the last."""
         points = self.points()
         kept = points[:: -max(1, math.ceil(len(points) / _SHOWN))][::-1]
         return [{"step": s, "amax": a, "headroom_binades": self.fmt.headroom(a)} for s, a in kept]
 
 
 def forward_histories(view: RunView) -> Mapping[Key, History]:
-    """The history of every module input and output in training, in a floating-point format of at least 16 bits."""
+    """Return the history of every module input and output in a floating-point format of at least 16 bits."""
     return view.remember("forward-histories", lambda: _forward_histories(view))
 
 
@@ -86,7 +87,7 @@ def _forward_histories(view: RunView) -> dict[Key, History]:
 
 
 def watched_steps(view: RunView) -> list[int]:
-    """Sampled healthy steps: all of the newest, the older ones thinned."""
+    """Return sampled healthy steps: all of the newest :data:`_NEWEST`, at most :data:`_SPREAD` of the older ones."""
     well = sorted(
         {
             facts.step
@@ -100,7 +101,10 @@ def watched_steps(view: RunView) -> list[int]:
 
 
 def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFacts]]:
-    """The complete steps of each optimizer in order: losses and norms of a GAN's two optimizers are not comparable."""
+    """Return the complete steps of each optimizer in order.
+
+    Losses and norms of different optimizers, such as the two of a GAN, cannot be compared.
+    """
     found: dict[tuple[Process, str], list[StepFacts]] = {}
     for process, steps in view.timeline.items():
         for facts in steps:
@@ -110,10 +114,10 @@ def by_optimizer(view: RunView) -> Mapping[tuple[Process, str], Sequence[StepFac
 
 
 def after_an_ordinary_update(steps: Sequence[StepFacts], i: int) -> bool:
-    """Whether the update before step ``i`` was of the usual size, at the usual rate.
+    """Return whether the update before ``steps[i]`` was at most twice the usual gradient norm and learning rate.
 
-    Such an update cannot have damaged the weights: a loss that jumps right after it comes from the batch, or from an
-    objective that changed there (a term switched on, another stage). False if too few norms are known.
+    Such an update cannot have damaged the weights: a loss that jumps right after it comes from the batch, or from a
+    change of the objective (a new term, another stage). False if too few norms are known.
     """
     before = steps[max(0, i - _USUAL) : i]
     norms = [s.grad_norm for s in before if s.grad_norm is not None]
@@ -124,7 +128,7 @@ def after_an_ordinary_update(steps: Sequence[StepFacts], i: int) -> bool:
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Median and robust standard deviation (1.4826 times the median absolute deviation)."""
+    """Return median and robust standard deviation (1.4826 times the median absolute deviation)."""
     known = list(values)
     middle = median(known)
     return middle, 1.4826 * median(abs(v - middle) for v in known)

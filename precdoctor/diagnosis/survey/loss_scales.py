@@ -1,4 +1,4 @@
-"""The course of loss scales over a run."""
+"""The loss scale over the steps of a run, per process and scaler, and which skipped steps are probes of a scaler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STOCK_INTERVAL = 2000
 
 
 def scaled_steps(view: RunView) -> list[tuple[Process, Sequence[StepFacts]]]:
-    """Per process and scaler the complete steps under a loss scale; processes without any are left out.
+    """Return the complete steps under a loss scale for each process and scaler; processes without any are left out.
 
     Step attempts of several optimizers that share a scaler count as one step, because a bad batch is one backoff. With
     several scalers, as in GANs, each optimizer is assumed to have its own: the log does not record the assignment.
@@ -30,15 +30,15 @@ def _by_scaler(view: RunView, process: Process) -> Iterable[list[StepFacts]]:
 
 
 def has_several_scalers(view: RunView, process: Process) -> bool:
-    """Whether a process used more than one scaler."""
+    """Return whether a process used more than one enabled scaler."""
     return sum(s.get("enabled", True) is not False for s in view.facts(process).get("scalers") or ()) > 1
 
 
 def joined_updates(steps: Iterable[StepFacts]) -> Sequence[StepFacts]:
-    """Merges step attempts without a ``scaler.update()`` in between into one, the skipped one if there is any.
+    """Merge step attempts without a ``scaler.update()`` between them into one: a skipped one if there is any.
 
-    As in :mod:`~precdoctor.diagnosis.offline.replay.updates`, such attempts have different optimizers and the same
-    state of the scaler.
+    Such attempts have different optimizers and the same scaler state; see also
+    :mod:`~precdoctor.diagnosis.offline.replay.updates`.
     """
     joined: list[StepFacts] = []
     optimizers: set[str] = set()
@@ -55,29 +55,29 @@ def joined_updates(steps: Iterable[StepFacts]) -> Sequence[StepFacts]:
 
 
 def _same_state(a: StepFacts, b: StepFacts) -> bool:
-    """Whether a scaler object was in the same state at both steps."""
+    """Return whether scale and growth tracker were equal at both steps; False without a growth tracker."""
     known = b.growth_tracker is not None
     return known and (a.loss_scale, a.growth_tracker) == (b.loss_scale, b.growth_tracker)
 
 
 def after_calibration(steps: Sequence[StepFacts]) -> Sequence[StepFacts]:
-    """The steps from the first one that was not skipped: until then a fresh scaler finds its level."""
+    """Drop the skipped steps at the start, on which a fresh scaler searches its level."""
     return steps[next((i for i, s in enumerate(steps) if not s.skipped), len(steps)) :]
 
 
 def growth_interval(view: RunView, process: Process) -> float | None:
-    """The shortest growth interval among the process's scalers; None without a recorded scaler."""
+    """Return the shortest growth interval among the process's scalers, in steps; None without a recorded scaler."""
     given = [number(s.get("growth_interval")) for s in view.facts(process).get("scalers") or ()]
     return min((i for i in given if i), default=None)
 
 
 def is_dynamic(steps: Sequence[StepFacts]) -> bool:
-    """Whether the scale came from a scaler object, not from a constant written by hand."""
+    """Return whether a scaler object set the scale, rather than a constant in the script."""
     return any(s.growth_tracker is not None for s in steps)
 
 
 def probes(steps: Sequence[StepFacts]) -> list[StepFacts]:
-    """The skipped steps at a scale that the scaler had just grown to from a clean level."""
+    """Return the probes: skipped steps at a scale above the smallest one that was clean since the skip before."""
     found, clean = [], math.inf
     for facts in steps:
         scale = facts.loss_scale or 0.0

@@ -1,6 +1,6 @@
-"""The measures that rules take of recorded rows: vectorised functions of a frame, one number per row.
+"""The measures of recorded rows that rules ask for: vectorised functions of a frame, one number per row.
 
-A measure is NaN where the row does not have what it needs. The site's page ``large-runs`` lists all, from this table.
+A measure is NaN for rows that lack its columns' values. The documentation page ``large-runs`` is made from this table.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Measure:
-    """One number per recorded row.
+    """A function that computes one number per recorded row.
 
     Attributes:
-        name: the column it becomes.
+        name: of the measure and of its column in a frame.
         unit: of the number.
-        definition: in one line.
-        columns: of the ``tensors`` table that it reads.
-        of: the function, of a frame with these columns to an array of shape ``(rows,)``.
+        definition: one line for the documentation.
+        columns: columns of the ``tensors`` table that the function reads.
+        of: the function, from a frame with these columns to an array of shape ``(rows,)``.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Measure:
 
 
 def column(frame: pd.DataFrame, name: str) -> Floats:
-    """A column as float64, shape ``(rows,)``; null is NaN."""
+    """Return a column as float64, shape ``(rows,)``; null becomes NaN."""
     return np.asarray(frame[name].array, dtype=np.float64)
 
 
 def lists(frame: pd.DataFrame, name: str) -> tuple[npt.NDArray[np.int64], Floats]:
-    """A column of lists: lengths, shape ``(rows,)``, and all entries, one list after the other; null is empty."""
+    """Flatten a column of lists: lengths, shape ``(rows,)``, and all entries, list after list; a null list is empty."""
     array = pa.array(frame[name])
     return entries(array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array)
 
 
 def entries(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """The same of an Arrow array of lists. Integers stay integers, a missing one in a list is 0."""
+    """Flatten an Arrow array of lists: lengths and all entries; missing integers become 0, missing floats NaN."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     values = pc.list_flatten(array)
     if pa.types.is_integer(values.type):
@@ -60,18 +60,21 @@ def entries(array: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
 
 
 def share(part: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Floats:
-    """``part / whole``; NaN where ``whole`` is 0."""
+    """Return ``part / whole``; NaN where ``whole`` is 0."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.where(whole > 0.0, part / whole, np.nan)
 
 
 def format_values(frame: pd.DataFrame, attribute: str, names: str = "dtype") -> Floats:
-    """An attribute of the floating-point format in a column of names, such as ``max``; NaN for any other dtype."""
+    """Look up an attribute such as ``max`` of each row's floating-point format, named in column ``names``.
+
+    NaN for any other dtype; shape ``(rows,)``.
+    """
     found = frame[names].astype("category")
     known = [known_format(str(name)) for name in found.cat.categories]
     values = np.array([getattr(fmt, attribute) if fmt is not None else np.nan for fmt in known] + [np.nan])
-    taken: Floats = values[found.cat.codes.to_numpy()]
-    return taken
+    by_row: Floats = values[found.cat.codes.to_numpy()]
+    return by_row
 
 
 def _non_finite(frame: pd.DataFrame) -> Floats:
@@ -108,7 +111,7 @@ def _intended(frame: pd.DataFrame) -> Floats:
 
 
 def unscaling(frame: pd.DataFrame) -> Floats:
-    """What takes the scale out of a magnitude by division: ``scale``, or 1 without one."""
+    """Return the divisor that removes the loss scale from a magnitude: ``scale``, or 1 without one."""
     scale = column(frame, "scale")
     return np.where(scale > 0.0, scale, 1.0)
 
@@ -125,7 +128,7 @@ def _multiplier(frame: pd.DataFrame) -> Floats:
 
 
 _BAD = ("nan", "pos_inf", "neg_inf")
-#: By name.
+#: All measures by name.
 MEASURES = {
     m.name: m
     for m in (

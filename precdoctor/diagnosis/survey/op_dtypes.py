@@ -1,4 +1,4 @@
-"""Which op computed in which dtypes, in which module: the coverage that deep scans recorded."""
+"""The dtypes in which each op computed, by module: the ``coverage`` facts of deep scans."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _INDEX = re.compile(r"(?<![^.])\d+(?![^.])")
 
 @dataclass(frozen=True)
 class OpDtypes:
-    """One op in one module, phase and combination of dtypes, over all lines of it.
+    """One op in one module, phase and combination of dtypes; calls on all source lines together.
 
     ``inputs`` and ``outputs`` are the distinct dtypes of its floating-point operands and results, separated by commas.
-    ``calls`` and ``elements`` (of first results) are of one scanned step; ``amax`` is over finite elements.
+    ``calls`` and ``elements`` (of first results) count one scanned step; ``amax`` is over finite elements.
     """
 
     root: str
@@ -38,7 +38,7 @@ class OpDtypes:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The same over modules that differ in their numbers only: ``blocks.*.attn``."""
+    """One op in one phase and combination of dtypes, over all modules; ``modules`` are patterns: ``blocks.*.attn``."""
 
     op: str
     phase: str
@@ -51,7 +51,10 @@ class Pattern:
 
 
 def op_dtypes(view: RunView) -> list[OpDtypes]:
-    """The coverage of every module, as the last scan that differed from the one before saw it; widest use first."""
+    """Return the coverage of every module, most elements first; from the last scan with a coverage fact of it.
+
+    A scan writes one only if the coverage changed.
+    """
     last: dict[tuple[Any, ...], tuple[int, list[OpDtypes]]] = {}
     for event in scan_events(view):
         if event["data"].get("kind") != "coverage":
@@ -59,15 +62,15 @@ def op_dtypes(view: RunView) -> list[OpDtypes]:
         step, root, module = integer(event.get("step")) or 0, text(event.get("root")), text(event.get("module"))
         key = (integer(event.get("rank")), root, module)
         if key not in last or step >= last[key][0]:
-            last[key] = (step, list(_merged(root, module, event["data"].get("ops"))))
+            last[key] = (step, list(_merged_entries(root, module, event["data"].get("ops"))))
     seen: dict[tuple[str, ...], OpDtypes] = {}
     for _, entries in last.values():
-        for e in entries:  # ranks run the same: the first one's counts stand for all
+        for e in entries:  # ranks run the same ops: the counts of one are reported
             seen.setdefault((e.root, e.module, e.op, e.phase, e.inputs, e.outputs), e)
     return sorted(seen.values(), key=lambda e: (-e.elements, e.root, e.module, e.op, e.phase))
 
 
-def _merged(root: str, module: str, ops: Any) -> Iterator[OpDtypes]:
+def _merged_entries(root: str, module: str, ops: Any) -> Iterator[OpDtypes]:
     found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for entry in ops if isinstance(ops, list) else ():
         if isinstance(entry, Mapping):
@@ -81,7 +84,10 @@ def _merged(root: str, module: str, ops: Any) -> Iterator[OpDtypes]:
 
 
 def patterns(entries: Sequence[OpDtypes]) -> list[Pattern]:
-    """The table a person reads: one row per op, phase and dtypes, modules abbreviated; widest use first."""
+    """Merge entries into the table for a reader: one row per op, phase and dtypes.
+
+    Sorted by op and phase, then by elements, most first.
+    """
     found: dict[tuple[str, ...], list[OpDtypes]] = {}
     for e in entries:
         found.setdefault((short_name(e.op), e.phase, e.inputs, e.outputs), []).append(e)

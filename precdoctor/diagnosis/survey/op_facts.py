@@ -1,7 +1,7 @@
-"""The ops of replayed steps, read from the events table as typed values.
+"""The ops of replayed steps, read from the ``events`` table as typed values.
 
 A :class:`Replay` is one incident, op by op: the failing step run again, or the training itself under a live trace. The
-non-finite family decides which of its ops is the culprit, and why.
+non-finite family decides which op is the culprit, and why.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from precdoctor.numerics.formats import Format
 from precdoctor.runlog import open_run
 from precdoctor.runlog.files import AUTOPSY_DIR
 
-#: Bits of ``bad_in`` and ``bad_out``.
+#: Bits of ``bad_in`` and ``bad_out``: the kinds of non-finite values in an operand or result.
 NAN, POS_INF, NEG_INF = 1, 2, 4
-#: Kinds of tensors from before a replay that the data may have brought.
+#: Kinds of tensors that existed before the replay and may come from the data.
 _OF_DATA = ("batch", "data")
 _OPERAND_COUNTS = ("numel", "nan", "pos_inf", "neg_inf", "zero", "negative")
 _OPERAND_NUMBERS = ("min", "max", "amax", "amin_nonzero", "value")
@@ -45,20 +45,20 @@ class Op:
     forward: int | None
     bad_in: tuple[int, ...]
     bad_out: int
-    #: Per operand the indices of the ops that made it, or ``(kind, name)`` of a tensor that existed before the replay.
+    #: For each operand: indices of the ops that made it, or ``(kind, name)`` if it existed before the replay.
     makers: tuple[tuple[int, ...] | tuple[str, str], ...]
     operands: tuple[Operand, ...]
     results: tuple[Operand, ...]
     #: The first non-finite result computed in FP64; the first result if none is non-finite.
     reference: Operand | None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: Of a division: its operands of integers.
+    #: Divisions: the integer operands.
     integers: tuple[Operand, ...] = ()
     #: Optimizer steps: name of the parameter in its module.
     parameter: str = ""
     #: Optimizer steps that made state but not the weight non-finite: name of the state tensor.
     state: str = ""
-    #: Whether the line is one of an installed package, and the last line of the user's that led there if that is known.
+    #: Whether ``source`` is in an installed package; ``caller`` is then the user's last line before it, if known.
     in_library: bool = False
     caller: Source | None = None
 
@@ -69,22 +69,22 @@ class Op:
         return (parts[1] if len(parts) > 1 else parts[0]).rstrip("_")
 
     def operand(self, *arguments: str) -> Operand | None:
-        """The first operand with one of these argument names."""
+        """Return the first operand with one of these argument names; None without one."""
         return next((o for o in self.operands if o.argument in arguments), None)
 
     @property
     def first_operand(self) -> Operand | None:
-        """Its first operand; None if the log has none."""
+        """The first operand; None if the log has none."""
         return self.operands[0] if self.operands else None
 
     @property
     def result_format(self) -> Format | None:
-        """The floating-point format of its first result; None if the log has none."""
+        """The floating-point format of the first result; None if the log has none."""
         return known_format(self.results[0].dtype) if self.results else None
 
     @property
     def divisor(self) -> Operand | None:
-        """What a division divides by; None if the log lacks it."""
+        """The divisor of a division; None if the log lacks it."""
         if self.short == "reciprocal":
             return self.first_operand
         named = next((o for o in (*self.operands, *self.integers) if o.argument in {"other", "tensor2"}), None)
@@ -92,7 +92,7 @@ class Op:
 
     @property
     def finite_in_fp64(self) -> bool | None:
-        """Whether the result is finite in FP64; None if the op was not computed in FP64."""
+        """Whether the op's result is finite in FP64; None if the op was not computed in FP64."""
         return None if self.reference is None else self.reference.bad == 0
 
 
@@ -136,10 +136,7 @@ class BadSetting:
 
 @dataclass(frozen=True)
 class Replay:
-    """One incident, op by op.
-
-    ``origins``, ``path`` and ``ops`` go by the index of the op, in order of execution.
-    """
+    """One incident, op by op. ``origins`` and ``path`` hold keys of ``ops``: indices in execution order."""
 
     outcome: str
     phase: str
@@ -163,26 +160,26 @@ class Replay:
     finite_before: bool | None = None
     #: Root, module and name of the first parameter that an optimizer step made non-finite.
     weight: tuple[str, str, str] | None = None
-    #: Steps in a row that the loss scaler had skipped by then, this one included.
+    #: Number of successive steps that the loss scaler skipped, up to and including this one.
     skips: int = 1
     #: Whether code of an installed package called the top-level module.
     called_by_library: bool = False
-    #: Traced in the training itself, not in a second pass.
+    #: Whether the ops were traced in the training itself, not in a second pass.
     live: bool = False
-    #: The training was traced from before the step's first call of a model on, and no op of torch made the value.
+    #: Whether no torch op made the value, although the trace began before the step's first call of a model.
     made_outside: bool = False
-    #: The origin is user code between the backward pass and the optimizer.
+    #: Whether the origin is user code between the backward pass and the optimizer; only in older logs.
     by_hand: bool = False
     #: Non-finite hyper-parameters of the parameter groups that an optimizer step made non-finite.
     bad_settings: tuple[BadSetting, ...] = ()
-    #: Non-finite tensors that data loaders delivered lately.
+    #: Non-finite tensors in the last batches of the data loaders.
     bad_data: tuple[BadTensor, ...] = ()
-    #: Whether everything that data loaders delivered lately was finite; None if unknown.
+    #: Whether the last batches of the data loaders were finite throughout; None if unknown.
     data_is_finite: bool | None = None
 
 
 def reader_of(replay: Replay, op: Op) -> str:
-    """The top-level module that reads what code outside of modules made; empty if none does, or the log lacks it."""
+    """Return the root that reads the result of ``op``, if ``op`` ran outside modules; else, or if unknown, empty."""
     if not replay.live or op.root or op.phase != "forward":
         return ""
     later = (replay.ops[i] for i in replay.path if i > op.index)
@@ -190,35 +187,36 @@ def reader_of(replay: Replay, op: Op) -> str:
 
 
 def replay_at(view: RunView, process: Process, step: int) -> Replay | None:
-    """The replay of a step of a process; None if there is none."""
+    """Return the replay of a step; None if there is none."""
     return _replays(view).get((process.rank, step))
 
 
 def poisoned_steps(view: RunView, process: Process) -> tuple[int, ...]:
-    """Steps that made a buffer or optimizer state non-finite while loss and gradients were finite, in order."""
+    """Return the steps that made a buffer or optimizer state non-finite while loss and gradients stayed finite."""
     return tuple(sorted(step for (rank, step), r in _replays(view).items() if rank == process.rank and r.target))
 
 
 def traced_steps(view: RunView, process: Process) -> dict[int, str]:
-    """Steps that a live trace found non-finite, each with the kind of tensor that was non-finite first."""
+    """Return the steps that a live trace found non-finite, with the kind of the first non-finite tensor of each."""
     kinds = {"forward": "loss", "backward": "weight_grad", "optimizer": "weight"}
     live = [(at, r) for at, r in sorted(_replays(view).items()) if r.live]
     return {step: kinds.get(r.phase, "loss") for (rank, step), r in live if rank == process.rank}
 
 
 def _replays(view: RunView) -> dict[tuple[int, int], Replay]:
-    """By rank and step."""
+    """Return all replays by rank and step."""
     return view.remember("replays", lambda: _all_replays(view))
 
 
 def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
+    """Return the replays of the run, replaced by those of its traced second run, which see more ops."""
     found = _own_replays(view)
     if (again := second_run_of(view)) is not None:  # a live trace covers more ops than a replay
         for at, r in _own_replays(again).items():
             if r.outcome == "origin":
                 own = found.get(at, r)
                 if not r.origins and any(kind in _OF_DATA for kind, _, _ in own.externals):
-                    found[at] = replace(own, made_outside=r.made_outside)  # it has counts of what both only saw read
+                    found[at] = replace(own, made_outside=r.made_outside)  # the replay has the counts of that tensor
                     continue
                 found[at] = replace(
                     r, bad_settings=own.bad_settings, bad_data=own.bad_data, data_is_finite=own.data_is_finite
@@ -227,7 +225,7 @@ def _all_replays(view: RunView) -> dict[tuple[int, int], Replay]:
 
 
 def second_run_of(view: RunView) -> RunView | None:
-    """The traced run that ``precdoctor autopsy`` wrote inside this one; None if there is none or it is unreadable."""
+    """Return the traced run that ``precdoctor autopsy`` wrote into the run's directory; None without a readable one."""
     path = Path(view.run.path) / AUTOPSY_DIR
     if not path.is_dir():
         return None
@@ -249,7 +247,7 @@ def _own_replays(view: RunView) -> dict[tuple[int, int], Replay]:
         rank, step = integer(event.get("rank")), integer(event.get("step"))
         if event["event"] != "incident" or rank is None or step is None:
             continue
-        if (rank, step) not in found or found[rank, step].target:  # a loss or gradient goes before a buffer
+        if (rank, step) not in found or found[rank, step].target:  # loss and gradients precede buffers
             found[rank, step] = _replay(event, ops.get(text(event.get("id")), ()))
     return found
 
@@ -257,7 +255,7 @@ def _own_replays(view: RunView) -> dict[tuple[int, int], Replay]:
 def _replay(event: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Replay:
     data = event["data"]
     live = data.get("live") is True
-    whole = data.get("before_model", bool(integer(event.get("step"))))  # before there was the key
+    whole = data.get("before_model", bool(integer(event.get("step"))))  # older logs lack the key
     ops = {op.index: op for op in map(_op, rows) if op is not None}
     before = data.get("finite_before")
     return Replay(
@@ -360,14 +358,14 @@ def _maker(value: Any) -> tuple[int, ...] | tuple[str, str]:
 
 
 def source_of(event: Mapping[str, Any]) -> Source | None:
-    """The line of the user's code in an event, or in an op of its data."""
+    """Return the source line in an event, or in an op of its data; None if it has none."""
     line = integer(event.get("line"))
     file = text(event.get("file"))
     return Source.read(file, line, text(event.get("code"))) if file and line is not None else None
 
 
 def real(value: Any) -> float | None:
-    """A JSON number, or a non-finite one from its string; None for anything else."""
+    """Convert a JSON number, or the string of one (such as ``"NaN"``), to a float; None for anything else."""
     if value is None or isinstance(value, bool):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What is known of one tensor that an op read or made."""
+"""The recorded facts of a tensor that an op read or made."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Operand:
     amax: float | None
     amin_nonzero: float | None
     first_bad: tuple[int, ...] | None
-    #: The element at the position of the result's first non-finite one; None if unknown.
+    #: The element at the position of the result's first non-finite element; None if unknown.
     value: float | None
 
     @property
@@ -34,6 +34,6 @@ class Operand:
         return self.nan + self.pos_inf + self.neg_inf
 
     def count_words(self) -> str:
-        """``12 NaN and 3 +Inf of 4,096 elements``."""
+        """Return ``12 NaN and 3 +Inf of 4,096 elements``."""
         counts = non_finite(self.nan, self.pos_inf, self.neg_inf) or "no non-finite value"
         return f"{counts} of {plural(self.numel, 'element')}"

@@ -1,4 +1,4 @@
-"""Recorded second moments of optimizers, each paired with the gradient of the same step."""
+"""Recorded second moments of optimizers, each paired with the gradient of the same step, and their decay and eps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from precdoctor.diagnosis.survey.parameters import ADAM, beta2_of, parameter_gro
 from precdoctor.diagnosis.survey.rows import Parameter, number, text
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Names of the mean or sum of squared gradients in torch's optimizers (``sum`` is Adagrad's), and usual ones elsewhere.
+#: Names of the mean or sum of squared gradients in torch's optimizers (``sum`` is Adagrad's); below, those of others.
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
 _OTHER_NAMES = re.compile(r"(^|_)(v|vt|nu|sq|square|squares|squared|second|variance|sum_sq)($|_)")
 #: Optimizers of torch that divide by the root of the mean or sum of squared gradients.
@@ -41,9 +41,9 @@ class Moments:
     """Finite second moments, each with the finite gradient of the same weight and step.
 
     Attributes:
-        held, gradient: the rows, one by one the same weight, process and step; ``state`` is the name of the moment's,
-            ``format`` what quantised state is stored in, with a scale per block.
-        of: per weight its rows, by process and step.
+        held, gradient: the rows of moments and of gradients; row i of both has the same weight, process and step. In
+            ``held`` the column ``state`` is the full name of the state, ``format`` the block format of quantised state.
+        of: the row numbers of each weight, sorted by process and step.
     """
 
     held: pd.DataFrame
@@ -52,12 +52,12 @@ class Moments:
 
 
 def is_second_moment(state: str) -> bool:
-    """Whether a state is called as means or sums of squared gradients are."""
+    """Return whether the name of a state is a usual one for a mean or sum of squared gradients."""
     return state in SECOND_MOMENTS or _OTHER_NAMES.search(state.lower()) is not None
 
 
 def second_moments(view: RunView) -> Moments:
-    """All that were recorded; one pass, remembered by the view."""
+    """Return all recorded second moments; computed once per view."""
     return view.remember("second-moments", lambda: _second_moments(view))
 
 
@@ -77,9 +77,9 @@ def _second_moments(view: RunView) -> Moments:
 
 
 def states(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of optimizer state with the weight's ``name``, ``key`` (``exp_avg_sq``), and the row's own name, ``state``.
+    """Split the names of optimizer state rows: ``name`` becomes the weight's, ``key`` is ``exp_avg_sq``.
 
-    Rows of other kinds have the key "".
+    ``state`` is the name as recorded. Rows of other kinds keep their name; their key is "".
     """
     parts = {str(n): str(n).rpartition(".") for n in rows["name"].cat.categories}
     state, name = rows["kind"] == "opt_state", rows["name"].astype(str)
@@ -89,22 +89,23 @@ def states(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _without_sign(rows: pd.DataFrame) -> Mask:
-    """Whether no element is far below zero: the sum is at least that of the magnitudes' lower ends."""
+    """Mask of the rows without elements far below zero: their sum reaches 0.999 of a lower bound of the magnitudes'."""
     found = histograms(rows)
     mask: Mask = np.nan_to_num(column(rows, "sum")) >= 0.999 * found.sums(np.exp2(found.bins.astype(np.float64)))
     return mask
 
 
 def excess(steps: Ints, means: Floats, squares: Floats, decay: float) -> float | None:
-    """Mean of v at the last of these steps over its mean in exact arithmetic.
+    """Return the mean of v at the last step over its mean in exact arithmetic; None with fewer than two steps.
 
     The mean over elements of ``v = decay v + (1 - decay) g^2`` follows the same recursion with the mean of g^2, which
-    the rows hold; between recorded steps it is interpolated by the mean of both ends. None with fewer than two steps.
+    the rows hold. Between recorded steps that mean is taken to be the average of both ends.
 
     Args:
-        steps: ascending; shape as of the next two.
-        means: of v after each step.
-        squares: mean of g^2.
+        steps: ascending, shape ``(n,)``.
+        means: mean of v after each step, shape ``(n,)``.
+        squares: mean of g^2 at each step, shape ``(n,)``.
+        decay: of the second moment.
     """
     added = (1.0 - decay ** np.diff(steps)) * 0.5 * (squares[1:] + squares[:-1])
     remembered = decay ** (steps[-1] - steps)
@@ -113,9 +114,9 @@ def excess(steps: Ints, means: Floats, squares: Floats, decay: float) -> float |
 
 
 def decay_of(view: RunView, name: str) -> float | None:
-    """The largest decay of the second moment in force: Adam's beta2, RMSprop's alpha; None when not on record.
+    """Return the largest decay of a second moment in any parameter group: Adam's beta2, RMSprop's alpha.
 
-    0 for sums, which Adagrad keeps: a squared gradient is added whole.
+    0 for sums, such as Adagrad's, to which the squared gradient is added in full. None if none is recorded.
     """
     if name.rpartition(".")[2] in ("sum", "sum_sq"):
         return 0.0
@@ -125,11 +126,11 @@ def decay_of(view: RunView, name: str) -> float | None:
 
 
 def adds_eps_to_root(view: RunView) -> bool:
-    """Whether every optimizer divides by sqrt(v) + eps, as torch's Adam, AdamW, RMSprop and Adagrad do."""
+    """Return whether every optimizer divides by sqrt(v) + eps, as torch's Adam, AdamW, RMSprop and Adagrad do."""
     known = (*ADAM, "RMSprop", "Adagrad")
     return bool(view.optimizers) and all(text(o.get("class")) in known for o in view.optimizers)
 
 
 def divides_by_gradient(view: RunView) -> bool:
-    """Whether every optimizer divides by the gradient's own size, element by element, so that a factor cancels."""
+    """Return whether every optimizer divides by the gradient's own size, so that a factor on all gradients cancels."""
     return bool(view.optimizers) and all(text(o.get("class")) in SCALE_FREE for o in view.optimizers)

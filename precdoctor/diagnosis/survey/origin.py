@@ -27,7 +27,7 @@ ModuleClasses = Mapping[tuple[str, str], str]
 
 @dataclass(frozen=True)
 class Sighting:
-    """One tensor on one healthy step: its kinds of non-finite values, its amax and its headroom in binades."""
+    """A tensor on one healthy step: its kinds of non-finite values, share of ``-inf``, amax and headroom in binades."""
 
     step: int
     badness: frozenset[str]
@@ -49,9 +49,9 @@ class Origin:
     root: str
     module: str
     module_class: str
-    #: module | functional | own-code | data | loss | loss-backward | reduction
+    #: Where the code is: module | functional | own-code | between-roots | data | loss | loss-backward | reduction.
     how: str
-    #: The last finite tensor before it.
+    #: The last finite tensor before ``row``; for ``own-code`` in the backward pass ``row`` itself.
     after: TensorRow | None
     masks: tuple[TensorRow, ...] = field(default=())
 
@@ -72,19 +72,24 @@ class Origin:
 
 
 def is_loss_module(root: str, module: str, module_class: str) -> bool:
-    """Whether a module computes a loss (``CrossEntropyLoss``, ``BCEWithLogitsLoss`` ...), by its class name."""
+    """Return whether a module's class name is that of a loss (``CrossEntropyLoss``, ``SetCriterion`` ...)."""
     return (
         (module_class or (root.split("#", maxsplit=1)[0] if not module else "")).lower().endswith(("loss", "criterion"))
     )
 
 
 def class_of(classes: ModuleClasses, root: str, module: str, known: str = "") -> str:
-    """The class of a module: ``known`` from its row, else from the module tree."""
+    """Return the class of a module: ``known`` from its row, else from the module tree; empty if unknown."""
     return known or classes.get((root, module), "") or ("" if module else root.split("#", maxsplit=1)[0])
 
 
 def caller_of(root: str, module: str, previous: TensorRow | None, classes: ModuleClasses) -> str:
-    """The FQN of the module whose code handed ``module`` its input: the nearest ancestor common with ``previous``."""
+    """Return the FQN of the module whose code called ``module``: its nearest ancestor that also contains ``previous``.
+
+    Args:
+        module: FQN of the called module.
+        previous: the tensor made just before.
+    """
     parts = module.split(".")[:-1] if module else []
     if previous is not None and previous.root == root:
         others = previous.module.split(".") if previous.module else []
@@ -100,7 +105,7 @@ def caller_of(root: str, module: str, previous: TensorRow | None, classes: Modul
 def suspicious(
     rows: Sequence[TensorRow], reference: Reference, *, loss_is_finite: bool
 ) -> tuple[TensorRow | None, tuple[TensorRow, ...]]:
-    """The first row of ``rows`` (one step, by position) that is non-finite without excuse, and the masks before it.
+    """Return the first row by position that is non-finite without excuse (None without any), and the masks before it.
 
     A row is excused if it is non-finite in the same way on a healthy step, or if it is a mask: it holds nothing but
     ``-inf``, and healthy steps also hold that, or the loss is finite. Without a healthy step to compare with, it is a
@@ -117,7 +122,7 @@ def suspicious(
             if row.mask_like:
                 masks.append(row)
             continue
-        if row.mask_like and (loss_is_finite or _becomes_worse(row, bad[i + 1 :], known=bool(seen))):
+        if row.mask_like and (loss_is_finite or _is_mask(row, bad[i + 1 :], known=bool(seen))):
             masks.append(row)
             continue
         return row, tuple(masks)
@@ -125,20 +130,24 @@ def suspicious(
 
 
 def overflowed_mask(row: TensorRow, seen: Sequence[Sighting]) -> bool:
-    """Whether some ``-inf`` of a masked tensor are overflowed values: logits below the format's range.
+    """Return whether some ``-inf`` of a masked tensor are overflowed values: logits below the format's range.
 
-    There are then more of them than on any healthy step, and the largest finite values are near the limit. A mask made
-    of the format's lowest finite number shows as elements exactly at the maximum, and is not reported.
+    Then the share of ``-inf`` is larger than on any healthy step, and the largest finite values are near the limit. A
+    mask filled with the format's lowest finite number has many elements exactly at the maximum, and is not reported.
     """
     if not row.mask_like or row.headroom is None or row.headroom >= NEAR_LIMIT or row.at_max > row.neg_inf:
         return False
     return all(row.neg_inf / row.numel > s.neg_inf_share for s in seen)
 
 
-def _becomes_worse(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) -> bool:
-    """Whether a ``-inf``-only row is a mask, by the first worse tensor after it.
+def _is_mask(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) -> bool:
+    """Return whether a row that holds only ``-inf`` is a mask, by the first later tensor with NaN or ``+inf``.
 
-    ``known``: the tensor was finite on healthy steps, so a new ``-inf`` is a mask only if a reader of masks follows.
+    Args:
+        mask: the row.
+        later: the non-finite rows after it.
+        known: the tensor was finite on healthy steps; then a new ``-inf`` is a mask only if softmax or attention
+            reads it.
     """
     worse = next((r for r in later if not r.mask_like), None)
     if worse is None or worse.kind == "loss":
@@ -148,7 +157,7 @@ def _becomes_worse(mask: TensorRow, later: Sequence[TensorRow], *, known: bool) 
 
 
 def last_healthy(rows: Iterable[TensorRow], before: TensorRow, kinds: Sequence[str]) -> TensorRow | None:
-    """The last finite row of these kinds executed before ``before``; masks count as healthy."""
+    """Return the last finite row of these kinds executed before ``before``; masks count as finite. None without one."""
     chosen = [r for r in rows if r.kind in kinds and r.order is not None and (not r.bad or r.mask_like)]
     earlier = [r for r in chosen if before.order is not None and (r.order or 0) < before.order]
     return max(earlier, key=lambda r: r.order or 0, default=None)
@@ -157,7 +166,7 @@ def last_healthy(rows: Iterable[TensorRow], before: TensorRow, kinds: Sequence[s
 def locate_forward(
     row: TensorRow, rows: Sequence[TensorRow], masks: tuple[TensorRow, ...], classes: ModuleClasses
 ) -> Origin:
-    """The origin for the non-finite forward tensor (or loss) ``row``."""
+    """Return the origin, given the first non-finite row of a forward pass: a batch, input, output or loss."""
     after = last_healthy(rows, row, FORWARD_KINDS)
     module_class = class_of(classes, row.root, row.module, row.module_class)
     if row.kind == "loss":
@@ -182,12 +191,12 @@ def locate_forward(
 
 
 def is_below(module: str, ancestor: str) -> bool:
-    """Whether a module is inside another one, by their FQNs; all others are inside the root, whose FQN is empty."""
+    """Return whether ``module`` is inside ``ancestor``; both are FQNs, and the root's is empty."""
     return module != ancestor and (not ancestor or module.startswith(ancestor + "."))
 
 
 def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleClasses) -> Origin:
-    """The origin for the gradient ``row``: the backward pass of whatever consumed its tensor in the forward pass."""
+    """Return the origin, given the first non-finite gradient: the backward pass of what read its tensor in forward."""
     after = last_healthy(rows, row, ("loss", "grad_output", "weight_grad"))
     own_class = class_of(classes, row.root, row.module, row.module_class)
     if row.kind != "grad_output":
@@ -196,14 +205,10 @@ def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleCl
     consumer = _consumer(row, rows)
     if consumer is None:
         return Origin(row, Phase.BACKWARD, row.root, row.module, own_class, "loss-backward", after)
-    if consumer.kind == "output" and consumer.root == row.root and not is_below(row.module, consumer.module):
-        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
-        return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "module", after)
-    if consumer.root != row.root:
-        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
+    name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
+    if consumer.root != row.root or (consumer.kind == "output" and not is_below(row.module, consumer.module)):
         return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "module", after)
     if consumer.kind == "output":  # the parent's own code after its last child
-        name = class_of(classes, consumer.root, consumer.module, consumer.module_class)
         return Origin(row, Phase.BACKWARD, consumer.root, consumer.module, name, "own-code", row)
     caller = caller_of(row.root, consumer.module, row, classes)
     name = class_of(classes, row.root, caller)
@@ -211,7 +216,7 @@ def locate_backward(row: TensorRow, rows: Sequence[TensorRow], classes: ModuleCl
 
 
 def _consumer(row: TensorRow, rows: Sequence[TensorRow]) -> TensorRow | None:
-    """The forward row that follows the output whose gradient ``row`` is; None when the loss code consumed it."""
+    """Return the forward row right after the output whose gradient is ``row``; None if the loss code read it."""
     own = next((r for r in rows if r.kind == "output" and r.key[:2] == row.key[:2] and r.key[3:] == row.key[3:]), None)
     if own is None or own.order is None:
         return None

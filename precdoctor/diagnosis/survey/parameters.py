@@ -1,4 +1,4 @@
-"""Weights and optimizer settings from the facts of a run."""
+"""Names, dtypes and sizes of weights, and optimizer settings, from the ``rank.json`` of a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from precdoctor.diagnosis.survey.view import RunView
 #: Torch's own Adam: moments in the dtype of the weight, ``eps`` outside the root.
 ADAM = ("Adam", "AdamW")
 HALF = ("bfloat16", "float16")
-#: No module has a parameter with a dot in its own name.
+#: Group and index of a parameter without a module. Parameters of modules cannot have a dot in their own name.
 _BARE = re.compile(r"\d+\.\d+")
 
 
 def parameter_label(place: Parameter) -> str:
-    """The parameter's dotted name; for one that no module owns, its group and index in its optimizer.
+    """Return the parameter's dotted name.
 
-    Such a parameter is a bare ``nn.Parameter`` that the script made.
+    A bare ``nn.Parameter`` of the script, which no module owns, is named by group and index in its optimizer.
     """
     root, module, name = place
     if is_bare(module, name):
@@ -30,12 +30,12 @@ def parameter_label(place: Parameter) -> str:
 
 
 def is_bare(module: str, name: str) -> bool:
-    """Whether no module owns the parameter of this name."""
+    """Return whether the parameter of this name has no module."""
     return not module and _BARE.fullmatch(name) is not None
 
 
 def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
-    """Element count by ``root.parameter`` of the weights in these dtypes that require gradients."""
+    """Return ``{root.parameter: elements}`` of the weights in these dtypes that require gradients."""
     found: dict[str, int] = {}
     for process in view.processes if view.trains else ():
         for root in view.facts(process).get("roots") or ():
@@ -47,7 +47,7 @@ def trainable(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
 
 
 def count_of(view: RunView, dtypes: Sequence[str], *, trained: bool) -> int:
-    """Number of parameters in these dtypes that require gradients, or do not, on the process with most of them."""
+    """Count the parameters in these dtypes that require gradients (``trained``) or do not; the most of any process."""
     counts = [
         sum(
             bool(p.get("requires_grad")) == trained and text(p.get("dtype")) in dtypes
@@ -60,10 +60,10 @@ def count_of(view: RunView, dtypes: Sequence[str], *, trained: bool) -> int:
 
 
 def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
-    """Trainable weights in these dtypes whose own gradient an optimizer is given, with their element counts.
+    """Return ``{root.parameter: elements}`` of the weights in these dtypes that an optimizer updates directly.
 
-    Where 16-bit weights are copies of FP32 master weights, the optimizer gets the masters' gradients instead. If no
-    gradient of an optimizer is on record: all weights without a master.
+    16-bit copies of FP32 master weights are left out: the optimizer updates the masters. Without any recorded
+    ``weight_grad_step``, all trainable weights without a master are taken.
     """
     masters, given = (_names(view, kind) for kind in ("master_weight", "weight_grad_step"))
     weights = {name: n for name, n in trainable(view, dtypes).items() if name not in masters}
@@ -71,7 +71,7 @@ def stepped(view: RunView, dtypes: Sequence[str]) -> dict[str, int]:
 
 
 def stepped_in_half(view: RunView) -> tuple[str, dict[str, int]]:
-    """The 16-bit dtype with most of :func:`stepped`, and these weights."""
+    """Return the 16-bit dtype with the most elements of :func:`stepped`, and its weights."""
     weights = {dtype: stepped(view, (dtype,)) for dtype in HALF}
     return max(weights.items(), key=lambda item: sum(item[1].values()))
 
@@ -81,23 +81,23 @@ def _names(view: RunView, kind: str) -> set[str]:
 
 
 def parameter_groups(view: RunView) -> list[Mapping[str, Any]]:
-    """The parameter groups of all optimizers."""
+    """Return the parameter groups of all optimizers."""
     return [g for o in view.optimizers for g in o.get("groups") or ()]
 
 
 def adam_groups(view: RunView) -> list[Mapping[str, Any]]:
-    """The parameter groups of torch's own Adam and AdamW."""
+    """Return the parameter groups of torch's own Adam and AdamW."""
     return [g for o in view.optimizers if text(o.get("class")) in ADAM for g in o.get("groups") or ()]
 
 
 def beta2_of(group: Mapping[str, Any]) -> float | None:
-    """The second moment's decay; None when it is not on record."""
+    """Return beta2, the decay of the second moment; None if it is not recorded."""
     betas = group.get("betas")
     return number(betas[1]) if isinstance(betas, Sequence) and len(betas) == 2 and not isinstance(betas, str) else None
 
 
 def states_per_parameter(view: RunView) -> int:
-    """Number of optimizer tensors of the weight's size, from the optimizer's class and settings."""
+    """Return how many state tensors of the weight's size an optimizer keeps per weight; the most of any optimizer."""
     most = 0
     for optimizer in view.optimizers:
         groups = optimizer.get("groups") or ()

@@ -1,4 +1,4 @@
-"""The processes of a run, and which of many are looked at one by one."""
+"""The processes of a run, and the selection of those whose steps and rows are read in full if there are many."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.part_cache import PartCache
 from precdoctor.runlog.pieces import Piece, piece_rows
 
-#: Processes whose steps and rows are kept one by one; of more, those that stand out are chosen.
+#: Most processes whose steps and rows are read in full.
 MOST_PROCESSES = 16
-#: Rows of the ``steps`` table that are kept, of all of these together.
+#: Most rows of the ``steps`` table to keep, over all selected processes.
 MOST_STEP_ROWS = 1 << 18
-#: Of those chosen, how many for each reason to stand out; the rest are spread evenly over the ranks.
+#: Processes selected for each reason to stand out; the rest are spread evenly over the ranks.
 _EACH = 2
 _COLUMNS = ("loss", "grad_norm", "loss_scale", "non_finite", "skipped")
 
 
 @dataclass(frozen=True, order=True)
 class Process:
-    """One training process: a global rank, and which of its attempts."""
+    """One training process: a global rank, and how often that rank was restarted before (``attempt``)."""
 
     rank: int
     attempt: int
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> Process:
-        """That of a row or event; 0 for what is missing."""
+        """Return the process of a row or event; a missing rank or attempt is 0."""
         return cls(int(record.get("rank") or 0), int(record.get("attempt") or 0))
 
 
 @dataclass(frozen=True)
 class Glance:
-    """The steps of one process in a few numbers.
+    """A summary of the steps of one process.
 
     Attributes:
-        first_bad: first step with a non-finite loss or tensor that no loss scaler skipped.
-        last: last step.
-        grad_norm: largest finite norm of the gradient.
-        loss_scale: smallest loss scale.
-        loss: loss of the last step.
+        first_bad: first step that was not skipped and has a non-finite loss or tensor; infinity without one.
+        last: last step; -1 without steps.
+        grad_norm: largest finite norm of the gradient; NaN without one.
+        loss_scale: smallest loss scale; NaN without one.
+        loss: mean loss over the rows of the last step; NaN without one.
     """
 
     process: Process
@@ -57,7 +57,7 @@ class Glance:
 
 
 def glance(piece: Piece, cache: PartCache | None = None) -> Glance | RunUnreadableError:
-    """Read the steps of one process; what is wrong with its log where they cannot be read."""
+    """Summarise the steps of one process; returns the error if its log cannot be read."""
     process = Process(piece.directory.rank, piece.directory.attempt)
     try:
         batches = [b.select(["step", *_COLUMNS]) for b in piece_rows(piece, _COLUMNS, cache=cache)]
@@ -89,15 +89,20 @@ def _number(value: pa.Scalar, missing: float) -> float:
 
 
 def most_processes(processes: int, rows: int) -> int:
-    """How many of so many processes are looked at one by one, by all their rows of ``steps``; at least one."""
+    """Return how many processes to read in full: at least one.
+
+    Args:
+        processes: number of processes of the run.
+        rows: their rows of the ``steps`` table, all together.
+    """
     return max(1, min(MOST_PROCESSES, processes, processes * MOST_STEP_ROWS // max(rows, 1)))
 
 
 def representatives(glances: Sequence[Glance], most: int = MOST_PROCESSES) -> tuple[Process, ...]:
-    """The processes to look at one by one: the same in any order of ``glances``.
+    """Select the processes to read in full; the order of ``glances`` does not matter.
 
-    Those that went non-finite first, ended first, have the largest gradient, the smallest loss scale or a loss furthest
-    from the median, then others spread evenly over the ranks, the first one included.
+    The first one, then those that went non-finite first, ended first, have the largest gradient, the smallest loss
+    scale or a loss furthest from the median, then others spread evenly over the ranks.
     """
     ordered = sorted(glances, key=lambda g: g.process)
     if len(ordered) <= most:

@@ -1,4 +1,4 @@
-"""What recording cost: of the whole run, of the steps it began with, and of those after them."""
+"""The cost of recording: over the whole run, on its first steps, and on the steps after them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ if TYPE_CHECKING:
 
     from precdoctor.diagnosis.survey.view import RunView
 
-#: Fewer steps than these behind the first ones show nothing of what a longer run would pay.
+#: Fewest steps that give a cost per step; fewer do not show what a longer run would pay.
 _SETTLED_STEPS: Final = 16
 
 
 def overhead(view: RunView) -> dict[str, Any]:
-    """``overhead_fraction`` and, where a budget led and most of it was spent on the first steps, ``cost``.
+    """Return the cost of recording for the ``recorder`` entry of a report.
 
-    ``overhead_fraction`` is host time inside the recorder by wall time, null where it was not measured; what its hooks
-    waited for a device is no part of it, and ``waited_fraction``, which is there if they did. ``cost`` holds
-    ``full_steps`` (how many steps at the beginning were recorded in full), ``scanned_steps`` (how many of them op by
-    op), ``budget`` (a fraction), ``step_ns`` (of one of them, without the recorder), and ``settled_fraction`` and
-    ``settled_ns`` (a step) of what came after them, null where that is too short to show it. ``between`` is there where
-    steps between samples alone exceed the budget: ``fraction`` and ``step_ns`` of the median one.
+    - ``overhead_fraction``: host time inside the recorder over wall time; None if not measured. Without the time that
+      hooks waited for a device: that is ``waited_fraction``, only there if they did.
+    - ``cost``: only there if the budget chose the sampled steps and more than half of the cost was on the first ones.
+      ``full_steps``: number of steps at the start that were recorded in full; ``scanned_steps``: number of them that
+      were deep-scanned; ``budget``: a fraction; ``step_ns``: mean time of such a step without the recorder;
+      ``settled_fraction`` and ``settled_ns``: cost on the later steps and per later step; None if they are too few.
+    - ``between``: only there if the median step between samples exceeds the budget: its ``fraction`` and ``step_ns``.
     """
     known = view.steps[["step", "sampled", "recorder_ns", "step_ns"]].dropna()
     total, spent = float(known["step_ns"].sum()), float(known["recorder_ns"].sum())
@@ -32,33 +33,33 @@ def overhead(view: RunView) -> dict[str, Any]:
     if (waited := float(view.steps["wait_ns"].sum())) > 0.0:
         found["waited_fraction"] = round(waited / total, 6)
     options = view.run.info.get("options") or {}
-    led, budget = options.get("every", 1) is None, options.get("budget")
-    if led and budget is not None and (between := _between(known)) is not None and between["fraction"] > budget:
+    auto, budget = options.get("every", 1) is None, options.get("budget")
+    if auto and budget is not None and (between := _cost_between(known)) is not None and between["fraction"] > budget:
         found["between"] = between
     sampled = known.groupby("step")["sampled"].max()
     full = sum(1 for _ in takewhile(bool, sampled))
-    begun = sampled.index[:full]
-    first = known["step"].isin(begun)
-    if not led or 2.0 * float(known["recorder_ns"][first].sum()) <= spent:
+    first_steps = sampled.index[:full]
+    on_first = known["step"].isin(first_steps)
+    if not auto or 2.0 * float(known["recorder_ns"][on_first].sum()) <= spent:
         return found
-    later = known[~first]
+    later = known[~on_first]
     later_ns, later_spent = float(later["step_ns"].sum()), float(later["recorder_ns"].sum())
     settled = len(sampled) - full >= _SETTLED_STEPS and later_ns > 0.0
     scans = {e["step"] for e in view.events_of("scan") if e["data"].get("outcome") == "done"}
     return found | {
         "cost": {
             "full_steps": full,
-            "scanned_steps": len(scans & set(begun.tolist())),
+            "scanned_steps": len(scans & set(first_steps.tolist())),
             "budget": budget,
-            "step_ns": round(float((known["step_ns"] - known["recorder_ns"])[first].mean())),
+            "step_ns": round(float((known["step_ns"] - known["recorder_ns"])[on_first].mean())),
             "settled_fraction": round(later_spent / later_ns, 6) if settled else None,
             "settled_ns": round(later_spent / len(later)) if settled else None,
         }
     }
 
 
-def _between(known: pd.DataFrame) -> dict[str, Any] | None:
-    """The share and the time of the median step between samples; None for too few of them."""
+def _cost_between(known: pd.DataFrame) -> dict[str, Any] | None:
+    """Return the recorder's share and the time of the median unsampled step; None if there are too few."""
     unsampled = known[~known["sampled"].astype(bool)]
     if len(unsampled) < _SETTLED_STEPS:
         return None

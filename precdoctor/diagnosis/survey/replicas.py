@@ -1,10 +1,8 @@
-"""Where a rank stands in a parallel layout, and weights of which several ranks hold a copy.
+"""Mesh coordinates of ranks, and the comparison of replicated weights by fingerprint, in one pass over the rows.
 
-Copies are compared by fingerprint in one pass over the rows.
-
-Which ranks hold the same of a parameter is in the ``layout`` of their rank.json. :meth:`Replicas.compare` maps a record
-batch to a partial result, :func:`merge` joins partial results in any order and grouping, and :func:`summarise` turns
-the last one into a row per weight.
+The ``layout`` in each rank.json says which ranks hold a copy of the same parameter, or of the same piece of it.
+:meth:`Replicas.compare` maps a record batch to a partial result, :func:`merge` joins partial results in any order and
+grouping, and :func:`summarise` turns the last one into a row per weight.
 """
 
 from __future__ import annotations
@@ -30,24 +28,24 @@ _MEMBERS: Final = pa.schema(
     [("rank", pa.int32()), ("attempt", pa.int32()), ("root", pa.string()), ("module", pa.string()),
      ("name", pa.string()), ("weight", pa.int32())]
 )  # fmt: skip
-#: A partial result: per weight and step the extremes of the fingerprints, the number of copies, and the largest number
-#: of non-finite elements in one.
+#: A partial result: for each weight and step the smallest and largest fingerprint, the number of copies, the earliest
+#: order of execution, and the largest number of non-finite elements in a copy.
 PARTIAL: Final = pa.schema(
     [("weight", pa.int32()), ("step", pa.int64()), ("low", pa.uint64()), ("high", pa.uint64()), ("copies", pa.int64()),
      ("order", pa.int64()), ("bad", pa.int64())]
 )  # fmt: skip
-#: How the columns of partial results are joined.
+#: The aggregation that joins each column of partial results.
 _JOIN: Final = [("low", "min"), ("high", "max"), ("copies", "sum"), ("order", "min"), ("bad", "max")]
 
 
-#: Names of dimensions along which only the data differ.
+#: Names of mesh dimensions along which ranks differ only in their data.
 _OF_ALL_RANKS: Final = frozenset(("dp", "dim0", "shard", "dp_shard", "fsdp"))
 
 
 def coordinates(view: RunView, rank: int) -> Mapping[str, int]:
-    """The place of a rank in the parallel layout by dimension, ``stage`` for that of a pipeline.
+    """Return the mesh coordinates of a rank by dimension; ``stage`` is that of a pipeline.
 
-    Empty without a layout, and where all ranks are replicas, or shards, of one another: their number says as much.
+    Empty without a layout, and if all ranks are replicas or shards of one another: the coordinate is then the rank.
     """
     facts = (view.facts(p) for p in view.everyone if p.rank == rank)
     layout: Mapping[str, Any] = next((found for f in facts if (found := f.get("layout"))), {})
@@ -61,14 +59,14 @@ def coordinates(view: RunView, rank: int) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter, or a piece of one, that ``replicas`` ranks hold; ``first`` is the lowest of them."""
+    """A parameter, or a piece of one, of which ``replicas`` ranks hold a copy; ``first`` is the lowest of them."""
 
     root: str
     module: str
     name: str
     first: int
     replicas: int
-    #: How often the launcher had restarted the ranks; None: not known.
+    #: How often the launcher had restarted the ranks; None if unknown. Copies of different restarts are not compared.
     restart: int | None
     trained: bool
     is_matrix: bool
@@ -76,10 +74,10 @@ class Weight:
 
 
 class Replicas:
-    """Which rows of a run are copies of one another.
+    """The replicated weights of a run and the processes that hold them.
 
     Attributes:
-        weights: what at least two recorded processes hold a copy of.
+        weights: the weights of which at least two recorded ranks hold a copy.
     """
 
     def __init__(self, facts: Mapping[Process, Mapping[str, Any]]) -> None:
@@ -99,11 +97,11 @@ class Replicas:
         self._members = pa.table([pa.array(c, f.type) for c, f in zip(columns, _MEMBERS, strict=True)], _MEMBERS)
 
     def holders(self, weight: int) -> Sequence[Process]:
-        """The recorded processes that hold a copy of ``weights[weight]``."""
+        """Return the recorded processes that hold a copy of ``weights[weight]``."""
         return self._shared[self.weights[weight]]
 
     def compare(self, batch: pa.RecordBatch) -> pa.Table:
-        """A partial result over one batch of rows with :data:`COLUMNS`."""
+        """Compare the copies in one batch of rows with :data:`COLUMNS`; returns a partial result."""
         is_weight = pc.and_(pc.equal(batch["kind"], "weight"), pc.is_valid(batch["fingerprint"]))
         rows = pa.Table.from_batches([batch]).filter(is_weight)
         if not rows.num_rows or not self.weights:
@@ -120,25 +118,25 @@ class Replicas:
             "order": rows["order"],
             "bad": bad,
         }
-        return _joined(pa.table(columns).join(members, list(_PLACE), join_type="inner"))
+        return _aggregated(pa.table(columns).join(members, list(_PLACE), join_type="inner"))
 
 
 def merge(partials: Iterable[pa.Table]) -> pa.Table:
-    """One partial result of several; associative and commutative but for the order of its rows."""
-    return _joined(pa.concat_tables([PARTIAL.empty_table(), *partials]))
+    """Join partial results into one; associative, and commutative except for the order of the rows."""
+    return _aggregated(pa.concat_tables([PARTIAL.empty_table(), *partials]))
 
 
-def _joined(rows: pa.Table) -> pa.Table:
+def _aggregated(rows: pa.Table) -> pa.Table:
     grouped = rows.group_by(["weight", "step"]).aggregate(_JOIN)
     return grouped.rename_columns(["weight", "step", *(name for name, _ in _JOIN)]).select(PARTIAL.names).cast(PARTIAL)
 
 
 def summarise(partial: pa.Table) -> pa.Table:
-    """Per weight of which two copies or more were recorded on one step, in the order of ``weight``:
+    """Summarise a partial result: one row per weight with at least two copies on some step, sorted by ``weight``.
 
-    ``first``, ``last``: steps on which copies were compared; ``steps``: their number; ``different``: the number of
-    those on which they differ, with the first one, ``differs_from`` (null: none); ``equal_again``: the last step on
-    which all copies were equal and finite, null where they never were; ``order``: of execution.
+    Columns: ``first``, ``last``: first and last step on which copies were compared; ``steps``: their number;
+    ``different``: the number of them on which copies differ; ``differs_from``: the first of those, or null;
+    ``equal_again``: the last step on which all copies were equal and finite, or null; ``order``: of execution.
     """
     several = partial.filter(pc.greater(partial["copies"], 1))
     differs = pc.not_equal(several["low"], several["high"])
@@ -146,7 +144,7 @@ def summarise(partial: pa.Table) -> pa.Table:
     several = several.append_column("differs", pc.cast(differs, pa.int64()))
     several = several.append_column("differs_from", pc.if_else(differs, several["step"], pa.scalar(None, pa.int64())))
     several = several.join(whole, "weight")
-    # Copies that are NaN throughout are equal because nothing is left of them.
+    # Copies that are NaN throughout have equal fingerprints: that is no sign that they agree again.
     sound = pc.and_(pc.equal(several["differs"], 0), pc.equal(several["bad"], 0))
     equal = pc.and_(pc.equal(several["copies"], several["copies_max"]), sound)
     several = several.append_column("equal_again", pc.if_else(equal, several["step"], pa.scalar(None, pa.int64())))
@@ -159,7 +157,7 @@ def summarise(partial: pa.Table) -> pa.Table:
 
 
 def replica_differences(batches: Iterable[pa.RecordBatch], replicas: Replicas) -> pa.Table:
-    """The summary over all batches; see :func:`summarise`. Memory is flat in the number of ranks."""
+    """Compare all batches and summarise; see :func:`summarise`. Memory does not grow with the number of ranks."""
     total = PARTIAL.empty_table()
     waiting: list[pa.Table] = []
     for batch in batches:
@@ -170,6 +168,7 @@ def replica_differences(batches: Iterable[pa.RecordBatch], replicas: Replicas) -
 
 
 def _weights(facts: Mapping[str, Any]) -> Iterable[Weight]:
+    """Yield the parameters of one process that at least two ranks hold, from its rank.json."""
     layout = facts.get("layout") or {}
     placements = layout.get("placements") or ()
     for root in facts.get("roots") or () if placements else ():

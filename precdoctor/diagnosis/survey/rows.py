@@ -1,4 +1,4 @@
-"""One tensor row of the log as a typed value, and the few facts about it that every rule asks for."""
+"""A row of the ``tensors`` table as a typed value, and the location and evidence that findings build from it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FORWARD_KINDS = ("batch", "input", "output")
 BACKWARD_KINDS = ("grad_output", "weight_grad")
 #: Non-finite values in these are incidents; a non-finite activation alone is evidence.
 TRIGGER_KINDS = ("loss", "weight_grad", "weight_grad_step", "weight", "update")
-#: How many tensors a path names, the finding's own included.
+#: Most tensors in a path, the finding's own included.
 PATH_LENGTH = 8
 
 #: What identifies a tensor across steps: root, module, kind, name, call.
 Key = tuple[str, str, str, str, int]
-#: Root, module and name of a weight, whatever is recorded of it.
+#: What identifies a weight: root, module, name.
 Parameter = tuple[str, str, str]
 
 #: The columns a :class:`TensorRow` is built from.
@@ -35,8 +35,8 @@ ROW_COLUMNS = (
 
 
 def number(value: Any) -> float | None:
-    """``value`` as a float; every spelling of "missing" (None, NA, NaN of a nullable column) is None."""
-    if value is None:  # most often; an exception takes ten times as long
+    """Return ``value`` as a float; None for every spelling of "missing" (None, NA, NaN of a nullable column)."""
+    if value is None:  # the most frequent case; an exception takes ten times as long
         return None
     try:
         result = float(value)
@@ -46,7 +46,7 @@ def number(value: Any) -> float | None:
 
 
 def integer(value: Any) -> int | None:
-    """``value`` as an int; missing is None."""
+    """Return ``value`` as an int; None if it is missing or infinite."""
     if type(value) is int:
         return value
     result = number(value)
@@ -54,33 +54,33 @@ def integer(value: Any) -> int | None:
 
 
 def text(value: Any) -> str:
-    """``value`` as a string; missing is empty."""
+    """Return ``value`` if it is a string, else the empty string."""
     return value if isinstance(value, str) else ""
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
-    """The tensor that a scanned record is about."""
+    """Return the identity of the tensor that a record of the ``tensors`` table is about."""
     return (*parameter_of(record)[:2], text(record["kind"]), text(record["name"]), int(record["call"]))
 
 
 def parameter_of(record: Mapping[str, Any]) -> Parameter:
-    """The weight that a scanned record is about."""
+    """Return the identity of the weight that a record of the ``tensors`` table is about."""
     return text(record["root"]), text(record["module"]), text(record["name"])
 
 
 def parameter_in(key: Key) -> Parameter:
-    """The weight that a tensor called like one is about."""
+    """Return root, module and name of a key: the weight that a gradient or an update belongs to."""
     root, module, _, name, _ = key
     return root, module, name
 
 
 def dotted(module: str, name: str) -> str:
-    """``blocks.0.weight``: a weight below its root."""
+    """Return ``blocks.0.weight``, the name of a weight below its root."""
     return f"{module}.{name}".strip(".")
 
 
 def known_format(dtype: str) -> Format | None:
-    """The floating-point format of a logged dtype; None for any other: range and headroom of integers mean nothing."""
+    """Return the floating-point format of a logged dtype; None for integers and unknown dtypes."""
     try:
         fmt = format_of_dtype(dtype)
     except UsageError:
@@ -90,7 +90,7 @@ def known_format(dtype: str) -> Format | None:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor at one step; columns mean what ``runlog.schema`` says."""
+    """One tensor at one step; the fields are columns of the ``tensors`` table (see ``runlog.schema``)."""
 
     step: int
     rank: int
@@ -120,12 +120,12 @@ class TensorRow:
     sum_sq: float | None
     histogram: ExponentHistogram
     scale: float | None
-    #: The run has several models, so that words about it put the root in front of the module.
+    #: Whether the run has several models: messages then write the root before the module.
     qualified: bool = False
 
     @classmethod
     def of(cls, record: Mapping[str, Any], *, qualified: bool = False) -> TensorRow:
-        """From one record of a tensors frame holding at least :data:`ROW_COLUMNS`."""
+        """Build a row from a record with at least the columns :data:`ROW_COLUMNS`."""
         shape, exponents = record.get("shape"), record.get("exp_hist")
         return cls(
             step=int(record["step"]),
@@ -163,66 +163,66 @@ class TensorRow:
 
     @property
     def key(self) -> Key:
-        """The tensor this row is about, the same on every step and rank."""
+        """The identity of the tensor, the same on every step and rank."""
         return (self.root, self.module, self.kind, self.name, self.call)
 
     @property
     def owner(self) -> Parameter:
-        """The weight that this row is about, or whatever else has its module and name."""
+        """Root, module and name: the same for a weight, its gradient and its update."""
         return (self.root, self.module, self.name)
 
     @property
     def inf(self) -> int:
-        """Infinities of both signs."""
+        """Number of infinities of both signs."""
         return self.pos_inf + self.neg_inf
 
     @property
     def non_finite(self) -> int:
-        """NaN and infinities together."""
+        """Number of NaN and infinities."""
         return self.nan + self.pos_inf + self.neg_inf
 
     @property
     def bad(self) -> bool:
-        """Whether it holds a NaN or an infinity."""
+        """Whether the tensor holds a NaN or an infinity."""
         return self.non_finite > 0
 
     @property
     def mask_like(self) -> bool:
-        """Nothing non-finite but ``-inf``: what an additive attention mask looks like."""
+        """Whether ``-inf`` is the only non-finite value, as in an additive attention mask."""
         return self.neg_inf > 0 and self.nan == 0 and self.pos_inf == 0
 
     @property
     def badness(self) -> frozenset[str]:
-        """Which kinds of non-finite values it holds."""
+        """The kinds of non-finite values in the tensor: ``nan``, ``pos_inf``, ``neg_inf``."""
         counts = {"nan": self.nan, "pos_inf": self.pos_inf, "neg_inf": self.neg_inf}
         return frozenset(name for name, count in counts.items() if count)
 
     @property
     def process(self) -> Process:
-        """The process that wrote it."""
+        """The process that recorded the row."""
         return Process(self.rank, self.attempt)
 
     @property
     def position(self) -> float:
-        """Where its first non-finite value (for a healthy row: its first tensor) stands in execution order."""
+        """Execution order of the first non-finite call (for a finite row: of the first call); infinity if unknown."""
         order = self.first_bad_order if self.bad and self.first_bad_order is not None else self.order
         return math.inf if order is None else float(order)
 
     @property
     def headroom(self) -> float | None:
-        """Binades between its amax and the dtype's maximum; None without a non-zero finite element."""
+        """Binades between amax and the dtype's maximum; None for integers and without a non-zero finite element."""
         fmt = known_format(self.dtype)
         return fmt.headroom(self.amax) if fmt is not None and self.amax else None
 
     @property
     def rms(self) -> float | None:
-        """Root mean square of the finite elements."""
+        """Root mean square of the finite elements; None without any."""
         finite = self.numel - self.non_finite
         return math.sqrt(self.sum_sq / finite) if self.sum_sq is not None and finite > 0 else None
 
     @property
     def place(self) -> str:
-        """The module, its root in front where the run has several models; the root for the root's own tensors."""
+        """The module, after its root if the run has several models; the root itself for the root's own tensors."""
         own = f"{self.root}.{self.module}" if self.qualified and self.module and self.root else self.module
         return own or self.root or "the loss"
 
@@ -233,7 +233,7 @@ class TensorRow:
 
     @property
     def label(self) -> str:
-        """How messages call it: ``blocks.3.attn.proj output``."""
+        """The tensor's name in messages: ``blocks.3.attn.proj output``."""
         if self.kind == "loss":
             return "the loss"
         if self.kind == "opt_state" and self.name:
@@ -247,13 +247,13 @@ class TensorRow:
         return " ".join(words if place else [*words, "outside of modules"])
 
     def count_words(self) -> str:
-        """Its non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""
+        """Return the count of non-finite values in words: ``12 NaN and 3 Inf of 4096 elements``."""
         counts = non_finite(self.nan, self.pos_inf, self.neg_inf) or "no non-finite value"
         return f"{counts} of {plural(self.numel, 'element')}"
 
 
 def location(row: TensorRow | None, phase: Phase, process: Process, step: int) -> Location:
-    """Where a finding about ``row`` happened; without a row it is about the run."""
+    """Return the location of a finding about ``row``, or about the whole run if it is None."""
     if row is None:
         return Location(phase=phase, step=step, **vars(process))
     return tensor_location((row.root, row.module), row.module_class, row.kind, phase, process, step)
@@ -262,12 +262,12 @@ def location(row: TensorRow | None, phase: Phase, process: Process, step: int) -
 def tensor_location(
     place: Parameter | Key | tuple[str, str], module_class: str, kind: str, phase: Phase, process: Process, step: int
 ) -> Location:
-    """Where a finding about a tensor happened; ``place`` begins with root and module."""
+    """Return the location of a finding about a tensor; ``place`` begins with root and module."""
     return Location(place[0], place[1], module_class or None, kind, phase, step=step, **vars(process))
 
 
 def range_evidence(row: TensorRow) -> dict[str, Any]:
-    """The fixed-shape ``range`` entry of a finding's evidence."""
+    """Return the ``range`` entry of a finding's evidence, which has a fixed shape."""
     return {
         "dtype": row.dtype,
         "amax": row.amax,
@@ -278,7 +278,11 @@ def range_evidence(row: TensorRow) -> dict[str, Any]:
 
 
 def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
-    """The fixed-shape ``path`` entry: the last :data:`PATH_LENGTH` of ``rows``, given in execution order."""
+    """Return the ``path`` entry of a finding's evidence: the last :data:`PATH_LENGTH` of ``rows``.
+
+    Args:
+        rows: in execution order.
+    """
     return [
         {
             "module": row.module or row.root,
@@ -296,17 +300,24 @@ def path_evidence(rows: Sequence[TensorRow]) -> list[dict[str, Any]]:
 
 
 def tensor_evidence(row: TensorRow | None, rows: Sequence[TensorRow] = ()) -> dict[str, Any]:
-    """The ``range`` and ``path`` entries of a finding about a tensor, the path in ``rows``; none without a tensor."""
+    """Return the ``range`` and ``path`` entries of a finding about ``row``; empty if it is None.
+
+    Args:
+        row: the tensor.
+        rows: the step's tensors, from which the path to ``row`` is taken.
+    """
     return {} if row is None else {"range": range_evidence(row), "path": path_evidence(path_to(rows, row))}
 
 
 def gradient_evidence(rows: Sequence[TensorRow], gradient: TensorRow) -> dict[str, Any]:
-    """The ``range`` and ``path`` entries of a finding about a gradient; the path begins at the loss."""
+    """Return the ``range`` and ``path`` entries of a finding about a gradient; the path begins at the loss."""
     return tensor_evidence(gradient, [r for r in rows if r.kind in ("loss", "grad_output")])
 
 
 def path_to(rows: Sequence[TensorRow], target: TensorRow) -> list[TensorRow]:
-    """The tensors in execution order up to and including ``target``; just ``target`` when the order is unknown."""
+    """Return the last tensors in execution order up to and including ``target``; only ``target`` if its order is
+    unknown.
+    """
     if target.order is None:
         return [target]
     before = [r for r in rows if r.order is not None and r.order < target.order]

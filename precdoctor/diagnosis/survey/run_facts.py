@@ -1,4 +1,4 @@
-"""What is known of a run before its tensors are read: facts, steps, events, and what the log lacks."""
+"""What is known of a run without reading its tensors: ``rank.json`` facts, steps, events, and what the log lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precdoctor.diagnosis.survey.arrow_rows import records
 from precdoctor.diagnosis.survey.engines import run_all
 from precdoctor.diagnosis.survey.processes import Glance, Process, glance, most_processes, representatives
 from precdoctor.diagnosis.survey.rows import integer, text
-from precdoctor.diagnosis.survey.step_facts import StepFacts, step_facts, together
+from precdoctor.diagnosis.survey.step_facts import StepFacts, merged_facts, step_facts
 from precdoctor.errors import RunTooLargeError, RunUnreadableError
 from precdoctor.runlog.costs import rows_cost
 from precdoctor.runlog.filters import ATTEMPT
@@ -30,20 +30,20 @@ _STEP_COLUMNS = (
     *("loss_scale", "clipped_before_unscale", "growth_tracker", "found_inf", "skipped", "autocast_dtype"),
     *("lost_update_fraction", "non_finite", "sampled", "recorder_ns", "wait_ns", "device_ns", "step_ns", "wall_time"),
 )
-#: Steps that are dictionaries at one time.
+#: Rows of the ``steps`` table that are turned into dictionaries at a time.
 _RECORDS = 1 << 14
 _T = TypeVar("_T")
 
 
 class RunFacts:
-    """A run without its tensors. Everything is read on first use and kept."""
+    """The facts, steps and events of a run. Everything is read on first use and cached."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._memo: dict[str, Any] = {}
-        #: Why the log of a process is left out, where those of others can be read.
+        #: Processes whose logs cannot be read and are left out, with the error.
         self.unread: dict[Process, str] = {}
-        #: The steps of every process in a few numbers, where there are many.
+        #: A summary of the steps of each process, if there are more processes than are read in full.
         self.glances: list[Glance] = []
 
     @property
@@ -52,7 +52,7 @@ class RunFacts:
         return self._run
 
     def remember(self, name: str, compute: Callable[[], _T]) -> _T:
-        """``compute()``, once per view; several rules share one analysis this way."""
+        """Return ``compute()``, called once per view and cached as ``name``, so that rules can share an analysis."""
         if name not in self._memo:
             self._memo[name] = compute()
         result: _T = self._memo[name]
@@ -67,11 +67,15 @@ class RunFacts:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """The processes that are looked at one by one: all of a few, those that stand out of many."""
+        """The processes whose steps and rows are read one by one: all of them, or of many the outliers and a sample."""
         return tuple(sorted(self.step_batches))
 
     def facts(self, process: Process) -> Mapping[str, Any]:
-        """The ``rank.json`` of one process; empty when it is missing."""
+        """Return the ``rank.json`` of one process; empty if it is missing or unreadable.
+
+        Raises:
+            RunUnreadableError: it is unreadable and the run has no other process.
+        """
         found = self._logs.get(process)
         try:
             return {} if found is None else found.facts
@@ -89,7 +93,7 @@ class RunFacts:
 
     @cached_property
     def any_facts(self) -> Mapping[str, Any]:
-        """The facts of the first process that has any."""
+        """The ``rank.json`` of the first process that has one."""
         return next((f for f in map(self.facts, self.processes) if f), {})
 
     @cached_property
@@ -105,7 +109,7 @@ class RunFacts:
 
     @cached_property
     def models(self) -> frozenset[str]:
-        """The roots that have modules of their own: names of modules mean little where there are several."""
+        """The roots that have submodules. If there are several, messages name the root beside a module."""
         return frozenset(root for root, module in self.module_classes if module)
 
     @property
@@ -115,11 +119,14 @@ class RunFacts:
 
     @property
     def optimizers(self) -> Sequence[Mapping[str, Any]]:
-        """The optimizers of the first process with facts."""
+        """The optimizers in the ``rank.json`` of the first process that has one."""
         return tuple(self.any_facts.get("optimizers") or ())
 
     def steps_before(self, process: Process) -> dict[str, int]:
-        """By name, the steps that optimizers of a process had made before it; of those that had made any and count."""
+        """Return ``{optimizer: steps}`` that a process's optimizers had made before recording began.
+
+        Without optimizers that had made none, or that keep no count.
+        """
         found = {
             text(o.get("name")): integer(o.get("steps_before")) for o in self.facts(process).get("optimizers") or ()
         }
@@ -129,7 +136,7 @@ class RunFacts:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """The ``steps`` table, ordered by process and step; ``loss_is_bad`` tells a NaN loss from a missing one."""
+        """The ``steps`` table, ordered by process and step, with ``loss_is_bad``: the loss is known and non-finite."""
         columns = [*_STEP_COLUMNS, "attempt"]
         batches = [b.select(columns) for found in self.step_batches.values() for b in found]
         table = pa.Table.from_batches(batches, schema=table_columns("steps", columns)).unify_dictionaries()
@@ -141,7 +148,7 @@ class RunFacts:
 
     @cached_property
     def step_batches(self) -> Mapping[Process, list[pa.RecordBatch]]:
-        """The rows of the ``steps`` table by process."""
+        """The rows of the ``steps`` table of each of :attr:`processes`."""
         pieces = {Process(p.directory.rank, p.directory.attempt): p for p in self._run.pieces("steps")}
         most = most_processes(len(pieces), sum(p.rows for p in pieces.values()))
         if len(pieces) > most:
@@ -170,10 +177,10 @@ class RunFacts:
         return steps
 
     def _cannot_read(self, piece: Piece, error: RunUnreadableError) -> None:
-        """A log of several that cannot be read is a problem of its process.
+        """Leave a process whose log cannot be read out of the analysis, and note the error in :attr:`unread`.
 
         Raises:
-            RunUnreadableError: there is no other.
+            RunUnreadableError: the run has no other process.
         """
         if len(self.everyone) == 1:
             with advice(self._run.path):
@@ -182,28 +189,28 @@ class RunFacts:
 
     @cached_property
     def timeline(self) -> Mapping[Process, Sequence[StepFacts]]:
-        """Per process its steps in order, the rows of several optimizers at one step taken together."""
+        """The steps of each process in order; several rows of one step (several optimizers) are merged."""
         timeline: dict[Process, list[StepFacts]] = {p: [] for p in self.processes}
         for record in self._step_records():
             facts = step_facts(record)
             steps = timeline.setdefault(Process.of(record), [])
             if steps and steps[-1].step == facts.step:
-                facts = together(steps.pop(), facts)
+                facts = merged_facts(steps.pop(), facts)
             steps.append(facts)
         return timeline
 
     def _step_records(self) -> Iterator[dict[str, Any]]:
-        """The rows of :attr:`steps`, some thousands at a time: a dictionary takes ten times as much as its facts."""
+        """Yield the rows of :attr:`steps`, converted in slices: dictionaries take ten times the memory of facts."""
         for start in range(0, len(self.steps), _RECORDS):
             yield from records(self.steps.iloc[start : start + _RECORDS])
 
     @cached_property
     def trains(self) -> bool:
-        """Whether any step was more than a call of a model (``record --inference``)."""
+        """Whether any step trained; False for a recording of model calls only (``record --inference``)."""
         return not all(s.inference for steps in self.timeline.values() for s in steps)
 
     def step_facts(self, process: Process, step: int) -> StepFacts | None:
-        """The facts of one step; None when it left no row."""
+        """Return the facts of one step; None if the log has no row of it."""
         table = self.remember("step-index", lambda: {(p, s.step): s for p, t in self.timeline.items() for s in t})
         return table.get((process, step))
 
@@ -218,19 +225,19 @@ class RunFacts:
         return self._run.events()
 
     def events_of(self, *kinds: str) -> list[dict[str, Any]]:
-        """The events of these kinds in order of time, ``data`` decoded (an undecodable one is empty)."""
+        """Return the events of these kinds in order of time, ``data`` decoded from JSON (empty if it is invalid)."""
         if self.events.empty:
             return []
         chosen = self.events[self.events["event"].isin(kinds)]
         return [{**r, "data": _decoded(r.get("data"))} for r in records(chosen)]
 
     def warnings_about(self, what: str) -> list[tuple[Process, dict[str, Any]]]:
-        """The ``warning`` events with this ``what`` in their ``data``, each with its process, in order of time."""
+        """Return the ``warning`` events whose ``data`` has this ``what``, with their processes, in order of time."""
         return [(Process.of(e), e) for e in self.events_of("warning") if e["data"].get("what") == what]
 
     @cached_property
     def nonfinite_events(self) -> Sequence[Mapping[str, Any]]:
-        """The ``nonfinite`` events: the steps on which the recorder saw such values."""
+        """The ``nonfinite`` events: one per step on which the recorder saw non-finite values."""
         return self.events_of("nonfinite")
 
     @cached_property
@@ -239,7 +246,9 @@ class RunFacts:
         return max((s.step for steps in self.timeline.values() for s in steps), default=0)
 
     def detection(self, process: Process, step: int) -> Source | None:
-        """The line of the ``backward()`` call (or optimizer step) at which the recorder saw the values of ``step``."""
+        """Return the line of the ``backward()`` call (or optimizer step) at which the recorder detected the non-finite
+        values of ``step``; None if it is not recorded.
+        """
         for event in self.nonfinite_events:
             same = integer(event.get("step")) == step and integer(event.get("rank")) == process.rank
             line = integer(event.get("line"))
@@ -251,7 +260,7 @@ class RunFacts:
 
     @cached_property
     def dropped(self) -> Mapping[str, int]:
-        """Rows lost on the way to disk, by the reason the recorder gave."""
+        """Number of rows lost on the way to disk, by the recorder's reason."""
         dropped: dict[str, int] = {}
         for event in self.events_of("drop"):
             reason = text(event["data"].get("reason")) or "unknown"
@@ -260,7 +269,7 @@ class RunFacts:
 
     @cached_property
     def recorder_errors(self) -> tuple[str, ...]:
-        """What the recorder itself stumbled over."""
+        """The messages of the recorder's internal errors."""
         messages = []
         for event in self.events_of("error"):
             data = event["data"]
@@ -269,7 +278,7 @@ class RunFacts:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What the reader found wrong with the files; a log without its end is told by :attr:`complete`."""
+        """What is wrong with the files of the log, as messages; see :attr:`complete` for a log without its end."""
         known = [str(p) for rank in self._run.ranks for p in rank.problems]
         return (*known, *(f"{why}; it is left out" for _, why in sorted(self.unread.items())))
 
@@ -280,17 +289,17 @@ class RunFacts:
 
     @cached_property
     def cut_short(self) -> str | None:
-        """Why recording ended before the training did; None when it did not."""
+        """Why recording ended before the training did; None if it did not."""
         return next((rank.cut_short for rank in self._run.ranks if rank.cut_short is not None), None)
 
     @cached_property
     def stopped(self) -> str | None:
-        """Why precdoctor itself ended the run; None when it did not."""
+        """Why precdoctor itself ended the run; None if it did not."""
         return next((rank.stopped for rank in self._run.ranks if rank.stopped is not None), None)
 
     @property
     def missing(self) -> str | None:
-        """Why a rule that found nothing must not say "passed"; None when the log is whole."""
+        """Why rows are missing, so that a rule without findings is indeterminate, not passed; None if none are."""
         if self.dropped:
             return f"{sum(self.dropped.values()):,} rows were dropped ({', '.join(sorted(self.dropped))})"
         if self.recorder_errors:
@@ -306,13 +315,13 @@ class RunFacts:
 
     @cached_property
     def partial_modules(self) -> bool:
-        """Whether ``--include``/``--exclude`` left modules out, so that a producer may be invisible."""
+        """Whether ``--include`` or ``--exclude`` left modules out, so that the producer may be one without rows."""
         options = self._run.info.get("options") or self._run.info.get("recorder") or {}
         return bool(isinstance(options, Mapping) and (options.get("include") or options.get("exclude")))
 
 
 def table_columns(table: str, columns: Sequence[str]) -> pa.Schema:
-    """The schema of these columns of a table, ``attempt`` included where it is one of them."""
+    """Return the schema of these columns of a table; ``attempt`` is allowed, though no table stores it."""
     return pa.schema([ATTEMPT if c == ATTEMPT.name else TABLES[table].field(c) for c in columns])
 
 

@@ -1,4 +1,4 @@
-"""What the error of a scan fact does to the results it feeds, as the rules on scan facts ask and say it."""
+"""The effect of a scan fact's error on the results that it feeds: the shared option, limits and sentence."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ EFFECT = RuleOption(
 
 
 def wrong_share(fact: Fact) -> float:
-    """Share of a result that a hidden overflow or underflow makes wrong by more than half."""
+    """Return the share of a result's elements that a hidden overflow or underflow makes wrong by more than half."""
     return fact.share("wrong", "of")
 
 
 def has_effect(fact: Fact, limit: float) -> bool:
-    """Whether the error makes up at least ``limit`` of the result that it feeds; True if that was not measured."""
+    """Return whether the error makes up at least ``limit`` of the result that it feeds; True if not measured."""
     return not fact.number("effect") < limit
 
 
 def wrong_results(options: Options) -> Callable[[Fact], float]:
-    """The weight of hidden overflows and underflows: their wrong share, from ``wrong_share`` and ``effect`` on."""
+    """Return the ``badness`` of hidden overflows and underflows: the wrong share of a fact.
+
+    0 below the option ``wrong_share``, or if its measured effect is below the option ``effect``.
+    """
 
     def weight(fact: Fact) -> float:
         share = wrong_share(fact)
@@ -36,7 +39,7 @@ def wrong_results(options: Options) -> Callable[[Fact], float]:
 
 
 def effect_words(fact: Fact, limit: float) -> str:
-    """The effect of an error, as a sentence; empty if it was not measured."""
+    """Return the effect of an error as a sentence; empty if it was not measured."""
     op, there = fact.where("fed")
     if not op:
         return ""

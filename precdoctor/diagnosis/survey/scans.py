@@ -1,4 +1,4 @@
-"""Deep scans of healthy steps: the facts of the ``scan`` events, and the check that the rules on them share."""
+"""Deep scans of healthy steps: the facts in the ``scan`` events, and the check that all rules on scan facts share."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from precdoctor.diagnosis.survey.processes import Process
 from precdoctor.diagnosis.survey.rows import dotted, integer, text
 from precdoctor.diagnosis.survey.view import RunView
 
-#: Places in the code that a rule reports, and modules listed for each; a reader needs no more.
+#: Most places in the code that a rule reports, and most modules listed for each: a reader needs no more.
 _MAX_PLACES, _MAX_MODULES = 8, 16
-#: Highest confidence if only one scanned step shows it, and if the scan did not measure its effect. Chosen empirically.
+#: Highest confidence if a single scanned step shows the fact; if its effect was not measured. Chosen empirically.
 _ONE_STEP, _NOT_FOLLOWED = 0.7, 0.7
-#: Words for the evidence of a scan event.
+#: Words for the evidence that triggered a scan, by its ``what``.
 _EVIDENCE = {
     "zeros": "share of zeros",
     "squares": "amax, whose square leaves its format,",
@@ -33,7 +33,7 @@ _EVIDENCE = {
     "fact": "what one scan alone had found",
 }
 
-#: Where an op outside modules ran, by the phase of its fact.
+#: Words for the place of an op outside modules, by the phase of its fact.
 _STAGES = {
     "backward": "the backward pass",
     "loss": "the loss code",
@@ -50,13 +50,15 @@ _PHASES = {
 
 @dataclass(frozen=True)
 class Scan:
-    """One scan of one process.
+    """A deep scan of one step of one process.
 
     Attributes:
         outcome: done | refused | dropped.
+        why: the recorder's reason if the scan was not done.
+        ops: number of scanned ops.
         reason: first | spaced | evidence; empty in logs of older recorders.
         evidence: recorded numbers that triggered the scan, in words.
-        found: number of facts that it recorded.
+        found: number of facts that the scan recorded.
     """
 
     step: int
@@ -71,7 +73,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class Fact:
-    """A measurement of one op."""
+    """A defect that a deep scan measured on one op; ``data`` holds its numbers by the fact's ``kind``."""
 
     kind: str
     step: int
@@ -99,7 +101,7 @@ class Fact:
 
     @property
     def dtype(self) -> str:
-        """The dtype of its first result."""
+        """The dtype of the op's first result; empty if unknown."""
         results = self.data.get("results")
         first = results[0] if isinstance(results, list) and results else None
         return text(first.get("dtype")) if isinstance(first, Mapping) else ""
@@ -111,39 +113,39 @@ class Fact:
 
     @property
     def owner(self) -> tuple[str, str]:
-        """Root and module of the op; of the parameter that it writes to, or to whose state, outside of modules."""
+        """Root and module of the op; of an op outside modules those of the parameter (or its state) that it writes."""
         owner = self.data.get("owner")
         if not self.root and isinstance(owner, list) and len(owner) == 2:
             return text(owner[0]), text(owner[1])
         return self.root, self.module
 
     def number(self, name: str) -> float:
-        """A number of ``data``; NaN if there is none."""
+        """Return a number of ``data``; NaN if there is none."""
         value = real(self.data.get(name))
         return math.nan if value is None else value
 
     def count(self, name: str) -> int:
-        """A whole number of ``data``; 0 if there is none."""
+        """Return a whole number of ``data``; 0 if there is none."""
         return integer(self.data.get(name)) or 0
 
     def share(self, part: str, whole: str) -> float:
-        """One whole number of ``data`` over another; 0 without them."""
+        """Return the ratio of two whole numbers of ``data``; 0 if ``part`` is missing."""
         return self.count(part) / max(self.count(whole), 1)
 
     def where(self, name: str) -> tuple[str, str]:
-        """Another op in ``data``, one that used the value, and its line in words."""
+        """Return name and `` at FILE:LINE`` of another op in ``data``, such as one that read the result; else empty."""
         other = self.data.get(name)
         return (text(other.get("op")), at_line(source_of(other))) if isinstance(other, Mapping) else ("", "")
 
 
 def short_name(op: str) -> str:
-    """``mul`` of ``aten.mul_.Tensor``."""
+    """Return ``mul`` for ``aten.mul_.Tensor``."""
     parts = op.split(".")
     return (parts[1] if len(parts) > 1 else parts[0]).strip("_")
 
 
 def scans(view: RunView) -> Sequence[Scan]:
-    """Every scan, in order of time."""
+    """Return all scans, in order of time."""
     return view.remember("scans", lambda: _scans(scan_events(view)))
 
 
@@ -168,7 +170,7 @@ def _scan(event: Mapping[str, Any], found: int) -> Scan:
 
 
 def _evidence_words(evidence: Mapping[str, Any]) -> str:
-    """``amax of `layers.2` output 12.5 -> 310 at step 20``."""
+    """Return ``amax of `layers.2` output 12.5 -> 310 at step 20``."""
     what = text(evidence.get("what"))
     name = _EVIDENCE.get(what, what)
     place, _, tensor = text(evidence.get("tensor")).partition(":")
@@ -181,7 +183,7 @@ def _evidence_words(evidence: Mapping[str, Any]) -> str:
 
 
 def facts(view: RunView, *kinds: str) -> list[Fact]:
-    """The facts of steps with a finite loss and without an incident; incidents have findings of their own."""
+    """Return the facts of these kinds on steps without an incident or a non-finite loss, which other rules report."""
     return [f for f in view.remember("scan-facts", lambda: _facts(view)) if f.kind in kinds]
 
 
@@ -200,42 +202,42 @@ def _facts(view: RunView) -> list[Fact]:
 
 
 def scan_events(view: RunView) -> list[dict[str, Any]]:
-    """Every ``scan`` event, ``data`` decoded, in order of time."""
+    """Return all ``scan`` events, ``data`` decoded, in order of time."""
     return view.remember("scan-events", lambda: view.events_of("scan"))
 
 
 @dataclass(frozen=True)
 class Group:
-    """The facts of one place in the code, worst first; layers of one class share their lines."""
+    """The facts of one place in the code, worst first. All layers of one class are one place: they share its lines."""
 
     worst: Fact
     facts: Sequence[Fact]
 
     @property
     def modules(self) -> list[str]:
-        """The modules that run it."""
+        """The modules that run the place's code, at most :data:`_MAX_MODULES`."""
         return sorted({f.module for f in self.facts})[:_MAX_MODULES]
 
     @property
     def steps(self) -> list[int]:
-        """The scanned steps that show it."""
+        """The scanned steps with a fact of this place."""
         return sorted({f.step for f in self.facts})
 
 
 def is_optimizers(fact: Fact) -> bool:
-    """Whether the line calls an optimizer, so that torch's own code ran the op."""
+    """Return whether the fact's line calls ``.step(``, so that the optimizer's code ran the op."""
     return fact.source is not None and ".step(" in (fact.source.code or "")
 
 
 def stands(view: RunView, group: Group) -> bool:
-    """Whether two scans or more show it, and half of all."""
+    """Return whether at least two scans show the place's facts, and at least half of all scans."""
     done = done_steps(view, group)
     still = [s for s in group.steps if s in done]
     return len(still) > 1 and 2 * len(still) >= len(done)
 
 
 def done_steps(view: RunView, group: Group) -> list[int]:
-    """The scanned steps of the process of a group, in order; without skipped ones that do not show it."""
+    """Return the scanned steps of the group's process, in order; without skipped steps that have none of its facts."""
     skipped = {s.step for p, steps in view.timeline.items() if p == group.worst.process for s in steps if s.skipped}
     done = {s.step for s in scans(view) if s.outcome == "done" and s.process == group.worst.process}
     return sorted(done - (skipped - set(group.steps)))
@@ -252,17 +254,18 @@ def check_facts(
     keep: Callable[[Group], bool] = lambda _: True,
     same: Callable[[Fact], Hashable] | None = None,
 ) -> Checked:
-    """The check of a rule on scan facts.
+    """Run the check of a rule on scan facts.
 
     Args:
+        view: the run.
         kinds: the kinds of facts to check.
-        badness: weight of a fact; 0 if it is harmless.
+        badness: returns the weight of a fact; 0 if it is harmless.
         finding: makes the finding of one place in the code.
         seen: the result if nothing is found: "no overflow changed a result".
-        flushes: whether a fact counts only if it lasts. Weights that begin at zero are flushed until they have grown;
-            later scans no longer show it.
-        keep: whether a place counts, by all of its facts.
-        same: what facts of one finding have in common; by default the op and its line.
+        flushes: returns whether a fact of only one step is dropped if a later scan does not show it: weights that
+            begin at zero are flushed until they have grown.
+        keep: returns whether to report a place, given all its facts.
+        same: returns the key that facts of one finding share; by default root, op and line.
     """
     known = scans(view)
     done = [s for s in known if s.outcome == "done"]
@@ -273,7 +276,9 @@ def check_facts(
     bad = [(weight, f) for f in facts(view, *kinds) if (weight := badness(f)) > 0]
     if not bad:
         return Checked((), f"{checked}: {seen}")
-    groups = [g for g in _grouped(bad, same or _place_of) if keep(g) and not (flushes(g.worst) and _passed(g, done))]
+    groups = [
+        g for g in _groups(bad, same or _place_of) if keep(g) and not (flushes(g.worst) and _is_transient(g, done))
+    ]
     if not groups:
         return Checked((), f"{checked}: {seen} on several steps, or beyond the first ones")
     places = plural(len(groups), "place")
@@ -285,7 +290,7 @@ def _place_of(fact: Fact) -> Hashable:
     return (fact.root, fact.op, at.file, at.line) if at is not None else (fact.root, fact.op, fact.module)
 
 
-def _grouped(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]) -> list[Group]:
+def _groups(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]) -> list[Group]:
     places: dict[Hashable, list[tuple[float, Fact]]] = {}
     for weight, fact in bad:
         places.setdefault(same(fact), []).append((weight, fact))
@@ -294,14 +299,18 @@ def _grouped(bad: Iterable[tuple[float, Fact]], same: Callable[[Fact], Hashable]
     return [Group(found[0][1], [f for _, f in found]) for found in ordered]
 
 
-def _passed(group: Group, done: Sequence[Scan]) -> bool:
-    """Whether only one step shows it, and a later scan of the same process does not."""
+def _is_transient(group: Group, done: Sequence[Scan]) -> bool:
+    """Return whether a single step has facts of the group, and a later step of the process was scanned."""
     fact = group.worst
     return len(group.steps) == 1 and any(s.process == fact.process and s.step > fact.step for s in done)
 
 
 def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
-    """The confidence of a finding and its reason; ``most`` if several scanned steps show it and its effect."""
+    """Return the confidence of a finding and the reason for it.
+
+    ``most`` if several scanned steps show the place's facts and their effect was measured (the backward pass needs
+    none); else at most 0.7.
+    """
     if len(group.steps) < 2:
         return min(most, _ONE_STEP), f"{reason}, on one scanned step only"
     if not group.worst.backward and math.isnan(group.worst.number("effect")):
@@ -310,7 +319,7 @@ def certainty(group: Group, most: float, reason: str) -> tuple[float, str]:
 
 
 def locate(view: RunView, group: Group) -> Location:
-    """The location of a group: that of its worst fact."""
+    """Return the location of a group: that of its worst fact, at the first step that shows it."""
     fact = group.worst
     root, module = fact.owner
     return Location(
@@ -326,12 +335,12 @@ def locate(view: RunView, group: Group) -> Location:
 
 
 def place_words(fact: Fact) -> str:
-    """``in `blocks.3.attn```."""
+    """Return ``in `blocks.3.attn```, or ``in the loss code`` for an op outside modules."""
     return f"in `{fact.module or fact.root}`" if fact.root else f"in {_STAGES.get(fact.phase, _STAGES['backward'])}"
 
 
 def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[str, Any]:
-    """The data of the worst fact, the limits, and the other modules and steps."""
+    """Return the evidence of a finding: the data of the worst fact, the limits, all modules and steps, the reason."""
     data = {k: v for k, v in group.worst.data.items() if k not in ("kind", "phase", "settings")}
     return {
         **data,
@@ -343,7 +352,7 @@ def evidence_of(group: Group, limits: Mapping[str, float], reason: str) -> dict[
 
 
 def op_words(fact: Fact) -> str:
-    """``At step 12, aten.mul.Tensor at train.py:42 in `blocks.3.attn```."""
+    """Return ``At step 12, aten.mul.Tensor at train.py:42 in `blocks.3.attn```."""
     return f"At step {fact.step}, {fact.op}{fact.line} {place_words(fact)}"
 
 
@@ -358,7 +367,7 @@ def place_finding(
     limits: Mapping[str, float],
     prescription: Prescription,
 ) -> Finding:
-    """The finding of ``rule`` about one place in the code; ``certain`` is its confidence and the reason for it."""
+    """Return the finding of ``rule`` about one place in the code; ``certain`` is its confidence and the reason."""
     confidence, reason = certain
     return rule.finding(
         confidence=confidence,
@@ -371,7 +380,7 @@ def place_finding(
 
 
 def elsewhere_words(group: Group) -> str:
-    """The number of modules and of scanned steps, as sentences."""
+    """Return the number of modules (if several) and of scanned steps, as sentences."""
     modules, steps = len({f.module for f in group.facts}), len(group.steps)
     also = f" The same line does so in {modules} modules." if modules > 1 else ""
     return f"{also} Seen on {plural(steps, 'scanned step')}, first at step {group.steps[0]}."

@@ -1,7 +1,7 @@
 """Errors of pieces of code against a wide reference, as ``precdoctor shadow`` measured them, and their limits.
 
-Errors are relative L2, in units u of half an ulp at 1 (2^-8 for BF16). One rounding of a tensor to nearest gives 0.4 u,
-a healthy layer less than 1 u; 4 u is the first limit. Element-wise limits would fail every healthy run.
+Errors are relative L2 errors. Their unit u is half an ulp at 1 (2^-8 for BF16): rounding a tensor once to nearest gives
+0.4 u, a healthy layer less than 1 u; 4 u is the first limit. Element-wise limits would fail every healthy run.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ _DONE = ("compared", "nothing-reduced")
 
 @dataclass(frozen=True)
 class Piece:
-    """One kind of tensor of one piece of code: its worst step.
+    """The errors of one kind of tensor that a piece of code makes, on the step with the largest own error.
 
     Attributes:
-        module: owner of the code; for ``input`` and ``grad_output`` the caller, which runs it before or behind
-            ``beside``.
-        beside: the module behind (``input``) or before (``grad_output``) the code; None for a module's own code.
+        module: the module whose code it is: the caller, if the tensor is an ``input`` or ``grad_output`` of ``beside``.
+        beside: the module right after (``input``) or before (``grad_output``) the code; None for a module's own code.
         kind: one of :data:`KINDS`.
-        order: of the module at which the tensor was taken.
-        local: the piece's own error; None where only the accumulated one is known.
+        order: execution order of the module at which the tensor was compared.
+        local: the piece's own error, made on exact inputs; None if only the accumulated error is known.
         accumulated: error of the reduced run at this tensor.
         given: error of the reduced run in the piece's inputs.
     """
@@ -65,7 +64,7 @@ class Piece:
 
     @property
     def amplification(self) -> float:
-        """Factor by which the piece enlarged the errors it was given; 0 where that is not known."""
+        """Accumulated error over the larger of the inputs' error and the own error; 0 if unknown, and in backward."""
         if self.accumulated is None or self.given is None or self.kind not in FORWARD:
             return 0.0
         base = max(self.given, self.local or 0.0)
@@ -78,12 +77,15 @@ class Shadowed:
 
     Attributes:
         reference: dtype of the reference.
-        fmt: the narrowest format in which any op computed; None when nothing was narrower than the reference.
+        fmt: the narrowest format in which any op computed; None if no step was compared.
         steps: compared steps.
-        refused: the other steps, with reasons.
-        exact: whether every replay gave the run's outputs bit for bit.
-        without_backward: steps whose gradients were not compared, because some overflowed.
+        pieces: the pieces of code, one per kind of tensor.
+        refused: steps that could not be compared, with the reason.
+        exact: whether every replay reproduced the run's outputs bit for bit.
+        without_backward: steps whose gradients were not compared because some overflowed.
         notes: sentences for a reader.
+        nothing_reduced: steps on which nothing was narrower than the reference.
+        roots: the compared top-level modules.
     """
 
     reference: str
@@ -99,25 +101,25 @@ class Shadowed:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the narrowest format; empty without one."""
+        """The dtype of :attr:`fmt`; empty if that is None."""
         return self.fmt.dtype if self.fmt is not None else ""
 
     @property
     def u(self) -> float:
-        """Half an ulp at 1 of the narrowest format."""
+        """Half an ulp at 1 of :attr:`fmt`; 0 if that is None."""
         return unit(self.fmt) if self.fmt is not None else 0.0
 
     @property
     def slack(self) -> float:
-        """Factor on the limits: FP32 keeps its sums in FP32 as well, where a sum of 4096 terms errs by 64 u."""
+        """Factor on the limits: 16 in FP32, whose sums are accumulated in FP32, so that 4096 terms err by 64 u."""
         return 16.0 if self.fmt is not None and self.fmt.mantissa_bits >= FP32.mantissa_bits else 1.0
 
     def worst(self) -> list[Piece]:
-        """Pieces by their own error, largest first."""
+        """Return the pieces with a known own error, largest first."""
         return sorted((p for p in self.pieces if p.local is not None), key=lambda p: (-(p.local or 0.0), p.order))
 
     def layers(self) -> dict[tuple[str, str], float]:
-        """The largest own error of each module that has code of its own, in order of execution."""
+        """Return ``{(root, module): largest own error}`` in order of execution."""
         found: dict[tuple[str, str], float] = {}
         for p in sorted(self.pieces, key=lambda p: (p.root, p.order)):
             if p.local is not None:
@@ -125,10 +127,10 @@ class Shadowed:
         return found
 
     def along_depth(self, root: str, kind: str = "output") -> list[tuple[str, float]]:
-        """Module and accumulated error along the depth of a root; for gradients beginning at the loss.
+        """Return module and accumulated error along the depth of a root; for gradients, from the loss on.
 
-        The line is the longest chain of like layers (``blocks.0``, ``blocks.1`` ...) and the modules behind it; all
-        modules where no chain has three layers. A module's gradient is taken where it is returned.
+        The line consists of the longest chain of numbered layers (``blocks.0``, ``blocks.1`` ...) and the modules after
+        it; of all modules if no chain has three layers. An ``input`` or ``grad_output`` counts for the module it is of.
         """
         mine = [p for p in self.pieces if p.root == root and p.accumulated is not None and p.kind == kind]
         mine.sort(key=lambda p: p.order)
@@ -148,7 +150,7 @@ class Shadowed:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a finding; the options of PD704 give their sources."""
+    """Limits of a finding; see the options of PD704 for units and sources."""
 
     expected: float = 4.0
     limit: float = 8.0
@@ -156,22 +158,22 @@ class Limits:
     amplification: float = 8.0
 
     def off(self, p: Piece, found: Shadowed) -> bool:
-        """Whether its own error is above the limit."""
+        """Return whether the piece's own error is above the limit."""
         return p.local is not None and p.local > self.limit * found.slack * found.u
 
     def above_expectation(self, error: float | None, found: Shadowed) -> bool:
-        """Whether an error is larger than a healthy piece's."""
+        """Return whether an error is larger than a healthy piece makes."""
         return error is not None and error > self.expected * found.slack * found.u
 
     def amplifies(self, p: Piece) -> bool:
-        """Whether it made small errors large: few bits are left, and it lost about as many itself."""
+        """Return whether the piece enlarges errors by at least ``amplification`` and leaves at most ``bits`` bits."""
         left = p.accumulated is not None and p.accumulated >= 2.0**-self.bits
         return left and p.amplification >= self.amplification
 
     def guilty(self, found: Shadowed) -> list[Piece]:
-        """Pieces worth a finding, worst first: forward pieces that round, pieces that amplify, then backward ones.
+        """Return the pieces to report: forward pieces with a large own error, pieces that amplify, backward pieces.
 
-        A backward pass through numbers that the forward pass made wrong is wrong itself.
+        Backward pieces come last: errors of the forward pass make the backward pass wrong as well.
         """
         own = [p for p in found.worst() if self.off(p, found)]
         more = sorted((p for p in found.pieces if p not in own and self.amplifies(p)), key=lambda p: p.order)
@@ -180,12 +182,12 @@ class Limits:
 
 
 def unit(fmt: Format) -> float:
-    """Half an ulp at 1: 2^-8 for BF16, 2^-11 for FP16, 2^-24 for FP32."""
+    """Return half an ulp at 1: 2^-8 for BF16, 2^-11 for FP16, 2^-24 for FP32."""
     return float(2.0 ** -(fmt.mantissa_bits + 1))
 
 
 def shadowed(view: RunView) -> Shadowed | None:
-    """The comparisons of a run; None when it was recorded without any. Computed once per view."""
+    """Return the comparisons of a run; None if it has none. Computed once per view."""
     return view.remember("shadowed", lambda: _read(view))
 
 
@@ -218,7 +220,7 @@ def _steps(events: Any) -> tuple[int, ...]:
 
 
 def _formats(calls: Sequence[Mapping[str, Any]]) -> list[Format]:
-    """The formats ops computed in, the narrowest first."""
+    """Return the formats in which ops computed, the narrowest first."""
     names = {text(name) for e in calls for name in e["data"].get("formats") or ()}
     formats = {fmt.name: fmt for name in names if (fmt := known_format(name)) is not None}
     return sorted(formats.values(), key=lambda f: (f.mantissa_bits, f.name))
@@ -239,6 +241,7 @@ def _notes(calls: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _pieces(event: Mapping[str, Any], classes: Mapping[tuple[str, str], str]) -> Iterator[Piece]:
+    """Yield the pieces of one ``layer`` event: one per compared kind of tensor."""
     data, root, module = event["data"], text(event.get("root")), text(event.get("module"))
     for kind in KINDS:
         point = data.get(kind)
@@ -247,7 +250,7 @@ def _pieces(event: Mapping[str, Any], classes: Mapping[tuple[str, str], str]) ->
         around = kind in ("input", "grad_output")
         parent = data.get("parent")
         if around and parent is None:
-            continue  # code before and behind a root is not replayed
+            continue  # code before and after a root is not replayed
         owner = text(parent) if around else module
         yield Piece(
             root=root,
@@ -267,12 +270,12 @@ def _pieces(event: Mapping[str, Any], classes: Mapping[tuple[str, str], str]) ->
 
 
 def _error(value: Any) -> float | None:
-    """A number of an event, in which an infinity is a string."""
+    """Convert a number of an event, in which infinity is the string ``"Infinity"``; None if missing or NaN."""
     return math.inf if value == "Infinity" else number(value)
 
 
 def _worst_steps(pieces: Iterator[Piece]) -> list[Piece]:
-    """Per piece the step with its largest own error, and its largest accumulated error on any step."""
+    """Reduce to one entry per piece: the step with its largest own error, with the largest accumulated error of any."""
     worst: dict[tuple[str, str, str | None, str], Piece] = {}
     for p in pieces:
         key = (p.root, p.module, p.beside, p.kind)

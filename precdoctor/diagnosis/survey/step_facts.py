@@ -1,4 +1,4 @@
-"""What the ``steps`` table says of one step, as typed values."""
+"""A row of the ``steps`` table as a typed value, and an optimizer's own count of its steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from precdoctor.diagnosis.survey.rows import integer, number, text
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """What the ``steps`` table says about one step of one process, over all its optimizers."""
+    """One step of one process, all its optimizers merged; the columns of the ``steps`` table."""
 
     step: int
     loss: float | None
@@ -25,42 +25,42 @@ class StepFacts:
     loss_scale: float | None
     lr: float | None
     loss_is_bad: bool
-    #: Of the attempt's optimizer: class + ``#n``.
+    #: Class and number of the optimizer that made the attempt: ``AdamW#0``.
     optimizer: str = ""
-    #: Backward passes; none where gradients of the step before were used again.
+    #: Number of backward passes; 0 if the step used the gradients of the step before again.
     micro_steps: int = 1
-    #: L2, unscaled, before clipping.
+    #: L2 norm of the rank's own gradients, unscaled, before clipping.
     grad_norm: float | None = None
     clip_norm: float | None = None
     clipped_before_unscale: bool | None = None
     growth_tracker: int | None = None
     autocast_dtype: str | None = None
-    found_inf: bool | None = None  # by the loss scaler, in what this optimizer was given
-    #: Parameter groups whose learning rate is NaN or infinite, and that rate.
+    found_inf: bool | None = None  # whether the loss scaler found one in this optimizer's gradients
+    #: Number and learning rate of each parameter group whose rate is NaN or infinite.
     bad_rates: tuple[tuple[int, float], ...] = ()
 
-    #: Of each parameter group.
+    #: The learning rate of each parameter group; NaN if it is not recorded.
     lrs: tuple[float, ...] = ()
 
     @property
     def inference(self) -> bool:
-        """A model was called and nothing trained (``record --inference``)."""
+        """Whether the step only called a model, without training it (``record --inference``)."""
         return self.complete and not self.optimizer and not self.micro_steps
 
 
-def _truth(value: Any) -> bool:
+def _flag(value: Any) -> bool:
     return number(value) not in (None, 0.0)
 
 
 def step_facts(record: Mapping[str, Any]) -> StepFacts:
-    """Of one row of ``RunView.steps``."""
+    """Convert one row of ``RunView.steps``."""
     return StepFacts(
         step=int(record["step"]),
         loss=number(record.get("loss")),
         non_finite=integer(record.get("non_finite")) or 0,
-        skipped=_truth(record.get("skipped")),
-        complete=_truth(record.get("complete")),
-        sampled=_truth(record.get("sampled")),
+        skipped=_flag(record.get("skipped")),
+        complete=_flag(record.get("complete")),
+        sampled=_flag(record.get("sampled")),
         loss_scale=number(record.get("loss_scale")),
         lr=number(record.get("lr")),
         loss_is_bad=bool(record["loss_is_bad"]),
@@ -78,15 +78,15 @@ def step_facts(record: Mapping[str, Any]) -> StepFacts:
 
 
 def own_step(steps: Sequence[StepFacts], step: int, before: Mapping[str, int]) -> tuple[str, int] | None:
-    """Whose attempt a step is, and how many attempts of that optimizer came before it, in earlier runs as well.
+    """Return the optimizer of a step, and how many steps that optimizer had made before it, earlier runs included.
 
     Args:
-        steps: of one process, in order.
-        step: one of them.
-        before: the steps of each optimizer before this process.
+        steps: all steps of one process, in order.
+        step: the number of one of them.
+        before: per optimizer its steps before this process.
 
     Returns:
-        Null where one optimizer makes every step and began with it, and where the log does not have all up to this one.
+        None if a single optimizer began at step 0, so that its count is the run's, or if earlier steps are missing.
     """
     until, names = steps[: step + 1], {s.optimizer for s in steps if s.optimizer}
     if len(until) <= step or until[-1].step != step or (len(names) < 2 and not before):
@@ -105,8 +105,8 @@ def _bad_rates(rates: Any) -> tuple[tuple[int, float], ...]:
     return tuple((i, float(r)) for i, r in enumerate(known) if r is not None and not math.isfinite(r))
 
 
-def together(a: StepFacts, b: StepFacts) -> StepFacts:
-    """Of two rows of one step: those of its optimizers."""
+def merged_facts(a: StepFacts, b: StepFacts) -> StepFacts:
+    """Merge two rows of one step, which belong to two optimizers; ``lrs`` is left empty."""
     return StepFacts(
         step=a.step,
         loss=a.loss if a.loss is not None else b.loss,

@@ -1,8 +1,8 @@
-"""Surveys of large logs, kept for the next command in the user's own cache: ``~/.cache/precdoctor/surveys``.
+"""Surveys of large logs, stored for the next command in the user's own cache: ``~/.cache/precdoctor/surveys``.
 
-A stored survey is named by the checksums of all parts it is of, so it is used for these bytes only, and a log that
-changes has another. It does not lie beside the run: a run directory may come from anybody, with a survey in it that
-contradicts its rows. What lies in the cache was written by this user; see :func:`_folder`.
+A stored survey is named by a hash of the checksums of all its parts, so a log that changes gets another name. Surveys
+are not stored beside the run, because a run directory may come from anybody, with a survey that contradicts its rows.
+The cache holds only what this user wrote; see :func:`_folder`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from precdoctor.runlog.atomic import temporary_name
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
 
-#: Logs with fewer rows are read again in less than two seconds.
+#: Logs with fewer rows are not stored: reading them again takes less than two seconds.
 WORTH_STORING = 1 << 20
-#: Of what a survey holds: raised whenever that changes.
+#: Version of a survey's contents; raise it whenever they change.
 _VERSION = 1
 _MOST_FILES, _MOST_BYTES = 16, 1 << 30
 _STEPS = pa.schema([pa.field("kind", pa.string()), pa.field("step", pa.int64())])
@@ -36,7 +36,7 @@ _SCHEMAS = (SCHEMA, _STEPS, BAD, BATCHES, ROWS)
 
 
 def key_of(run: Run, steps: Sequence[int] | None) -> str | None:
-    """The name of a survey that keeps ``steps``; None while the run is being written, or is damaged."""
+    """Return the name of the run's survey that keeps ``steps``; None if the run is still written, or damaged."""
     found = run.seals()
     if found is None:
         return None
@@ -45,7 +45,7 @@ def key_of(run: Run, steps: Sequence[int] | None) -> str | None:
 
 
 def load(key: str) -> Survey | None:
-    """The survey of this name; None where there is none, or it cannot be read."""
+    """Return the stored survey of this name; None if there is none, or it cannot be read."""
     folder = _folder()
     if folder is None:
         return None
@@ -73,7 +73,7 @@ def load(key: str) -> Survey | None:
 
 
 def store(key: str, survey: Survey) -> None:
-    """Keep a survey; where that is not possible, nothing is kept."""
+    """Write a survey to the cache; does nothing if the cache cannot be written."""
     folder = _folder(make=True)
     if folder is None:
         return
@@ -98,7 +98,7 @@ def store(key: str, survey: Survey) -> None:
 
 
 def _folder(*, make: bool = False) -> Path | None:
-    """The cache, if it is a directory of this user into which nobody else can write."""
+    """Return the cache directory; None unless this user owns it and nobody else can write to it."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "precdoctor" / "surveys"
     try:
@@ -114,7 +114,7 @@ def _folder(*, make: bool = False) -> Path | None:
 
 
 def _thin_out(folder: Path) -> None:
-    """Remove what was used longest ago, beyond the limits on number and size."""
+    """Remove the least recently used surveys beyond the limits on number and size."""
     with contextlib.suppress(OSError):
         files = sorted(((f.stat().st_mtime_ns, f.stat().st_size, f) for f in folder.glob("*.arrows")), reverse=True)
         size = 0

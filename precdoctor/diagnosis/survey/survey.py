@@ -1,8 +1,8 @@
 """The one pass over the tensors of a log: exact aggregates of all rows, and the rows of chosen steps.
 
-A short log is kept whole. Of a long one the rows of some :data:`MOST_STEPS` steps are: the first and newest ones, the
-first bad ones with those before them, and others spread evenly. Everything that must not miss a row is aggregated while
-it is read: totals per tensor, which kinds were non-finite on which step, and the batches that stand out.
+Of a short log, all rows are kept. Of a long log, the rows of at most some :data:`MOST_STEPS` steps are kept: the first
+and newest steps, the first bad steps with the steps before them, and others spread evenly. What must not miss a row is
+aggregated during the pass: totals per tensor, which kinds were non-finite on which step, and outlying batches.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from precdoctor.runlog.parts import joined
 from precdoctor.runlog.pieces import Piece, piece_rows
 from precdoctor.runlog.schema import TENSORS
 
-#: Rows that are kept of a log; with histograms each takes about 400 bytes.
+#: A log with at most this many rows is kept whole; with histograms a row takes about 400 bytes.
 MOST_ROWS = 1 << 18
-#: Steps that are kept of a log with more rows than that: at most, and at least.
+#: Of a log with more rows, the largest and smallest number of steps to keep.
 MOST_STEPS, FEWEST_STEPS = 512, 32
-#: Bad steps that are kept, and healthy ones before each of the first of them.
-_BAD, _BEFORE, _LED_UP_TO = 48, 8, 4
-#: The first steps show how a run began.
-_FIRST = 8
-#: The columns of a kept row: all but the histograms of blocks, which take most of the room and few questions need.
+#: The first bad steps to keep; sampled steps to keep before a bad one; bad steps that get them.
+_MOST_BAD, _BEFORE, _BAD_WITH_HISTORY = 48, 8, 4
+#: Sampled steps to keep at the start, which show how the run began, and bad steps to keep at the end.
+_FIRST_STEPS = 8
+#: The columns of a kept row: all except block histograms, which take most of the memory and are rarely needed.
 COLUMNS = tuple(name for name in TENSORS.names if not name.startswith("block") or name.endswith("_lo"))
 ROWS = pa.schema([*(TENSORS.field(name) for name in COLUMNS), ATTEMPT])
 _BATCH_COLUMNS = (
     *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel", "order", "amax"),
     *("nan", "pos_inf", "neg_inf"),
 )
-#: Non-finite tensors of one kind at one step of one process; ``masks``: those that hold nothing but ``-inf``.
+#: Number of non-finite tensors of a kind at a step of a process; ``masks``: of these, how many hold only ``-inf``.
 BAD = pa.schema(
     [
         *(pa.field(name, pa.int64()) for name in ("rank", "attempt", "step")),
@@ -50,25 +50,25 @@ BAD = pa.schema(
     ]
 )
 BATCHES = pa.schema([ROWS.field(name) for name in _BATCH_COLUMNS])
-#: Pieces of fewer rows are read together, up to as many rows in all.
+#: Pieces with at most the first number of rows are read together, up to the second number of rows in all.
 _SMALL, _TOGETHER = 1 << 16, 1 << 18
-#: How often a kept row is in memory while rows are joined.
+#: Copies of a kept row in memory while batches are joined.
 _COPIES = 2
-#: Partial tables are merged when there are this many rows of them.
+#: Partial totals are merged once they have this many rows together.
 _PENDING = 1 << 16
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What one pass over the ``tensors`` table leaves.
+    """The result of one pass over the ``tensors`` table.
 
     Attributes:
         totals: one row per tensor over all ranks and steps, see :mod:`.totals`.
-        steps_of: the steps on which tensors of each kind have rows, ascending.
-        bad: per process, step and kind how many tensors were non-finite; schema :data:`BAD`.
+        steps_of: per kind the steps on which such a tensor has a row, ascending.
+        bad: number of non-finite tensors per process, step and kind; schema :data:`BAD`.
         batches: rows of kind ``batch`` that are non-finite, or reach a binade that their tensor had not reached before.
         rows: all rows of the kept steps in the log's order, schema :data:`ROWS`.
-        kept: the kept steps; None: all.
+        kept: the kept steps; None means all.
     """
 
     totals: pa.Table
@@ -79,12 +79,12 @@ class Survey:
     kept: frozenset[int] | None
 
     def covers(self, steps: Iterable[int] | None) -> bool:
-        """Whether all rows of these steps are kept; None means any steps."""
+        """Return whether :attr:`rows` holds every row of these steps. None stands for the kept steps: always true."""
         return steps is None or self.kept is None or self.kept.issuperset(steps)
 
 
 def merged_surveys(surveys: Iterable[Survey], budget: Budget) -> Survey:
-    """The survey of all rows that ``surveys`` are of, in the log's order; associative. Each is let go once it is in."""
+    """Merge surveys of successive pieces of a log; associative. Drops each survey once it is added, to save memory."""
     partial = _Partial(budget)
     kept: frozenset[int] | None = frozenset()
     for survey in surveys:
@@ -96,12 +96,12 @@ def merged_surveys(surveys: Iterable[Survey], budget: Budget) -> Survey:
 
 @dataclass(frozen=True)
 class Task:
-    """What one worker does: read some pieces of the tensors.
+    """A worker's share of the pass: pieces of the ``tensors`` table to read.
 
     Attributes:
-        pieces: of the log; several only where all are small.
-        steps: whose rows are kept; None means all.
-        keeps: whether rows are kept at all.
+        pieces: what to read; several only if all are small.
+        steps: the steps whose rows to keep; None means all.
+        keeps: whether to keep rows at all.
     """
 
     pieces: tuple[Piece, ...]
@@ -111,18 +111,18 @@ class Task:
 
 @dataclass(frozen=True)
 class Read:
-    """What a worker found: the survey of its pieces, and why some of them could not be read."""
+    """A worker's result: the survey of its pieces, and the errors of pieces that it could not read."""
 
     survey: Survey
     unread: tuple[tuple[Piece, RunUnreadableError], ...]
 
 
 def tasks_of(pieces: Iterable[tuple[Piece, bool]], steps: Sequence[int] | None) -> list[Task]:
-    """Tasks of some size: small pieces that follow one another are read together.
+    """Return tasks for all pieces; successive small pieces share a task.
 
     Args:
-        pieces: in the log's order, each with whether its rows are kept.
-        steps: of which.
+        pieces: in the log's order, each with whether to keep its rows.
+        steps: the steps whose rows to keep; None means all.
     """
     chosen = None if steps is None else tuple(steps)
     tasks: list[Task] = []
@@ -139,11 +139,11 @@ def tasks_of(pieces: Iterable[tuple[Piece, bool]], steps: Sequence[int] | None) 
 
 
 def read_pieces(task: Task, cache: PartCache | None = None) -> Read:
-    """Read every row of some pieces once.
+    """Read every row of a task's pieces once and return their survey.
 
     Args:
-        task: what to read.
-        cache: what earlier queries found out about the parts of the run.
+        task: the pieces to read.
+        cache: facts about the run's parts from earlier queries.
     """
     steps = task.steps if task.keeps else ()
     more = [name for name in COLUMNS if name not in READ]
@@ -155,7 +155,7 @@ def read_pieces(task: Task, cache: PartCache | None = None) -> Read:
 
 
 def _survey_of(batch: pa.RecordBatch, steps: Ints | None) -> Survey:
-    """The survey of one batch, with its rows of these steps."""
+    """Return the survey of one batch, keeping its rows of ``steps`` (ascending; None keeps all)."""
     rows = batch
     if steps is not None:
         if not steps.size or "exp_hist" not in batch.schema.names:
@@ -165,7 +165,12 @@ def _survey_of(batch: pa.RecordBatch, steps: Ints | None) -> Survey:
             at = np.minimum(np.searchsorted(steps, step), steps.size - 1)
             rows = batch.filter(pa.array(steps[at] == step))
     return Survey(
-        totals(batch), _steps_of(batch), _bad(batch), _peaks(_delivered(batch)), rows.select(ROWS.names), None
+        totals(batch),
+        _steps_of(batch),
+        _bad_counts(batch),
+        _outlying_batches(_data_batches(batch)),
+        rows.select(ROWS.names),
+        None,
     )
 
 
@@ -176,7 +181,11 @@ def _rows(
     cache: PartCache | None,
     unread: list[tuple[Piece, RunUnreadableError]],
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of all pieces that can be read; of one of several all or none."""
+    """Yield the rows of the task's pieces; adds those that cannot be read to ``unread``.
+
+    Of several pieces, a damaged one yields no rows. A piece read alone may fail after some: it may be too large to
+    hold.
+    """
     for piece in task.pieces:
         rows = piece_rows(piece, READ, more, steps, cache)
         try:
@@ -191,67 +200,76 @@ def _rows(
 
 
 def chosen_steps(sampled: Sequence[int], bad: Sequence[int], rows: int) -> list[int] | None:
-    """The steps whose rows are kept; None where all are.
+    """Return the steps whose rows to keep, ascending; None means all.
 
     Args:
         sampled: steps with full statistics, ascending.
-        bad: steps with non-finite values, or cut off, ascending.
-        rows: in the log.
+        bad: steps with non-finite values, and steps that were cut off, ascending.
+        rows: number of rows in the log.
     """
     if rows <= MOST_ROWS or not sampled:
         return None
     limit = max(FEWEST_STEPS, min(MOST_STEPS, MOST_ROWS * len(sampled) // rows))
     newest = limit // 3
     older = sampled[:-newest]
-    led = [s for b in bad[:_LED_UP_TO] for s in sampled[max(0, int(np.searchsorted(sampled, b)) - _BEFORE) :][:_BEFORE]]
+    before_bad = [
+        s
+        for b in bad[:_BAD_WITH_HISTORY]
+        for s in sampled[max(0, int(np.searchsorted(sampled, b)) - _BEFORE) :][:_BEFORE]
+    ]
     spread = older[:: max(1, math.ceil(len(older) / (limit - newest)))]
-    return sorted({*sampled[:_FIRST], *spread, *sampled[-newest:], *bad[:_BAD], *bad[-_FIRST:], *led})
+    return sorted(
+        {*sampled[:_FIRST_STEPS], *spread, *sampled[-newest:], *bad[:_MOST_BAD], *bad[-_FIRST_STEPS:], *before_bad}
+    )
 
 
 class _Partial:
-    """A survey in parts, which are put together when there are many and at the end."""
+    """Collects surveys to merge. Totals are merged whenever there are many, everything else at the end."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._size = 0
         self._totals: list[pa.Table] = []
-        self._most = _PENDING
-        self._bad: list[pa.Table] = []
+        self._merge_at = _PENDING
+        self._bad_counts: list[pa.Table] = []
         self._kinds: dict[str, list[Ints]] = {}
         self._rows: list[pa.RecordBatch] = []
         self._batches: list[pa.Table] = []
 
     def add(self, part: Survey) -> None:
-        """Take in what comes next in the log's order."""
+        """Add the survey of the next piece in the log's order."""
         self._totals.append(part.totals)
-        if len(self._totals) > 1 and sum(t.num_rows for t in self._totals) > self._most:
+        if len(self._totals) > 1 and sum(t.num_rows for t in self._totals) > self._merge_at:
             self._totals = [merged(self._totals)]
-            self._most = max(_PENDING, 2 * self._totals[0].num_rows)
+            self._merge_at = max(_PENDING, 2 * self._totals[0].num_rows)
             self._budget.keep("names", TENSOR_COST * self._totals[0].num_rows)
         for kind, found in part.steps_of.items():
             self._kinds.setdefault(kind, []).append(found)
-        for tables, table in ((self._bad, part.bad), (self._batches, part.batches), (self._rows, part.rows)):
-            if table.num_rows:  # an empty one would keep dictionaries alive
+        for tables, table in ((self._bad_counts, part.bad), (self._batches, part.batches), (self._rows, part.rows)):
+            if table.num_rows:  # an empty table would keep its dictionaries in memory
                 tables.append(table)
         self._size += part.rows.nbytes
         self._budget.keep("rows", _COPIES * self._size)
 
     def result(self, kept: frozenset[int] | None) -> Survey:
-        """Everything that was added, which is given away by that."""
+        """Return the merged survey. The collected rows are given away: call it once."""
         found = Survey(
             totals=merged(self._totals),
             steps_of={kind: np.unique(np.concatenate(found)) for kind, found in self._kinds.items()},
-            bad=_added(self._bad),
-            batches=_peaks(pa.concat_tables([BATCHES.empty_table(), *self._batches])),
-            rows=_one(self._rows, ROWS),
+            bad=_summed_bad(self._bad_counts),
+            batches=_outlying_batches(pa.concat_tables([BATCHES.empty_table(), *self._batches])),
+            rows=_concatenated(self._rows, ROWS),
             kept=kept,
         )
         pa.default_memory_pool().release_unused()
         return found
 
 
-def _one(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """All batches as one. The list is emptied: rows are the most of a survey, and so are there once and a column."""
+def _concatenated(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Concatenate batches column by column and empty the list.
+
+    Rows are the largest share of a survey. This way memory holds them once, plus one column.
+    """
     if not batches:
         return pa.RecordBatch.from_pylist([], schema)
     if len(batches) == 1:
@@ -263,14 +281,14 @@ def _one(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _steps_of(batch: pa.RecordBatch) -> dict[str, Ints]:
-    """The distinct steps of each kind."""
+    """Return the distinct steps of each kind, ascending."""
     step, kind = batch.column("step").to_numpy(), batch.column("kind")
     codes = kind.indices.to_numpy()
     return {str(kind.dictionary[int(c)].as_py()): np.unique(step[codes == c]) for c in np.unique(codes)}
 
 
-def _bad(batch: pa.RecordBatch) -> pa.Table:
-    """The table :data:`BAD` of the rows of one batch."""
+def _bad_counts(batch: pa.RecordBatch) -> pa.Table:
+    """Count the non-finite tensors of one batch; schema :data:`BAD`."""
     nan, pos, neg = (batch.column(c).to_numpy() for c in ("nan", "pos_inf", "neg_inf"))
     chosen = batch.filter(pa.array((nan > 0) | (pos > 0) | (neg > 0)))
     if not chosen.num_rows:
@@ -279,10 +297,10 @@ def _bad(batch: pa.RecordBatch) -> pa.Table:
     names = ("rank", "attempt", "step", "kind")
     columns = {n: chosen.column(n).cast(BAD.field(n).type) for n in names}
     ones = pa.array(np.ones(chosen.num_rows, np.int64))
-    return _added([pa.table({**columns, "tensors": ones, "masks": masks}, schema=BAD)])
+    return _summed_bad([pa.table({**columns, "tensors": ones, "masks": masks}, schema=BAD)])
 
 
-def _added(tables: Sequence[pa.Table]) -> pa.Table:
+def _summed_bad(tables: Sequence[pa.Table]) -> pa.Table:
     whole = pa.concat_tables([BAD.empty_table(), *tables])
     if not whole.num_rows:
         return whole
@@ -291,15 +309,15 @@ def _added(tables: Sequence[pa.Table]) -> pa.Table:
     return sums.rename_columns([*keys, "tensors", "masks"]).select(BAD.names).sort_by([(k, "ascending") for k in keys])
 
 
-def _delivered(batch: pa.RecordBatch) -> pa.Table:
-    """The rows of kind ``batch``."""
+def _data_batches(batch: pa.RecordBatch) -> pa.Table:
+    """Return the rows of kind ``batch``, with the columns of :data:`BATCHES`."""
     kind = batch.column("kind")
     mine = pc.take(pc.equal(kind.dictionary, "batch"), kind.indices)
     return pa.Table.from_batches([batch.select(_BATCH_COLUMNS).filter(mine)], BATCHES)
 
 
-def _peaks(delivered: pa.Table) -> pa.Table:
-    """The rows that are non-finite, or reach a binade that their tensor had not reached before in its process."""
+def _outlying_batches(delivered: pa.Table) -> pa.Table:
+    """Keep of the rows of kind ``batch`` each tensor's first one per process, non-finite ones, and new top binades."""
     if not delivered.num_rows:
         return delivered
     ordered = delivered.unify_dictionaries().sort_by([(n, "ascending") for n in ("rank", "attempt", "step", "call")])

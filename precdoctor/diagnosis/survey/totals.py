@@ -1,7 +1,6 @@
-"""Exact aggregates of every tensor over all rows of a log, and the merge of two of them.
+"""Exact aggregates of every tensor over all rows of a log, and the merge of such tables.
 
-A table has one row per tensor: the columns :data:`KEYS`, then those of :func:`totals`. Merging is associative and
-independent of order, but for ``order`` and ``shape``, which are those of the earliest step.
+A table has one row per tensor; schema :data:`SCHEMA`. Merging is associative and independent of order.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ import pyarrow as pa
 
 from precdoctor.numerics.arrays import Ints
 
-#: What a tensor is recognised by, over all ranks and steps.
+#: Columns that identify a tensor over all ranks and steps.
 KEYS = ("root", "module", "kind", "name", "dtype", "format", "call")
-#: Added up over rows; null counts as 0.
+#: Columns that are summed over rows; null counts as 0.
 SUMS = (
     *("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "saturated", "flushed", "unchanged"),
     *("rows", "clipping_casts", "flushing_casts", "bad_rows"),
 )
-#: Columns that :func:`totals` reads.
+#: Columns of the ``tensors`` table that the pass always reads.
 READ = (
     *("step", "rank", "attempt", *KEYS),
     *("numel", "nan", "pos_inf", "neg_inf", "zero", "subnormal", "at_max", "saturated", "flushed", "unchanged"),
     *("amax", "order"),
 )
-#: Where the largest magnitude was.
+#: Columns that say where the amax was: the earliest such step, then the lowest rank and attempt.
 PEAK = ("peak_step", "peak_rank", "peak_attempt")
 _TEXTS = KEYS[:-1]
 SCHEMA = pa.schema(
@@ -45,7 +44,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def totals(batch: pa.RecordBatch) -> pa.Table:
-    """The aggregates of the rows of one batch that has the columns :data:`READ`."""
+    """Aggregate the rows of one batch that has the columns :data:`READ`."""
     codes = grouped(batch, KEYS)
     firsts = np.unique(codes, return_index=True)[1]
     table = {k: batch.column(k).take(pa.array(firsts)).cast(pa.string()) for k in _TEXTS}
@@ -65,7 +64,7 @@ def totals(batch: pa.RecordBatch) -> pa.Table:
 
 
 def merged(tables: Sequence[pa.Table]) -> pa.Table:
-    """The aggregates of all rows that ``tables`` are of; the empty table for none."""
+    """Merge tables of aggregates; the empty table for none."""
     table = pa.concat_tables([SCHEMA.empty_table(), *tables])
     if len(tables) < 2:
         return table
@@ -87,7 +86,7 @@ def merged(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def grouped(batch: pa.RecordBatch, names: Sequence[str]) -> Ints:
-    """One number per row, the same for rows that agree in all of ``names``: dictionaries or integers."""
+    """Return a number per row, equal for rows that agree in all columns ``names`` (dictionaries or integers)."""
     code = np.zeros(batch.num_rows, np.int64)
     for name in names:
         column = batch.column(name)
@@ -105,7 +104,15 @@ def grouped(batch: pa.RecordBatch, names: Sequence[str]) -> Ints:
 def _reduced(
     ids: Ints, values: dict[str, Ints], amax: npt.NDArray[np.float64], peaks: dict[str, Ints], bounds: dict[str, Ints]
 ) -> dict[str, pa.Array]:
-    """One entry per id: sums, the largest amax and where it was first, first and last steps."""
+    """Reduce rows to one entry per id: sums, the largest amax and its first place, first and last steps.
+
+    Args:
+        ids: the group of each row.
+        values: columns to sum.
+        amax: NaN if unknown.
+        peaks: step, rank and attempt of each amax.
+        bounds: columns of which to take the smallest, or of ``last_step`` the largest; :data:`_NEVER` becomes null.
+    """
     size = np.where(np.isnan(amax), -1.0, amax)
     order = np.lexsort((*(-peaks[p] for p in reversed(PEAK)), size, ids))
     starts = np.flatnonzero(np.diff(ids[order], prepend=-1))

@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Fewest points for a line: four in the newer half.
+#: Fewest points that are fitted: four in the newer half.
 _MIN_POINTS = 8
-#: Standard errors on either side of a slope: an interval of 95 %.
+#: Standard errors on either side of a slope, which make an interval of 95 %.
 _ERRORS = 2.0
-#: Factor between the ends of a forecast from which on it is wide, and fewest points of a line that is not short.
+#: Factor between the ends of a forecast above which it is wide; fewest fitted points of a trend that is not short.
 _WIDE, _LONG = 4.0, 24
 
 
 class Forecast(NamedTuple):
-    """Steps until a limit is reached, with an interval of 95 %."""
+    """Number of steps until a limit is reached, with an interval of 95 %; ``high`` may be infinite."""
 
     low: float
     estimate: float
@@ -26,30 +26,31 @@ class Forecast(NamedTuple):
 
     @property
     def is_wide(self) -> bool:
-        """Whether its ends are far apart."""
+        """Whether the ends of the interval are far apart."""
         return self.high > _WIDE * max(self.low, 1.0)
 
     @property
     def interval_words(self) -> str:
-        """``120 to 340``; ``120 or more`` without an end."""
+        """``120 to 340``, or ``120 or more`` if ``high`` is infinite."""
         return f"{self.low:,.0f} to {self.high:,.0f}" if math.isfinite(self.high) else f"{self.low:,.0f} or more"
 
     @property
     def reason(self) -> str:
-        """What the confidence in it rests on."""
+        """The basis of the forecast, for ``confidence_reason``."""
         return "a straight line in log2 over the newer half of the steps" + ", with a wide interval" * self.is_wide
 
 
 @dataclass(frozen=True)
 class Trend:
-    """A straight line through log2(amax) over steps; slopes in binades per step.
+    """A straight line through log2(amax) over the newer half of the steps; slopes in binades per step.
 
     Attributes:
-        low, high: interval of the slope.
-        overall: slope over all steps.
-        climbed: binades that the line climbed over the fitted steps.
-        level: the line's value at the last step.
-        first, last: the fitted steps.
+        low, high: interval of 95 % of the slope.
+        overall: slope of a line through all steps.
+        climbed: rise of the line over the fitted steps, in binades.
+        level: the line's value at the last step: log2 of an amax.
+        points: number of fitted points.
+        first, last: first and last fitted step.
     """
 
     slope: float
@@ -64,7 +65,7 @@ class Trend:
 
     @property
     def rises(self) -> bool:
-        """Whether it certainly goes up, at no less than half of the slope of the whole run."""
+        """Whether the slope is certainly positive, and at least half of the slope over all steps."""
         return self.low > 0.0 and self.slope >= 0.5 * self.overall
 
     @property
@@ -73,13 +74,13 @@ class Trend:
         return self.points < _LONG
 
     def steps_to(self, limit: float) -> Forecast:
-        """Steps from the last one until the line reaches log2 ``limit``."""
+        """Forecast the number of steps from the last one until the amax reaches ``limit``; the slope must be > 0."""
         room = max(0.0, math.log2(limit) - self.level)
         return Forecast(room / self.high, room / self.slope, room / self.low if self.low > 0.0 else math.inf)
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Trend | None:
-    """The trend of the newer half of ``(step, amax)``; None if there are too few points for a line."""
+    """Fit a trend to the newer half of the points ``(step, amax)``; None if there are too few."""
     if len(points) < _MIN_POINTS or points[-1][0] == points[len(points) // 2][0]:
         return None
     steps = np.array([s for s, _ in points], dtype=np.float64)

@@ -1,8 +1,8 @@
 """What the rules see of a run: its facts and steps, and the survey of its tensors.
 
-The ``tensors`` table is read once, into a survey (see :mod:`.survey`); rules scan the rows that it kept. Rows of other
-steps are evidence: they are read from the log when somebody asks for them by step. Memory is flat in the length of the
-run but for the ``steps`` table itself.
+The ``tensors`` table is read once, into a survey (see :mod:`.survey`), and rules scan the rows that the survey kept.
+Rows of other steps are read from the log when a rule asks for them by step. Memory does not grow with the length of the
+run, except for the ``steps`` table.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from precdoctor.runlog.reader import Run
 
 __all__ = ["BAD_COUNTS", "IDENTITY", "Process", "RunView"]
 
-#: Non-finite by any of the three counts; a filter in disjunctive normal form.
+#: The columns that count non-finite elements.
 BAD_COUNTS = ("nan", "pos_inf", "neg_inf")
 #: What identifies a tensor across steps and ranks.
 IDENTITY = ("root", "module", "kind", "name", "call")
-#: Steps whose rows are kept at least, and rows that may be kept of more of them: rules ask for the same ones.
+#: Cache of :meth:`RunView.rows`, since rules ask for the same steps: newest steps always kept; limit on rows of more.
 _KEPT_STEPS, _KEPT_ROWS = 8, 1 << 15
 
 
@@ -47,8 +47,8 @@ class RunView(RunFacts):
         self._rows: dict[tuple[Process, int], tuple[TensorRow, ...]] = {}
         self._row_count = 0
         self._categories: Categories = {}
-        self._asked: frozenset[int] = frozenset()
-        self._besides: list[int] = []
+        self._requested_steps: frozenset[int] = frozenset()
+        self._extra_steps: list[int] = []
 
     def measured(
         self,
@@ -59,7 +59,7 @@ class RunView(RunFacts):
         steps: Sequence[int] | None = None,
         where: Sequence[tuple[str, str, Any]] = (),
     ) -> pd.DataFrame:
-        """The rows of these kinds in the log's order: identity, ``columns``, and one column per measure.
+        """Return the rows of these kinds in the log's order: identity, ``columns``, and one column per measure.
 
         Args:
             measures: names of :data:`.measures.MEASURES`.
@@ -76,11 +76,12 @@ class RunView(RunFacts):
         return frame
 
     def keep(self, steps: Sequence[int]) -> None:
-        """Have the pass over the tensors keep the rows of these steps as well, for questions that name them.
+        """Ask the pass over the tensors to keep the rows of these steps as well.
 
-        Too late once the pass is made; then such questions read the steps from the log.
+        They are returned only to queries that name their steps. Without effect after the pass: queries then read these
+        steps from the log.
         """
-        self._asked |= frozenset(steps)
+        self._requested_steps |= frozenset(steps)
 
     def batches(
         self,
@@ -91,24 +92,24 @@ class RunView(RunFacts):
         where: Sequence[tuple[str, str, Any]] = (),
         everyone: bool = False,
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of these kinds in the log's order, projected; always with ``step``, ``rank`` and ``attempt``.
+        """Return the rows of these kinds in the log's order, with ``columns``, ``step``, ``rank`` and ``attempt``.
 
-        Those that were kept; other steps, and columns that are not kept, are read from the log.
+        Comes from the kept rows if they hold all steps and columns, else from the log.
 
         Args:
             columns: of the ``tensors`` table.
             kinds: of tensors.
-            steps: only these; None means all that were kept.
-            where: further terms that must hold, as the reader takes them.
-            everyone: also rows of processes that are not looked at one by one.
+            steps: only these; None means the kept steps.
+            where: further filter terms ``(column, operator, value)``; all must hold.
+            everyone: also return rows of processes outside :attr:`processes`.
         """
         wanted = list(dict.fromkeys(["step", "rank", "attempt", *columns]))
         terms: list[tuple[str, str, Any]] = [("kind", "in", list(kinds)), *where]
         survey = self.survey
         if steps is not None:
             terms.append(("step", "in", [int(s) for s in steps]))
-        elif survey.kept is not None and self._besides:
-            terms.append(("step", "not in", self._besides))
+        elif survey.kept is not None and self._extra_steps:
+            terms.append(("step", "not in", self._extra_steps))
         all_seen = not everyone or len(self.processes) == len(self.everyone)
         if all_seen and survey.covers(steps) and set(wanted) <= set(ROWS.names):
             found = query("tensors", wanted, [terms]).select(survey.rows)
@@ -117,15 +118,15 @@ class RunView(RunFacts):
 
     @cached_property
     def survey(self) -> Survey:
-        """The one pass over the tensors."""
+        """The survey of the ``tensors`` table: from the cache of large logs, or made by one pass on first use."""
         facts = [s for steps in self.timeline.values() for s in steps]
         bad = sorted({s.step for s in facts if s.loss_is_bad or s.non_finite or not s.complete})
         pieces = self._run.pieces("tensors")
         mine = [Process(p.directory.rank, p.directory.attempt) in self.step_batches for p in pieces]
         rows = sum(p.rows for p, keeps in zip(pieces, mine, strict=True) if keeps)
         chosen = chosen_steps(self.sampled_steps, bad, rows)
-        self._besides = [] if chosen is None else sorted(self._asked.difference(chosen))
-        steps = None if chosen is None else sorted([*chosen, *self._besides])
+        self._extra_steps = [] if chosen is None else sorted(self._requested_steps.difference(chosen))
+        steps = None if chosen is None else sorted([*chosen, *self._extra_steps])
         key = stored.key_of(self._run, steps) if sum(p.rows for p in pieces) >= stored.WORTH_STORING else None
         known = stored.load(key) if key is not None else None
         if known is not None:
@@ -145,20 +146,21 @@ class RunView(RunFacts):
 
     @cached_property
     def bad(self) -> list[dict[str, Any]]:
-        """The records of :attr:`Survey.bad` of the processes that are looked at one by one."""
+        """The records of :attr:`Survey.bad` for :attr:`processes`."""
         found: list[dict[str, Any]] = self.survey.bad.to_pylist()
         return [r for r in found if Process.of(r) in self.step_batches]
 
     @cached_property
     def kept_steps(self) -> tuple[int, ...]:
-        """The sampled steps whose rows are at hand: all of a short run, a choice of a long one."""
+        """The sampled steps whose rows the survey kept: all of a short run, a selection of a long one."""
         kept = self.survey.kept
         if kept is None:
             return self.sampled_steps
-        mine = kept.difference(self._besides)
+        mine = kept.difference(self._extra_steps)
         return tuple(s for s in self.sampled_steps if s in mine)
 
     def _load_step(self, process: Process, step: int) -> tuple[TensorRow, ...]:
+        """Read all rows of one step, from the kept rows or else from the log, in execution order."""
         where = [("step", "==", step), ("rank", "==", process.rank), ("attempt", "==", process.attempt)]
         columns = [*ROW_COLUMNS, "attempt"]
         kept = self.survey.covers([step]) and process in self.step_batches
@@ -173,7 +175,7 @@ class RunView(RunFacts):
         return tuple(sorted(rows, key=lambda r: (r.order is None, r.order or 0)))
 
     def rows(self, process: Process, step: int) -> tuple[TensorRow, ...]:
-        """All tensors of one step of one process in execution order; those of unknown order come last."""
+        """Return all tensors of one step of one process in execution order; those of unknown order come last."""
         key = process, step
         if key not in self._rows:
             self._rows[key] = self._load_step(process, step)
@@ -183,7 +185,7 @@ class RunView(RunFacts):
         return self._rows[key]
 
     def any_rows(self, step: int) -> tuple[TensorRow, ...]:
-        """The same of the first process that recorded the step; empty where none did."""
+        """Return the rows of one step from the first process that recorded it; empty if none did."""
         return next((rows for p in self.processes if (rows := self.rows(p, step))), ())
 
     @cached_property
@@ -195,10 +197,10 @@ class RunView(RunFacts):
         return {kind: frozenset(places) for kind, places in found.items()}
 
     def places(self, kind: str) -> frozenset[Parameter]:
-        """Root, module and name of every tensor of this kind."""
+        """Return root, module and name of every tensor of this kind."""
         return self._places.get(kind, frozenset())
 
     def tensor_count(self, kinds: Sequence[str]) -> tuple[int, int]:
-        """How many distinct tensors of these kinds there are, and on how many steps: what a rule looked at."""
+        """Count the distinct tensors of these kinds and the steps with their rows: what a rule that passes checked."""
         steps = [self.survey.steps_of[k] for k in kinds if k in self.survey.steps_of]
         return sum(len(self.places(k)) for k in kinds), len(np.unique(np.concatenate(steps))) if steps else 0

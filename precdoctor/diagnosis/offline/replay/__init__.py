@@ -1,1 +1,1 @@
-"""Replays of a log: what another loss scaler, another FP8 recipe, another accumulator would have done to this run."""
+"""Replays of a log with another loss scaler, another FP8 recipe or another accumulator."""

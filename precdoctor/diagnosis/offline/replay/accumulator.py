@@ -1,8 +1,8 @@
-"""What a narrow accumulator would do to the matrix products of a recorded model.
+"""Predicts the error of a narrow accumulator in the matrix products of a recorded model.
 
-Each weight matrix makes three products, and each sums over another dimension: the forward pass over the inputs of a
-layer, the gradient of its input over its outputs, and the gradient of its weight over all rows of the batch. The last
-is the longest by far.
+Each weight matrix is in three products, and each sums over another dimension: the forward pass over the layer's input
+features, the input gradient over its output features, and the weight gradient over all rows of the batch. The last is
+the longest by far.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from precdoctor.numerics.accumulation import (
     accumulation_error,
 )
 
-#: Layers whose weights are looked up or multiplied element by element, never contracted.
+#: Classes of modules whose weights are looked up, so that no product sums over them.
 _NO_PRODUCT = ("Embedding", "EmbeddingBag")
 
 
@@ -34,7 +34,7 @@ class Product:
     Attributes:
         root, module, name: of the weight.
         role: ``forward``, ``input gradient`` or ``weight gradient``.
-        length: products per sum, K.
+        length: number of terms per sum, K.
     """
 
     root: str
@@ -46,13 +46,13 @@ class Product:
 
 @dataclass(frozen=True)
 class LengthErrors:
-    """All products of one length under an accumulator.
+    """The error of all products of one length under an accumulator.
 
     Attributes:
-        length: products per sum, K.
-        zero_mean, same_sign: the error of the accumulator at the two extremes of what operands can be.
-        fp32_zero_mean, fp32_same_sign: that of FP32.
-        products: the ones there are.
+        length: number of terms per sum, K.
+        zero_mean, same_sign: error of the accumulator for two extremes: terms with mean zero, terms of one sign.
+        fp32_zero_mean, fp32_same_sign: error of an FP32 accumulator.
+        products: the model's products of this length.
     """
 
     length: int
@@ -65,12 +65,12 @@ class LengthErrors:
 
 @dataclass(frozen=True)
 class AccumulatorReplay:
-    """The answer: the longest sums first.
+    """The prediction for a model.
 
     Attributes:
-        accumulator: the unit.
-        lengths: one entry per length of sum in the model.
-        notes: what limits the answer, in sentences.
+        accumulator: the accumulator.
+        lengths: one entry per length of sum in the model, the longest first.
+        notes: limitations, in sentences.
     """
 
     accumulator: Accumulator
@@ -81,13 +81,18 @@ class AccumulatorReplay:
 def replay_accumulator(
     view: RunView, accumulator: Accumulator, *, wanted: Callable[[str], bool] | None = None
 ) -> AccumulatorReplay:
-    """Predicts the error of every length of sum in the model.
+    """Predict the error of every length of sum in the model.
 
-    Lengths come from parameter shapes and from the shapes of recorded gradients; how much of the operands has one sign
-    is not recorded, so both extremes are given.
+    Lengths come from the shapes of parameters and recorded gradients. The signs of terms are not recorded, so both
+    extremes are given.
+
+    Args:
+        view: the run.
+        accumulator: the accumulator.
+        wanted: returns whether to include a module; default: all.
 
     Raises:
-        NothingRecordedError: the log names no weight matrix.
+        NothingRecordedError: the log names no such weight matrix.
     """
     found = [p for p in _products(view) if wanted is None or wanted(p.module)]
     if not found:
@@ -117,6 +122,7 @@ def _errors(length: int, products: Sequence[Product], accumulator: Accumulator) 
 
 
 def _products(view: RunView) -> Iterator[Product]:
+    """Yield the products of every weight matrix, tied ones included, of the first process with facts."""
     process = next((p for p in view.processes if view.facts(p)), None)
     if process is None:
         return
@@ -136,6 +142,7 @@ def _products_of(
     classes: Mapping[tuple[str, str], str],
     rows: Mapping[tuple[str, str], tuple[int, ...]],
 ) -> Iterator[Product]:
+    """Yield the products of one parameter; none if it is no weight matrix. ``rows``: shapes of output gradients."""
     module, name = text(parameter.get("module")), text(parameter.get("name"))
     shape: tuple[int, ...] = tuple(parameter.get("shape") or ())
     if len(shape) < 2 or "weight" not in name or classes.get((root, module), "") in _NO_PRODUCT:
@@ -144,13 +151,13 @@ def _products_of(
     lengths = {"forward": shape[1] * kernel, "input gradient": shape[0] * kernel}
     gradient = rows.get((root, module))
     if gradient is not None and len(gradient) >= 2:
-        # channels are last, but for convolutions, where they are second
+        # channels are the last dimension, but for convolutions the second
         lengths["weight gradient"] = math.prod(gradient) // gradient[1 if len(shape) > 2 else -1]
     yield from (Product(root, module, name, role, int(k)) for role, k in lengths.items() if k >= 1)
 
 
 def _batch_rows(view: RunView, process: Process) -> dict[tuple[str, str], tuple[int, ...]]:
-    """Shapes of the gradients with respect to each module's output, on the first step that has them."""
+    """Return the shape of each module's output gradient, from the first step that has any."""
     for step in view.kept_steps[:8]:
         found = {(r.root, r.module): r.shape for r in view.rows(process, step) if r.kind == "grad_output" and r.shape}
         if found:

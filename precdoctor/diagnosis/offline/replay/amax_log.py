@@ -1,4 +1,4 @@
-"""Amax of every tensor at every step: the one thing a replay of scales keeps of each row of a log."""
+"""The amax of every tensor at every step, from which replays of FP8 recipes compute scales."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cast_counts import HistogramTable
 
 _KEY = ("root", "module", "kind", "name")
-#: Rows whose histograms are held at a time.
+#: Number of rows whose histograms are in memory at a time.
 _AT_ONCE = 1 << 14
 Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, eq=False)
 class AmaxLog:
-    """Amax by tensor and step, calls and ranks together: the one thing kept of every row.
+    """The amax of each tensor at each step, the largest over calls and ranks, in arrays with one entry for each.
 
     Attributes:
         keys: the tensors.
-        bounds: entries ``bounds[i]:bounds[i + 1]`` are those of tensor i, by step.
+        bounds: entries ``bounds[i]:bounds[i + 1]`` are those of tensor i, sorted by step.
+        steps: step of each entry.
+        amax: of each entry; NaN if unknown.
+        non_finite: whether any row of the entry held a NaN or +Inf.
     """
 
     keys: list[Key]
@@ -38,25 +41,27 @@ class AmaxLog:
 
     @classmethod
     def read(cls, view: RunView, kinds: Sequence[str], wanted: Callable[[str], bool] | None) -> AmaxLog:
-        """Of the kept rows; ``wanted`` says which modules are asked about, None: all."""
+        """Read the kept rows of these kinds without biases and gains; ``wanted`` selects modules, None means all."""
         frame = view.measured((), kinds, columns=("amax", "nan", "pos_inf"))
         left_out, tensors = set(vectors(view)), groups(frame, _KEY)
         found = [key[:4] for key in keys(frame.iloc[firsts(tensors)])]
-        asked = np.array([key not in left_out and (wanted is None or wanted(key[1])) for key in found], dtype=np.bool_)
-        mine = asked[tensors]
-        code, frame = (np.cumsum(asked) - 1)[tensors[mine]], frame[mine]
+        selected = np.array(
+            [key not in left_out and (wanted is None or wanted(key[1])) for key in found], dtype=np.bool_
+        )
+        mine = selected[tensors]
+        code, frame = (np.cumsum(selected) - 1)[tensors[mine]], frame[mine]
         if not len(frame):
             nothing = np.zeros(0, dtype=np.int64)
             return cls([], np.zeros(1, dtype=np.int64), nothing, np.zeros(0), np.zeros(0, dtype=np.bool_))
         steps, amax = frame["step"].to_numpy(), magnitudes(frame)
-        bad = ((frame["nan"] > 0) | (frame["pos_inf"] > 0)).to_numpy()  # -inf alone is a mask
+        bad = ((frame["nan"] > 0) | (frame["pos_inf"] > 0)).to_numpy()  # a tensor with only -inf is a mask
         order = np.lexsort((steps, code))
         code, steps, amax, bad = code[order], steps[order], amax[order], bad[order]
         starts = np.flatnonzero(np.r_[True, (np.diff(code) != 0) | (np.diff(steps) != 0)])
         code = code[starts]
         return cls(
-            [key for key, chosen in zip(found, asked, strict=True) if chosen],
-            np.searchsorted(code, np.arange(int(asked.sum()) + 1)),
+            [key for key, chosen in zip(found, selected, strict=True) if chosen],
+            np.searchsorted(code, np.arange(int(selected.sum()) + 1)),
             steps[starts],
             np.fmax.reduceat(amax, starts),
             np.logical_or.reduceat(bad, starts),
@@ -64,25 +69,25 @@ class AmaxLog:
 
     @cached_property
     def numbers(self) -> Ints:
-        """Every step there is, in order."""
+        """All steps, ascending."""
         return np.unique(self.steps)
 
     @cached_property
     def _places(self) -> Ints:
-        """Tensor and step of every entry as one increasing number."""
+        """One number for tensor and step of each entry, ascending."""
         owner = np.repeat(np.arange(len(self.keys)), np.diff(self.bounds))
         places: Ints = owner * self.numbers.size + np.searchsorted(self.numbers, self.steps)
         return places
 
     def rows_of(self, code: Ints, steps: Ints) -> Ints:
-        """The entries of tensors ``code`` at ``steps``, which must be there."""
+        """Return the entry numbers of tensors ``code`` at ``steps``; each must exist."""
         wanted = code * self.numbers.size + np.searchsorted(self.numbers, steps)
         found: Ints = np.searchsorted(self._places, wanted)
         return found
 
 
 def vectors(view: RunView) -> Iterator[Key]:
-    """Biases and gains: parameters that are no operands of a matrix product."""
+    """Yield one-dimensional parameters (biases and gains), which are no operands of a matrix product."""
     for process in view.processes:
         for root in view.facts(process).get("roots") or ():
             for parameter in root.get("parameters") or ():
@@ -91,7 +96,7 @@ def vectors(view: RunView) -> Iterator[Key]:
 
 
 def exponents_of(view: RunView, kinds: Sequence[str], log: AmaxLog) -> Iterator[tuple[HistogramTable, Ints, Ints]]:
-    """Histograms of some thousand rows at a time, their entries in the amax log, and their tensors."""
+    """Yield the histograms of some thousand rows at a time, with each row's entry and tensor number in ``log``."""
     frame = view.measured((), kinds, columns=("amax", "exp_lo", "exp_hist"))
     known, tensors = {key: i for i, key in enumerate(log.keys)}, groups(frame, _KEY)
     code = np.array([known.get(key[:4], -1) for key in keys(frame.iloc[firsts(tensors)])], dtype=np.int64)[tensors]

@@ -1,7 +1,7 @@
-"""What a block format would have done to the tensors of a recorded run.
+"""Replays a recorded run with a block format.
 
-Every block has a scale of its own, taken from itself, so there is no history and nothing to go stale: the relative
-histograms of all steps add up, and one prediction per tensor speaks for all of them.
+Every block has its own scale, computed from its own amax, so no scale can be outdated: the relative histograms of all
+steps are added, and one prediction per tensor covers all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEY = ("root", "module", "kind", "name")
 
 @dataclass(frozen=True, eq=False)
 class _Sum:
-    """One tensor's block histograms added up, over ``steps`` steps."""
+    """The sum of one tensor's block histograms over ``steps`` steps, and its largest amax."""
 
     histogram: BlockHistogram
     largest: float
@@ -42,14 +42,14 @@ def replay_blocks(
     wanted: Callable[[str], bool] | None = None,
     steps: tuple[int | None, int | None] = (None, None),
 ) -> RecipeReplay:
-    """Replays a log with a block format; arguments as for :func:`.fp8.replay_recipes`.
+    """Replay a log with a block format; arguments as for :func:`.fp8.replay_recipes`.
 
-    A tensor scale (NVFP4) is taken from the largest amax of all steps, so scales that underflow are overestimated.
+    A tensor scale (NVFP4) is taken from the largest amax of all steps, so underflow of block scales is overestimated.
 
     Raises:
-        UsageError: such blocks are never recorded.
+        UsageError: blocks of this size are never recorded.
         NothingRecordedError: they were not recorded in this run.
-        CorruptRunError: histograms that cannot be true.
+        CorruptRunError: a histogram contradicts itself.
     """
     height, size = fmt.block
     if height != 1:
@@ -82,6 +82,7 @@ def _sums(
     wanted: Callable[[str], bool] | None,
     steps: tuple[int | None, int | None],
 ) -> dict[tuple[str, ...], _Sum]:
+    """Add up the block histograms of each tensor over the steps of the half-open range ``steps``."""
     below, peaks = f"block{size}_hist", f"block{size}_amax"
     first, stop = steps
     where = [("step", ">=", first or 0), *([("step", "<", stop)] if stop is not None else [])]
@@ -106,6 +107,7 @@ def _sums(
 
 
 def _tensor(key: tuple[str, ...], total: _Sum, fmt: BlockFormat) -> tuple[int, TensorReplay]:
+    """Return the number of elements and the replay of one tensor."""
     prediction = predict_blocks(total.histogram, fmt, amax=total.largest or None)
     root, module, kind, name = key
     return prediction.elements, TensorReplay(

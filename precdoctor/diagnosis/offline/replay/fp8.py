@@ -1,9 +1,9 @@
-"""What an FP8 scaling recipe would have done to the tensors of a recorded run."""
+"""Replays a recorded run with FP8 scaling recipes: current and delayed scaling with one scale per tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,27 +28,27 @@ from precdoctor.numerics.fp8_scaling import (
 
 FORWARD = ("input", "output", "weight")
 BACKWARD = ("grad_output",)
-#: What matrix products are made of: their operands, and the gradients of their results.
+#: Kinds of tensors in matrix products: operands, and gradients of results.
 KINDS = (*FORWARD, *BACKWARD)
-#: What a search tries: Transformer Engine's default is a history of 1024, its tests use 16.
+#: The recipes of a search. Transformer Engine's default history is 1024; its tests use 16.
 CANDIDATES: tuple[Recipe, ...] = (
     CurrentScaling(),
     *(DelayedScaling(1, Amax.MOST_RECENT, margin) for margin in (0, 1, 2)),
     *(DelayedScaling(k, Amax.MAX, margin) for k in (16, 128, 1024) for margin in (0, 1, 2)),
 )
-#: A recipe that flushes no more than this is judged by what it saturates.
+#: Recipes that flush at most this share are ranked by what they saturate.
 FLUSHED_TARGET = 0.005
 
 
 @dataclass(frozen=True)
 class Stale:
-    """The step on which a scale was furthest behind its tensor.
+    """The step on which a delayed scale was most outdated.
 
     Attributes:
-        step: number of the step.
-        amax: of the tensor.
-        scale: in force.
-        binades: how far their product lies above the format's maximum.
+        step: the step.
+        amax: of the tensor on that step.
+        scale: the recipe's scale on that step.
+        binades: log2 of amax times scale over the format's maximum.
     """
 
     step: int
@@ -59,20 +59,21 @@ class Stale:
 
 @dataclass(frozen=True)
 class TensorReplay:
-    """One tensor under a recipe, over all its recorded steps; calls and ranks of it taken together.
+    """One tensor under a recipe, over all its recorded steps, calls and ranks.
 
     Attributes:
         root, module, kind, name: the tensor.
-        format: what it is cast to.
-        steps: how many were recorded.
-        flushed, saturated: shares of the finite non-zero elements of all steps but the cold ones.
-        stale_steps: steps whose amax saturates at the scale in force.
-        worst: the furthest behind of them.
-        padding_binades: median distance of amax times scale below the format's maximum; None without a value.
-        kept_steps: steps that keep the scale before, there being nothing but zeros, NaN and Inf to derive one from.
-        cold_steps: ... with none before: a delayed recipe's first step, scaled by 1, and not counted otherwise.
-        non_finite_steps: steps with a NaN or Inf in the history, which implementations that admit it would freeze on.
-        sparse_steps: steps whose history holds no sample, so that an older one stands in.
+        format: the format it is cast to.
+        steps: number of steps.
+        flushed, saturated: shares of the finite non-zero elements of all steps except cold ones.
+        stale_steps: number of steps whose amax saturates at the recipe's scale.
+        worst: the most outdated of them; None without one.
+        padding_binades: median headroom of amax times scale, in binades; None without a value.
+        kept_steps: number of steps whose history holds only zeros, NaN and Inf, so that the scale before stays.
+        cold_steps: number of such steps without a scale before, such as the first: scaled by 1, not counted otherwise.
+        non_finite_steps: number of steps with a NaN or Inf in the history, which some implementations never recover
+            from.
+        sparse_steps: number of steps whose history holds no recorded step, so that an older amax is used.
     """
 
     root: str
@@ -97,9 +98,9 @@ class StepShares:
     """All tensors at one step.
 
     Attributes:
-        step: number of the step.
+        step: the step.
         flushed, saturated: shares of the finite non-zero elements of the tensors that are not cold.
-        stale_tensors: how many of them saturate.
+        stale_tensors: number of these tensors whose amax saturates.
     """
 
     step: int
@@ -110,15 +111,15 @@ class StepShares:
 
 @dataclass(frozen=True)
 class RecipeReplay:
-    """A recipe on a run.
+    """A run replayed with one recipe.
 
     Attributes:
-        recipe: as the command line spells it.
-        tensors: the worst first: most saturated, then most flushed.
+        recipe: the recipe's name on the command line.
+        tensors: most saturated first, then most flushed.
         flushed, saturated: shares over all tensors and steps.
-        stale_tensors: tensors with at least one stale step.
-        steps: the same step by step; empty where blocks have their own scales.
-        history: scales follow from an amax; false where blocks have their own.
+        stale_tensors: number of tensors with at least one stale step.
+        steps: shares of each step; empty for block formats.
+        history: whether scales come from the amax of a tensor; False for block formats.
     """
 
     recipe: str
@@ -131,14 +132,14 @@ class RecipeReplay:
 
     @property
     def rank(self) -> tuple[bool, float, float]:
-        """Smaller is better: what flushes within the target by its saturation, the rest by both together."""
+        """Sort key, smaller is better: recipes that flush within the target by saturation, others by both losses."""
         over = self.flushed.estimate > FLUSHED_TARGET
         lost = self.saturated.estimate + (self.flushed.estimate if over else 0.0)
         return over, lost, self.flushed.estimate
 
 
 def hybrid(kind: str) -> Format:
-    """E4M3 forward, E5M2 for gradients: what frameworks call HYBRID."""
+    """Return E4M3 for forward kinds and E5M2 for gradients, which frameworks call HYBRID."""
     return E5M2 if kind in BACKWARD else E4M3FN
 
 
@@ -151,19 +152,18 @@ def replay_recipes(
     wanted: Callable[[str], bool] | None = None,
     steps: tuple[int | None, int | None] = (None, None),
 ) -> tuple[RecipeReplay, ...]:
-    """Replays a log with each recipe, in the order given.
+    """Replay a log with each recipe; results in the order of ``recipes``.
 
-    Goes through the kept rows twice: amax first, of which all scales follow, then the exponents, batch by batch.
-    Gradients keep the loss scale they were recorded with, as
-    they would when they are cast.
+    Reads the kept rows twice: first amax, from which all scales are computed, then the exponents, batch by batch.
+    Gradients keep their recorded loss scale, because real casts see it as well.
 
     Args:
         view: the run.
-        recipes: current or delayed.
-        format_of: the format of a kind.
-        kinds: of tensors.
-        wanted: whether a module is asked about; default: all.
-        steps: half-open range of the steps that are counted; histories still reach back before it.
+        recipes: current or delayed scaling.
+        format_of: returns the format of a kind.
+        kinds: kinds of tensors to replay.
+        wanted: returns whether to replay a module; default: all.
+        steps: half-open range of the steps to count; histories also use earlier steps.
 
     Raises:
         NothingRecordedError: no such tensor was recorded.
@@ -191,10 +191,10 @@ def replay_recipes(
                 by_step[i] = by_step[i] + found.summed_by(step_of[row[mine]], numbers.size)
     out = []
     for recipe, scale, count, step_counts in zip(recipes, scales, counts, by_step, strict=True):
-        asked = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
+        counted_steps = np.flatnonzero(np.bincount(step_of, within, minlength=numbers.size))
         stale = np.bincount(step_of, scale.stale, minlength=numbers.size)
-        shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in asked.tolist())
-        out.append(_replayed(str(recipe), log, formats, scale, count, shares))
+        shares = tuple(_step_shares(int(numbers[j]), step_counts.row(j), int(stale[j])) for j in counted_steps.tolist())
+        out.append(_recipe_replay(str(recipe), log, formats, scale, count, shares))
     return tuple(out)
 
 
@@ -203,9 +203,9 @@ def _step_shares(step: int, counts: CastCounts, stale: int) -> StepShares:
 
 
 def best_delayed(replays: Sequence[RecipeReplay]) -> RecipeReplay:
-    """The delayed recipe that loses least (:attr:`RecipeReplay.rank`); of equals, the first.
+    """Return the delayed recipe that loses least (:attr:`RecipeReplay.rank`); of equals, the first.
 
-    Current scaling never loses more, and costs a pass over the tensor: it is what the others are held against.
+    Current scaling is left out: it never loses more, but costs an additional pass over each tensor.
     """
     return min((r for r in replays if r.recipe.startswith("delayed")), key=lambda r: r.rank)
 
@@ -220,8 +220,8 @@ def _within(steps: Ints, wanted: tuple[int | None, int | None]) -> npt.NDArray[n
 
 
 @dataclass(frozen=True)
-class _Course:
-    """What the scale of one tensor went through, within the steps asked for; as in :class:`TensorReplay`."""
+class _ScaleSummary:
+    """The scales of one tensor over the counted steps, summarised; fields as in :class:`TensorReplay`."""
 
     steps: int
     stale_steps: int
@@ -240,7 +240,7 @@ class _Course:
         fmt: Format,
         within: npt.NDArray[np.bool_],
         beyond: npt.NDArray[np.bool_],
-    ) -> _Course:
+    ) -> _ScaleSummary:
         counted = within & ~scales.cold
         stale = np.flatnonzero(beyond & counted)
         headroom = headroom_binades(series.amax, scales.scale, fmt)
@@ -258,21 +258,23 @@ class _Course:
 
 @dataclass(frozen=True, eq=False)
 class _Scales:
-    """One recipe: the scale of every entry of the amax log, and the course of every tensor.
+    """The scales of one recipe.
 
     Attributes:
-        counted: entries of the steps asked for, cold ones left out.
-        stale: those of them whose amax saturates.
+        scale: of each entry of the amax log.
+        counted: mask of the entries of the counted steps, without cold ones.
+        stale: mask of those whose amax saturates.
+        summaries: one summary per tensor.
     """
 
     scale: Floats
     counted: npt.NDArray[np.bool_]
     stale: npt.NDArray[np.bool_]
-    courses: tuple[_Course, ...]
+    summaries: tuple[_ScaleSummary, ...]
 
     @classmethod
     def of(cls, log: AmaxLog, formats: Sequence[Format], recipe: Recipe, within: npt.NDArray[np.bool_]) -> _Scales:
-        scale, counted, courses = np.ones(log.steps.size), within.copy(), []
+        scale, counted, summaries = np.ones(log.steps.size), within.copy(), []
         stale = np.zeros(log.steps.size, dtype=np.bool_)
         for i, fmt in enumerate(formats):
             part = slice(int(log.bounds[i]), int(log.bounds[i + 1]))
@@ -283,11 +285,11 @@ class _Scales:
             product = np.where(series.amax > 0.0, series.amax, 0.0) * found.scale
             beyond = product >= fmt.overflow_limit if fmt.tie_overflows else product > fmt.overflow_limit
             stale[part] = beyond & counted[part]
-            courses.append(_Course.of(series, found, fmt, within[part], beyond))
-        return cls(scale, counted, stale, tuple(courses))
+            summaries.append(_ScaleSummary.of(series, found, fmt, within[part], beyond))
+        return cls(scale, counted, stale, tuple(summaries))
 
 
-def _replayed(
+def _recipe_replay(
     recipe: str,
     log: AmaxLog,
     formats: Sequence[Format],
@@ -295,16 +297,13 @@ def _replayed(
     counts: CastCounts,
     steps: tuple[StepShares, ...],
 ) -> RecipeReplay:
+    """Combine scales and counts to the replay of one recipe; tensors without a counted step are left out."""
     tensors = []
-    for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.courses, strict=True)):
+    for i, (key, fmt, course) in enumerate(zip(log.keys, formats, scales.summaries, strict=True)):
         if course.steps:
             shares = counts.row(i)
-            told = {f.name: getattr(course, f.name) for f in fields(course)}
-            tensors.append(
-                TensorReplay(
-                    *key, format=fmt.name, flushed=shares.flushed_share(), saturated=shares.saturated_share(), **told
-                )
-            )
+            flushed, saturated = shares.flushed_share(), shares.saturated_share()
+            tensors.append(TensorReplay(*key, format=fmt.name, flushed=flushed, saturated=saturated, **vars(course)))
     tensors.sort(key=lambda t: (-t.saturated.estimate, -t.stale_steps, -t.flushed.estimate, t.module, t.kind, t.name))
     stale = sum(t.stale_steps > 0 for t in tensors)
     return RecipeReplay(recipe, tuple(tensors), counts.flushed_share(), counts.saturated_share(), stale, steps)

@@ -1,8 +1,8 @@
-"""What a log says about the gradients of every scaler update: from which scale on they overflow, what is flushed.
+"""The gradients of every scaler update: the loss scale from which they overflow, and the share flushed at any scale.
 
-Three kinds of evidence, from strong to weak: what the update showed at its own scale; on sampled steps, amax and
+Three kinds of evidence, from strong to weak: whether the update overflowed at its own scale; on sampled steps, amax and
 exponents of every recorded gradient; between samples, the L2 norm of all weight gradients, which bounds their amax from
-both sides. Values in a log carry the loss scale; here they are taken back to a scale of 1.
+both sides. Values in a log include the loss scale; here it is divided out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, ExponentHistogram
 from precdoctor.numerics.step_gradients import OverflowLimit, StepGradients
 
 KINDS = ("grad_output", "weight_grad")
-#: Sampled steps whose exponents are kept, evenly spread: what is flushed changes slowly, and memory stays flat.
+#: Most sampled updates whose exponents are kept, evenly spread: the flushed share changes slowly. Bounds the memory.
 HISTOGRAMS = 1024
 
 _MODULE = ("root", "module")
@@ -36,13 +36,13 @@ class RunGradients:
     """The gradients of one process, one entry per scaler update.
 
     Attributes:
-        process: whose.
-        updates: what the run itself did.
-        gradients: what is known about any other scale.
-        format: what the gradients are held in, or would be.
-        hypothetical: the run did not hold its gradients in ``format``; it is asked what would happen if it did.
-        sampled: updates with full statistics.
-        bounded: updates between samples of which the gradient norm is known.
+        process: the process.
+        updates: the run's own updates.
+        gradients: for each update the overflow limit and exponents, which hold for any loss scale.
+        format: the format of the gradients.
+        hypothetical: whether no gradient of the run was in ``format``, so that all are treated as if they were.
+        sampled: number of updates with recorded gradients.
+        bounded: number of updates without, but with a gradient norm.
     """
 
     process: Process
@@ -55,12 +55,12 @@ class RunGradients:
 
 
 def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGradients:
-    """The gradients of one process over the kept steps.
+    """Return the gradients of one process over the kept steps.
 
-    Gradients held in ``fmt`` are those whose row says so, and weight gradients kept wider by modules whose activation
-    gradients are in ``fmt``: autocast computes them there. Where no gradient is, all are taken as if they were.
+    Gradients are in ``fmt`` if their row has that dtype, or if another gradient of their module has it: autocast
+    computes wider weight gradients in it. If there are none, all gradients are treated as if they were in ``fmt``.
 
-    Rows of other ranks of the same attempt count too: after reduction, one rank's overflow is everybody's.
+    Rows of other ranks of the same attempt are also used: after the reduction, one rank's overflow is that of all.
     """
     updates = updates_of(view, process)
     narrow = _modules_in(view, fmt)
@@ -68,7 +68,7 @@ def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGra
     frame = view.measured(("non_finite",), KINDS, columns=_COLUMNS)
     found.add(frame[frame["attempt"] == process.attempt], narrow)
     scaled = any(u.scale is not None for u in updates)
-    hypothetical = not narrow and (bool(found.seen.any()) or not scaled)  # without rows, a scaler tells of FP16
+    hypothetical = not narrow and (bool(found.seen.any()) or not scaled)  # without rows, a loss scale implies FP16
     gradients = tuple(found.gradients(hypothetical=hypothetical))
     sampled = int(np.count_nonzero(found.seen))
     bounded = sum(u.grad_norm is not None and not s for u, s in zip(updates, found.seen, strict=True))
@@ -76,7 +76,7 @@ def run_gradients(view: RunView, process: Process, fmt: Format = FP16) -> RunGra
 
 
 def _modules_in(view: RunView, fmt: Format) -> frozenset[tuple[str, str]]:
-    """The modules with a gradient in ``fmt``."""
+    """Return the modules with a gradient in ``fmt``."""
 
     def read() -> frozenset[tuple[str, str]]:
         frame = view.measured((), KINDS, where=[("dtype", "==", fmt.dtype)])
@@ -90,7 +90,7 @@ def _modules(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 class _Evidence:
-    """Adds up rows by update; a few numbers per update, and exponents of :data:`HISTOGRAMS` of them."""
+    """Collects the rows of each update: a few numbers for each, and exponents of at most :data:`HISTOGRAMS`."""
 
     def __init__(self, updates: Sequence[Update], fmt: Format) -> None:
         self._updates = updates
@@ -99,9 +99,9 @@ class _Evidence:
         self._ends = np.array([u.last for u in updates], dtype=np.int64)
         self._firsts = np.array([u.step for u in updates], dtype=np.int64)
         self._scales = np.array([1.0 if u.scale is None else u.scale for u in updates])
-        #: Largest unscaled magnitude of what is held in the format by its dtype, and of what is likely to be.
+        #: Largest unscaled amax of gradients whose dtype is the format; of all gradients, relative to their own range.
         self._sure, self._likely = np.full(n, math.nan), np.full(n, math.nan)
-        #: Elements of all weight gradients, which the norm is over.
+        #: Number of elements of all weight gradients, over which the norm was taken.
         self._weights = np.zeros(n)
         self.seen = np.zeros(n, dtype=np.bool_)
         self._narrow_weights = True
@@ -113,7 +113,7 @@ class _Evidence:
         self._zeros = np.zeros(len(kept), dtype=np.int64)
 
     def add(self, frame: pd.DataFrame, narrow: frozenset[tuple[str, str]]) -> None:
-        """Rows of the ``tensors`` table; with no ``narrow`` module, all of them count as held in the format."""
+        """Add rows of the ``tensors`` table; without any ``narrow`` module, all of them count as in the format."""
         at = np.searchsorted(self._ends, frame["step"].to_numpy())
         known = at < self._ends.size
         known[known] &= self._firsts[at[known]] <= frame["step"].to_numpy()[known]
@@ -125,11 +125,11 @@ class _Evidence:
             (scale > 0.0) & np.isfinite(scale), scale, np.where(self._scales[at] > 0.0, self._scales[at], 1.0)
         )
         amax = magnitudes(frame) / scale
-        amax[self._scales[at] == 0.0] = math.nan  # all of it flushed, by a scale that fell to nothing
+        amax[self._scales[at] == 0.0] = math.nan  # a scale of 0 flushed all of it
         own = (frame["dtype"] == self._format.dtype).to_numpy() | (not narrow)
         modules = groups(frame, _MODULE)
         held = own | np.array([m in narrow for m in _modules(frame.iloc[firsts(modules)])])[modules]
-        # how much further than the format each row's own dtype reaches
+        # ratio of the overflow limits of each row's own dtype and of the format, at least 1
         limits = np.fmax(format_values(frame, "overflow_limit") / self._format.overflow_limit, 1.0)
         np.fmax.at(self._sure, at[own], amax[own])
         np.fmax.at(self._likely, at, np.where(held, amax, amax / limits))
@@ -147,7 +147,7 @@ class _Evidence:
         np.add.at(self._counts, (slot[held.whose], held.bins - EXP_MIN), held.counts)
 
     def gradients(self, *, hypothetical: bool) -> list[StepGradients]:
-        """One per update, in order."""
+        """Return the gradients of each update, in order."""
         limits = self._limits(hypothetical=hypothetical)
         out = []
         for i, (update, limit) in enumerate(zip(self._updates, limits, strict=True)):
@@ -167,6 +167,7 @@ class _Evidence:
         return out
 
     def _limits(self, *, hypothetical: bool) -> list[OverflowLimit]:
+        """Return the overflow limit of each update, corrected by whether it overflowed at its own scale."""
         ratio = self._norm_to_amax()
         weights = float(np.max(self._weights, initial=0.0))
         base = [self._limit(i, u, ratio, weights, hypothetical=hypothetical) for i, u in enumerate(self._updates)]
@@ -180,19 +181,20 @@ class _Evidence:
     def _with_observation(
         update: Update, limit: OverflowLimit, neighbour: float, *, hypothetical: bool
     ) -> OverflowLimit:
+        """Correct an overflow limit by the update's own outcome; ``neighbour``: that of the nearest clean update."""
         scale = update.scale if update.scale is not None else 1.0
-        if update.forward and scale < 2.0**64:  # above, the scaled loss itself may leave FP32
+        if update.forward and scale < 2.0**64:  # at larger scales the scaled loss itself may exceed FP32
             return OverflowLimit.always()
         if hypothetical and update.scale is None:
             return OverflowLimit.always() if update.overflow else limit
-        if update.overflow and neighbour <= scale:  # what is finite of an overflow says less than its neighbours
+        if update.overflow and neighbour <= scale:  # finite values of an overflowed update are less reliable
             limit = replace(limit, estimate=min(limit.estimate, max(neighbour, limit.clean_up_to)))
         return limit.observed(scale, overflow=update.overflow)
 
     def _limit(
         self, i: int, update: Update, ratio: float | None, weights: float, *, hypothetical: bool
     ) -> OverflowLimit:
-        """From tensors and norms alone, without what the update showed at its own scale."""
+        """Return the overflow limit from tensors and norms alone, whether or not the update overflowed."""
         norm = update.grad_norm
         if self.seen[i] and not math.isnan(self._likely[i]):
             likely = OverflowLimit.of_amax(float(self._likely[i]), self._format)
@@ -203,13 +205,13 @@ class _Evidence:
             return OverflowLimit(0.0, high, min(likely.estimate, high))
         if not norm or self.seen[i]:
             return OverflowLimit.unknown()
-        low = norm / math.sqrt(weights) if weights > 0.0 else 0.0  # the largest is at least the root mean square
+        low = norm / math.sqrt(weights) if weights > 0.0 else 0.0  # amax is at least the root mean square
         high = OverflowLimit.of_amax(low, self._format).overflows_from if self._narrow_weights else math.inf
         middle = ratio * norm if ratio is not None else math.sqrt(low * norm) or norm
         return OverflowLimit(0.0, high, min(OverflowLimit.of_amax(middle, self._format).estimate, high))
 
     def _norm_to_amax(self) -> float | None:
-        """Median over the sampled updates of largest magnitude over gradient norm; for those between."""
+        """Return the median ratio of amax to gradient norm over the sampled updates; None without one."""
         norms = np.array([u.grad_norm or math.nan for u in self._updates])
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = self._likely / norms
@@ -218,7 +220,7 @@ class _Evidence:
 
 
 def _nearest(limits: Sequence[float]) -> Floats:
-    """For each entry the nearest finite one's value, the earlier of two; Inf when there is none."""
+    """Replace each entry by the nearest finite one (the earlier of two); all become Inf if there is none."""
     values = np.array(limits)
     known = np.flatnonzero(np.isfinite(values))
     if known.size == 0:

@@ -1,4 +1,4 @@
-"""What another loss scaler would have done to a recorded run, and which layer made it back off."""
+"""Replays a recorded run with another loss scaler, and finds the layers that make it back off."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from precdoctor.diagnosis.offline.replay.gradients import KINDS, RunGradients, run_gradients
-from precdoctor.diagnosis.offline.replay.updates import policy_used
+from precdoctor.diagnosis.offline.replay.updates import recorded_policy
 from precdoctor.diagnosis.survey.rows import FORWARD_KINDS, TensorRow, known_format
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import NothingRecordedError, UsageError
@@ -22,23 +22,23 @@ from precdoctor.numerics.loss_scaling import (
     simulate,
 )
 
-#: Backoffs whose tensors are looked up, evenly spread.
+#: Most overflows whose culprits are searched, evenly spread.
 EXAMINED = 16
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The tensor that made the scaler back off.
+    """The tensor that makes the scaler back off.
 
     Attributes:
         step: of the overflow.
-        scale: the loss scale of the simulation there.
+        scale: the simulated loss scale at that step.
         root, module, kind, name: the tensor.
-        how: ``recorded``: it is the first non-finite tensor of that step, in execution order. ``predicted``: the first
-            one that exceeds its format at the simulated scale. ``nearest sample``: the one with the least headroom on
-            the last sampled step before, the step itself not being sampled.
-        forward: it overflows in the forward pass, which no loss scale mends.
-        headroom_binades: at the simulated scale, negative beyond the format; None where it is not finite.
+        how: ``recorded``: the first non-finite tensor of the step, in execution order. ``predicted``: the first tensor
+            that exceeds its format at the simulated scale. ``nearest sample``: the step was not sampled; the tensor
+            with the least headroom on the last sampled step before.
+        forward: whether it overflows in the forward pass, which no loss scale prevents.
+        headroom_binades: at the simulated scale, negative beyond the format; None if the tensor is non-finite.
     """
 
     step: int
@@ -54,23 +54,24 @@ class Culprit:
 
 @dataclass(frozen=True)
 class LossScaleReplay:
-    """The answer.
+    """A recorded run replayed with another loss scaler.
 
     Attributes:
-        process: whose log it is.
-        format: what gradients are held in.
-        hypothetical: the run did not hold them in it.
-        steps: scaler updates replayed; ``sampled`` of them with full statistics, ``bounded`` with a gradient norm.
-        used: the run's own policy, where the log says.
-        recorded_scales: per update the scale that was in force; None where there was none.
-        recorded_overflows: steps the run skipped.
-        recorded_flushed: mean share flushed on the run's own sampled clean steps; None without one, or a scale.
-        replay: the simulation of the policy asked for, or of the best one found.
-        ideal: per update the largest power of two with zero overflow.
-        scores: where a search was asked for, the best policy, the best with other intervals, and torch's default.
-        culprits: per examined overflow of the simulation the tensor behind it.
-        overflows: how many there are.
-        notes: what limits the answer, in sentences.
+        process: the process whose log was replayed.
+        format: the format of the gradients.
+        hypothetical: whether the run's own gradients were not in that format.
+        steps: number of replayed scaler updates; ``sampled`` of them have full statistics, ``bounded`` a gradient norm.
+        used: the run's own policy; None if unknown.
+        recorded_scales: the recorded scale at each update; None without one.
+        recorded_overflows: steps on which the run overflowed.
+        recorded_flushed: mean flushed share on the run's own sampled steps without overflow; None without such a step,
+            and if ``hypothetical``.
+        replay: the simulation of the given policy, or of the best one.
+        ideal: for each update the largest power of two without overflow.
+        scores: after a search the best policy, the best of each other interval, and torch's default; else empty.
+        culprits: the tensors behind the examined overflows of the simulation.
+        overflows: number of overflows in the simulation.
+        notes: limitations, in sentences.
     """
 
     process: Process
@@ -92,27 +93,27 @@ class LossScaleReplay:
 
 
 def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt: Format = FP16) -> LossScaleReplay:
-    """Replays one process' log with another loss scaler: the first one with a loss scale, else the first.
+    """Replay the log of the first process with a loss scale (or else of the first) with another loss scaler.
 
-    The recorded gradients are taken as they are: a run that skips other steps trains on a little differently, and what
-    that does to later gradients is not predicted.
+    The gradients are the recorded ones: a run that skips other steps would train differently afterwards, which is not
+    predicted.
 
     Args:
         view: the run.
-        policy: the scaler; None: the best initial scale and growth interval are searched for.
-        fmt: what the gradients are held in, where the run's own are not.
+        policy: the scaler; None searches the best initial scale and growth interval.
+        fmt: the format to replay the gradients in.
 
     Raises:
-        NothingRecordedError: no step of a training run is there.
+        NothingRecordedError: the run has no complete training step.
     """
     chosen = default_process(view)
     run = run_gradients(view, chosen, fmt)
     if not run.updates:
         raise NothingRecordedError(f"{view.run.origin} holds no complete training step; nothing can be replayed")
-    used = policy_used(view, chosen)
+    used = recorded_policy(view, chosen)
     scores: tuple[PolicyScore, ...] = ()
     if policy is None:
-        scores = tuple(_telling(search(run.gradients, base=used)))
+        scores = tuple(_scores_to_report(search(run.gradients, base=used)))
         policy = scores[0].policy
     replayed = simulate(policy, run.gradients, start=_recorded_start(run) if policy == used and not scores else None)
     return LossScaleReplay(
@@ -135,8 +136,8 @@ def replay_loss_scale(view: RunView, policy: ScalerPolicy | None = None, *, fmt:
     )
 
 
-def _telling(scores: list[PolicyScore]) -> list[PolicyScore]:
-    """Of all policies tried, those worth a line."""
+def _scores_to_report(scores: list[PolicyScore]) -> list[PolicyScore]:
+    """Select the policies to report: the best of each growth interval, and torch's default."""
     chosen: dict[int, PolicyScore] = {}
     for score in scores:
         chosen.setdefault(score.policy.interval, score)
@@ -145,7 +146,7 @@ def _telling(scores: list[PolicyScore]) -> list[PolicyScore]:
 
 
 def recorded_flushed(run: RunGradients) -> Estimate | None:
-    """Mean share flushed on the run's own sampled clean steps; None without one, or where none is in the format."""
+    """Return the mean flushed share on the run's sampled steps without overflow; None without, or if hypothetical."""
     if run.hypothetical:
         return None
     pairs = zip(run.gradients, run.updates, strict=True)
@@ -153,22 +154,22 @@ def recorded_flushed(run: RunGradients) -> Estimate | None:
 
 
 def used_policy(view: RunView) -> ScalerPolicy:
-    """The scaler the run itself had.
+    """Return the policy of the run's own scaler.
 
     Raises:
-        UsageError: the log names none.
+        UsageError: the log names no scaler.
     """
-    policy = policy_used(view, default_process(view))
+    policy = recorded_policy(view, default_process(view))
     if policy is None:
         raise UsageError(f"{view.run.origin} names no GradScaler; say which loss scaler to replay, or best")
     return policy
 
 
 def default_process(view: RunView) -> Process:
-    """The first process with a loss scale, else the first.
+    """Return the first process with a loss scale, or else the first.
 
     Raises:
-        NothingRecordedError: there is none at all.
+        NothingRecordedError: the run has no process.
     """
     if not view.processes:
         raise NothingRecordedError(f"{view.run.origin} holds no rank; nothing can be replayed")
@@ -177,7 +178,9 @@ def default_process(view: RunView) -> Process:
 
 
 def _recorded_start(run: RunGradients) -> ScalerState | None:
-    """The state the recording began in: a resumed run does not begin with its policy's initial scale."""
+    """Return the scaler's recorded first state, because a resumed run does not begin at the initial scale; None if
+    unknown.
+    """
     first = run.updates[0]
     if first.scale is None or first.growth_tracker is None:
         return None
@@ -188,7 +191,7 @@ def _recorded_start(run: RunGradients) -> ScalerState | None:
 
 
 def culprits(view: RunView, run: RunGradients, replayed: ScalerReplay) -> tuple[Culprit, ...]:
-    """The tensors behind the overflows of a simulation, at most :data:`EXAMINED` of them."""
+    """Find the tensors behind the overflows of a simulation, at most :data:`EXAMINED` of them."""
     overflows = [i for i, s in enumerate(replayed.steps) if s.overflow]
     chosen = overflows[:: max(1, math.ceil(len(overflows) / EXAMINED))]
     found = (_culprit(view, run, i, replayed.steps[i].scale) for i in chosen)
@@ -196,53 +199,54 @@ def culprits(view: RunView, run: RunGradients, replayed: ScalerReplay) -> tuple[
 
 
 def _culprit(view: RunView, run: RunGradients, i: int, scale: float) -> Culprit | None:
+    """Find the tensor behind the overflow of update ``i`` at a scale; see :attr:`Culprit.how`. None if unknown."""
     update = run.updates[i]
     if (rows := _rows_of(view, run, i)) and update.overflow:
         bad = [r for r in rows if r.bad and (r.kind in KINDS or (r.kind in FORWARD_KINDS and not r.mask_like))]
         if bad:
-            return _named(min(bad, key=lambda r: r.position), update.step, scale, "recorded", None)
+            return _culprit_of(min(bad, key=lambda r: r.position), update.step, scale, "recorded", None)
     held = [(headroom, r) for r in rows if (headroom := _headroom(r, run, i, scale)) is not None]
     beyond = [r for headroom, r in held if headroom <= 0.0]
     if beyond:
         first = min(beyond, key=lambda r: r.position)
-        return _named(first, update.step, scale, "predicted", _headroom(first, run, i, scale))
+        return _culprit_of(first, update.step, scale, "predicted", _headroom(first, run, i, scale))
     for j in range(i - 1, -1, -1):
         if run.updates[j].sampled and not run.updates[j].overflow:
             near = [(h, r) for r in _rows_of(view, run, j) if (h := _headroom(r, run, j, scale)) is not None]
             if near:
                 headroom, row = min(near, key=lambda n: (n[0], n[1].position))
-                return _named(row, update.step, scale, "nearest sample", headroom)
+                return _culprit_of(row, update.step, scale, "nearest sample", headroom)
             break
     return None
 
 
 def _rows_of(view: RunView, run: RunGradients, i: int) -> list[TensorRow]:
-    """Forward and gradient rows of an update, later attempts of it after earlier ones."""
+    """Return the forward and gradient rows of an update, over all its attempts in order."""
     update = run.updates[i]
     rows = [r for step in range(update.step, update.last + 1) for r in view.rows(run.process, step)]
     return [r for r in rows if r.kind in (*KINDS, *FORWARD_KINDS) and r.phase != "recompute"]
 
 
 def _headroom(row: TensorRow, run: RunGradients, i: int, scale: float) -> float | None:
-    """Binades between a gradient at another loss scale and where its format overflows; None for other rows."""
+    """Return a gradient's headroom at another loss scale, in binades; None for other rows and if amax is not known."""
     if row.kind not in KINDS or not row.amax:
         return None
     own = known_format(row.dtype)
     fmt = run.format if run.hypothetical or own is None else own
     if own is not None and own.bits > run.format.bits and not run.hypothetical and row.kind == "weight_grad":
-        fmt = run.format  # autocast computes it in the format of the module's activations
+        fmt = run.format  # autocast computed it in the format of the module's activations
     carried = row.scale or run.updates[i].scale or 1.0
     if not (0.0 < row.amax < math.inf and 0.0 < carried < math.inf and scale > 0.0):
         return None
     return math.log2(fmt.overflow_limit) - math.log2(row.amax) - math.log2(scale / carried)
 
 
-def _named(row: TensorRow, step: int, scale: float, how: str, headroom: float | None) -> Culprit:
+def _culprit_of(row: TensorRow, step: int, scale: float, how: str, headroom: float | None) -> Culprit:
     forward = row.kind in FORWARD_KINDS
     return Culprit(step, scale, row.root, row.module, row.kind, row.name, how, forward, headroom)
 
 
-# -- what limits the answer -------------------------------------------------------------------------------------------
+# -- limitations ------------------------------------------------------------------------------------------------------
 
 
 def _notes(view: RunView, run: RunGradients) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a person spells a loss scaler, an FP8 recipe, an accumulator."""
+"""Parses the command line's spelling of a loss scaler, an FP8 recipe and an accumulator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from precdoctor.numerics.fp8_scaling import Amax, CurrentScaling, DelayedScaling
 from precdoctor.numerics.loss_scaling import ScalerPolicy
 from precdoctor.numerics.names import find_element_format, find_format
 
-#: Keys of a loss scaler, with those of torch's own arguments that mean the same.
+#: Keys of a loss scaler and the fields they set; the names of torch's arguments are also accepted.
 _POLICY_KEYS = {
     **{name: name for name in ("init", "growth", "backoff", "interval")},
     "min": "min_scale",
@@ -35,7 +35,9 @@ _RECIPE_HELP = (
 
 
 def parse_policy(raw: str) -> ScalerPolicy | str:
-    """``init=65536,interval=2000``: what is left out is torch's default; ``static=1024``; or ``best`` or ``used``.
+    """Parse ``init=65536,interval=2000`` (missing keys have torch's defaults) or ``static=1024``.
+
+    ``best`` and ``used`` are returned as they are.
 
     Raises:
         UsageError: an unknown key, or a value that makes no scaler.
@@ -52,7 +54,7 @@ def parse_policy(raw: str) -> ScalerPolicy | str:
             near = get_close_matches(key, [*_POLICY_KEYS, "static"], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UsageError(f"--loss-scaler has no key {key!r}; {hint}write {_POLICY_HELP}")
-        values[_POLICY_KEYS.get(key, key)] = _power(f"--loss-scaler {key}", value)
+        values[_POLICY_KEYS.get(key, key)] = _scale_value(f"--loss-scaler {key}", value)
     if not values:
         raise UsageError(f"--loss-scaler {raw!r} says nothing; write {_POLICY_HELP}")
     return _policy(raw, values)
@@ -73,20 +75,20 @@ def _policy(raw: str, values: dict[str, float]) -> ScalerPolicy:
 
 
 def spell_policy(policy: ScalerPolicy) -> str:
-    """As :func:`parse_policy` takes it; what is torch's default and is not needed to tell it apart is left out."""
+    """Spell a policy for :func:`parse_policy`; ``min`` and ``max`` are left out if they are the defaults."""
     if policy == ScalerPolicy.static(policy.init):
-        return f"static={_spelled(policy.init)}"
+        return f"static={_spell_scale(policy.init)}"
     defaults = {f.name: f.default for f in fields(ScalerPolicy)}
-    words = [f"init={_spelled(policy.init)}", f"growth={policy.growth:g}", f"interval={policy.interval}"]
+    words = [f"init={_spell_scale(policy.init)}", f"growth={policy.growth:g}", f"interval={policy.interval}"]
     words.append(f"backoff={policy.backoff:g}")
     for key, name in (("min", "min_scale"), ("max", "max_scale")):
         if getattr(policy, name) != defaults[name]:
-            words.append(f"{key}={_spelled(getattr(policy, name))}")
+            words.append(f"{key}={_spell_scale(getattr(policy, name))}")
     return ",".join(words)
 
 
-def _spelled(scale: float) -> str:
-    """As short as it goes without losing a digit: ``65536``, ``2^40``."""
+def _spell_scale(scale: float) -> str:
+    """Return the shortest exact spelling of a scale: ``65536``, ``2^40``."""
     mantissa, exponent = math.frexp(scale)
     if mantissa == 0.5 and not 0 <= exponent - 1 <= 16:
         return f"2^{exponent - 1}"
@@ -94,10 +96,12 @@ def _spelled(scale: float) -> str:
 
 
 def parse_recipe(raw: str) -> Recipe | BlockFormat | str:
-    """``current``, ``delayed:1024:max``, ``delayed:16:recent:1``, ``mxfp8``; or ``best``.
+    """Parse ``current``, ``delayed:1024:max``, ``delayed:16:recent:1`` or a block format such as ``mxfp8``.
+
+    ``best`` is returned as it is.
 
     Raises:
-        UsageError: none of these.
+        UsageError: the spelling is none of these.
     """
     head, *rest = raw.strip().lower().split(":")
     if head == "best" and not rest:
@@ -106,7 +110,7 @@ def parse_recipe(raw: str) -> Recipe | BlockFormat | str:
         if head == "current" and len(rest) <= 1:
             return CurrentScaling(*map(_whole, rest))
         if head == "delayed" and len(rest) <= 3:
-            return _delayed(rest)
+            return _delayed_scaling(rest)
     except ValueError as error:
         raise UsageError(f"--recipe {raw!r}: {error}; write {_RECIPE_HELP}") from None
     try:
@@ -120,7 +124,7 @@ def parse_recipe(raw: str) -> Recipe | BlockFormat | str:
     return found
 
 
-def _delayed(parts: list[str]) -> DelayedScaling:
+def _delayed_scaling(parts: list[str]) -> DelayedScaling:
     history = _whole(parts[0]) if parts else DelayedScaling.history
     rule = Amax.MAX
     if len(parts) > 1:
@@ -137,10 +141,10 @@ def _whole(raw: str) -> int:
 
 
 def parse_operand_format(raw: str) -> Callable[[str], Format]:
-    """The format of each kind of tensor: ``e4m3``, ``e5m2`` ..., or ``hybrid``, E4M3 forward and E5M2 for gradients.
+    """Parse ``e4m3``, ``e5m2`` ... or ``hybrid`` (E4M3 forward, E5M2 for gradients); returns the format by kind.
 
     Raises:
-        UsageError: unknown, or a format that tensors are not cast to with one scale each.
+        UsageError: an unknown format, or one that is not replayed with one scale per tensor.
     """
     from precdoctor.diagnosis.offline.replay.fp8 import hybrid
 
@@ -153,10 +157,10 @@ def parse_operand_format(raw: str) -> Callable[[str], Format]:
 
 
 def parse_accumulator(raw: str) -> Accumulator:
-    """``14``, or ``14:128`` for promotion to FP32 every 128 products.
+    """Parse ``14`` (bits), or ``14:128`` for promotion to FP32 every 128 terms.
 
     Raises:
-        UsageError: anything else.
+        UsageError: the spelling is neither.
     """
     bits, _, promote = raw.strip().partition(":")
     try:
@@ -165,8 +169,8 @@ def parse_accumulator(raw: str) -> Accumulator:
         raise UsageError(f"--accumulator {raw!r}: {error}; write BITS or BITS:PROMOTE, such as 14 or 14:128") from None
 
 
-def _power(option: str, raw: str) -> float:
-    """``1024``, ``0.5``, ``2^13``."""
+def _scale_value(option: str, raw: str) -> float:
+    """Parse ``1024``, ``0.5`` or ``2^13``; ``option`` is for the error message."""
     power = re.fullmatch(r"2(?:\^|\*\*)([+-]?\d{1,4})", raw)
     try:
         return 2.0 ** int(power[1]) if power else float(raw)

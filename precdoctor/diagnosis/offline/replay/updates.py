@@ -1,4 +1,4 @@
-"""The loss scaler's updates as the ``steps`` table holds them: one per ``scaler.update()``."""
+"""The updates of the loss scaler, read from the ``steps`` table: one for each ``scaler.update()``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from precdoctor.numerics.loss_scaling import ScalerPolicy
 
 @dataclass(frozen=True)
 class Update:
-    """One update of the scaler, or one step of a run without.
+    """One update of the scaler, or one step of a run without a scaler.
 
     Attributes:
         step: the first step attempt since the update before.
-        last: the last one; several optimizers may share a scaler.
-        scale: the loss scale in force; None: nothing was scaled.
-        growth_tracker: before the update; None when not known.
-        overflow: the gradients of at least one optimizer held a NaN or Inf.
-        forward: the loss itself was not finite, so that no scale would have helped.
-        grad_norm: largest L2 norm of an optimizer's unscaled gradients; None when not known or not finite.
-        sampled: full statistics were taken on every step of it.
+        last: the last attempt; several optimizers may share a scaler.
+        scale: the loss scale of these attempts; None without one.
+        growth_tracker: before the update; None if unknown.
+        overflow: whether the gradients of at least one optimizer held a NaN or Inf.
+        forward: whether the loss itself was non-finite, so that no scale would have helped.
+        grad_norm: largest L2 norm of an optimizer's unscaled gradients; None if unknown or non-finite.
+        sampled: whether every attempt was sampled.
     """
 
     step: int
@@ -40,9 +40,9 @@ class Update:
 
 
 def updates_of(view: RunView, process: Process) -> list[Update]:
-    """The updates of one process in order; steps the run died in are left out.
+    """Return the scaler updates of one process in order; without a step that was cut off.
 
-    Of several scalers, which are taken to have an optimizer each, those of the one that overflowed most often.
+    Several scalers are assumed to have one optimizer each; only the one that overflowed most often is returned.
     """
     steps = view.steps
     mine = steps[(steps["rank"] == process.rank) & (steps["attempt"] == process.attempt)]
@@ -60,10 +60,11 @@ def updates_of(view: RunView, process: Process) -> list[Update]:
             groups[-1].append((name, update))
         else:
             groups.append([(name, update)])
-    return [_joined([update for _, update in group]) for group in groups]
+    return [_merged([update for _, update in group]) for group in groups]
 
 
 def _attempt(record: dict[str, object]) -> tuple[str, Update]:
+    """Convert a row of the ``steps`` table to the optimizer's name and an update of one attempt."""
     norm = number(record.get("grad_norm"))
     found, scale = number(record.get("found_inf")), number(record.get("loss_scale"))
     loss_is_bad = bool(record["loss_is_bad"])
@@ -82,14 +83,14 @@ def _attempt(record: dict[str, object]) -> tuple[str, Update]:
 
 
 def _same_update(group: Sequence[tuple[str, Update]], name: str, update: Update) -> bool:
-    """Whether no ``update()`` lies between: another optimizer, and the scaler's state still the same."""
+    """Return whether no ``update()`` was called in between: another optimizer, and the scaler's state unchanged."""
     _, last = group[-1]
     if update.scale is None or update.growth_tracker is None or name in {n for n, _ in group}:
         return False
     return (update.scale, update.growth_tracker) == (last.scale, last.growth_tracker)
 
 
-def _joined(parts: Sequence[Update]) -> Update:
+def _merged(parts: Sequence[Update]) -> Update:
     norms = [p.grad_norm for p in parts if p.grad_norm is not None]
     return Update(
         step=parts[0].step,
@@ -103,8 +104,8 @@ def _joined(parts: Sequence[Update]) -> Update:
     )
 
 
-def policy_used(view: RunView, process: Process) -> ScalerPolicy | None:
-    """The scaler the run really had, from its facts; None without one, or where the log does not say."""
+def recorded_policy(view: RunView, process: Process) -> ScalerPolicy | None:
+    """Return the policy of the first enabled scaler with complete settings in ``rank.json``; None without one."""
     for scaler in view.facts(process).get("scalers") or ():
         names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
         settings = [value for name in names if (value := number(scaler.get(name))) is not None]
@@ -113,6 +114,6 @@ def policy_used(view: RunView, process: Process) -> ScalerPolicy | None:
         init, growth, backoff, interval = settings
         try:
             return ScalerPolicy(init=init, growth=growth, backoff=backoff, interval=int(interval))
-        except (ValueError, OverflowError):  # nothing a scaler could have had: the log is hostile
+        except (ValueError, OverflowError):  # no scaler can have these settings: the log is damaged
             return None
     return None

@@ -1,1 +1,1 @@
-"""What the tensors of a recorded run would become in another number format."""
+"""Predictions of what a recorded run's tensors would lose in another number format, and precision plans."""

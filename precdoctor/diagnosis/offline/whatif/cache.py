@@ -1,4 +1,4 @@
-"""How many bytes a token takes in the cache of keys and values, now and under a recipe, from recorded shapes."""
+"""Size of the key-value cache in bytes per token, now and under a recipe, from recorded shapes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class LayerCache:
     """Keys and values of one layer; bytes are of one token of one sequence.
 
     Attributes:
-        tensors: 2; 1 where only keys or only values are there.
-        heads, features: of a key: heads of the cache, not of the queries, and the width of each.
-        now, asked: bytes as recorded, and under the recipe with the scales that a token has of its own. Scales that all
-            tokens share count for nothing.
+        tensors: 2, or 1 if only keys or only values were recorded.
+        heads, features: number of heads in the cache (not of the queries), and features of each.
+        now, asked: bytes as recorded; bytes under the recipe, with the token's own scales. Scales that all tokens share
+            are negligible and left out.
     """
 
     root: str
@@ -33,11 +33,11 @@ class LayerCache:
 
 
 def cache_of(seen: Iterable[Seen], recipe: Callable[[Seen], Recipe | None]) -> list[LayerCache]:
-    """The layers of a cache in the order of their execution; none without rows of keys and values.
+    """Return the layers of a cache in execution order; empty without keys and values.
 
     Args:
-        seen: tensors; those of other kinds are left out.
-        recipe: of each; None: it stays as it is.
+        seen: tensors; other kinds are left out.
+        recipe: returns the recipe of a tensor; None if it stays as recorded.
     """
     tensors = [s for s in seen if s.key.kind in CACHED and len(s.shape) == 4]
     tensors.sort(key=lambda s: (s.place[:3], s.place[3] or 0))
@@ -54,7 +54,7 @@ def cache_of(seen: Iterable[Seen], recipe: Callable[[Seen], Recipe | None]) -> l
 
 
 def token_bytes(seen: Seen, recipe: Recipe | None) -> float:
-    """What a token takes of one tensor of keys or values; as recorded without a recipe."""
+    """Return the bytes of one token in a tensor of keys or values; as recorded without a recipe."""
     heads, features = seen.shape[1], seen.shape[3]
     if recipe is None:
         known = known_format(seen.key.dtype)

@@ -1,4 +1,4 @@
-"""What every tensor of a run would become under a recipe, which ones fail, and what would hold for those."""
+"""Predicts every tensor of a run under a recipe: which ones meet the target, and what would for those that fail."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from precdoctor.runlog.shell import quoted_path
 if TYPE_CHECKING:
     from precdoctor.runlog.reader import Run
 
-#: What matrix products take: the tensors a narrow format is meant for.
+#: Operands of matrix products, which narrow formats are meant for.
 OPERAND_KINDS = ("input", "output", "weight", "grad_output", "fp8_operand", *CACHED)
-#: A format of 16 bits holds gradients of weights as well.
+#: Kinds of tensors that 16-bit formats are meant for.
 HALF_KINDS = (*OPERAND_KINDS, "weight_grad")
 _HALF_BITS = 16
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked.
+    """What to predict: the tensors, the recipe and the limits.
 
     Attributes:
-        kinds: None for the default of the format; see :func:`default_kinds`.
-        module: a glob over module names, ``""`` being the root; None for all.
-        steps: half-open.
+        kinds: of tensors; None means :func:`default_kinds`.
+        module: a glob over module names (the root's is ``""``); None means all.
+        steps: half-open range.
     """
 
     recipe: Recipe
@@ -55,7 +55,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Remedy:
-    """The cheapest recipe tried that holds for a tensor."""
+    """The cheapest recipe of the ladder that meets the target for a tensor, and its prediction."""
 
     recipe: Recipe
     prediction: Prediction
@@ -63,18 +63,21 @@ class Remedy:
 
 @dataclass(frozen=True)
 class Forecast:
-    """One tensor.
+    """The prediction for one tensor.
 
     Attributes:
-        step, rank, call: the worst row under the recipe; None where nothing can be told.
-        prediction: of that row; None likewise.
-        misses: which limits it breaks.
-        unknown: why there is no prediction.
-        distance: times the nearest limit; the larger, the worse.
-        flushed: most likely share that becomes zero: the prediction's, and what the recorded dtype had flushed already
-            as far as the recipe would flush it too.
-        lost_before: estimated share that the recorded dtype itself had flushed; the prediction is of the rest.
-        instead: what holds where the recipe does not; None when nothing tried does.
+        seen: the tensor.
+        step, rank, call: of its worst row under the recipe; None if there is no prediction.
+        prediction: of that row; None if unknown.
+        misses: the limits it breaks.
+        unknown: why there is no prediction; None if there is one.
+        distance: largest ratio of a loss to its limit; the larger, the worse.
+        totals: over all rows.
+        drawn: exponents over all rows, for a plot.
+        flushed: likely share that becomes zero: that of the prediction, and elements that the recorded dtype had
+            already flushed and that the recipe would flush as well.
+        lost_before: estimated share that the recorded dtype had already flushed; the prediction is about the rest.
+        instead: the remedy if the recipe fails; None if no recipe of the ladder meets the target.
     """
 
     seen: Seen
@@ -93,21 +96,21 @@ class Forecast:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the target is met at every recorded step; None when it cannot be told."""
+        """Whether the target is met at every recorded step; None if there is no prediction."""
         return None if self.prediction is None else not self.misses
 
 
 @dataclass(frozen=True)
 class Answer:
-    """All of it.
+    """The predictions for all tensors of a question.
 
     Attributes:
-        kinds: that were asked about.
-        forecasts: those that fail, the worst on top; then those that hold; then those of which nothing can be told.
-        steps: recorded steps that were looked at, ascending.
-        rows: of the log.
-        non_finite: rows left out because they hold a NaN or +Inf.
-        vectors: one-dimensional weights left out: no recipe casts biases and gains.
+        kinds: the kinds of tensors.
+        forecasts: tensors that fail, the worst first; then those that hold; then those without a prediction.
+        steps: the recorded steps they are based on, ascending.
+        rows: number of rows read.
+        non_finite: number of rows left out because they hold a NaN or +Inf.
+        vectors: number of one-dimensional weights left out: no recipe casts biases and gains.
     """
 
     question: Question
@@ -125,36 +128,34 @@ class Answer:
 
     @property
     def unknown(self) -> tuple[Forecast, ...]:
-        """Tensors nothing can be said of."""
+        """Tensors without a prediction."""
         return tuple(f for f in self.forecasts if f.holds is None)
 
 
 def default_kinds(recipe: Recipe) -> tuple[str, ...]:
-    """Operands of matrix products, of those that the scaling can be asked of; with 16 bits and more the gradients of
-    weights as well.
-    """
+    """Return the operands of matrix products that the scaling applies to; from 16 bits also weight gradients."""
     return tuple(filter(recipe.applies_to, HALF_KINDS if recipe.format.bits >= _HALF_BITS else OPERAND_KINDS))
 
 
 def forecast(run: Run, question: Question) -> Answer:
-    """Ask the log. Two passes at most: one for the recipe, one for what would hold for the tensors that fail.
+    """Predict all tensors of a question, in one pass over the log; a second pass searches remedies for those that fail.
 
     Raises:
-        UsageError: the selection matches no tensor of the run, or the blocks needed are recorded for none.
+        UsageError: the selection matches no tensor of the run, or none has the block or group statistics it needs.
         RunUnreadableError: the log is damaged.
     """
     recipe, target = question.recipe, question.target
     kinds = question.kinds or default_kinds(recipe)
     if (alien := next((kind for kind in kinds if not recipe.applies_to(kind)), None)) is not None:
-        raise UsageError(_without_groups(recipe, alien))
+        raise UsageError(_no_groups_message(recipe, alien))
     skip_vectors = question.kinds is None and recipe.format.bits < _HALF_BITS
     selection = Selection(
         lambda key: question.module is None or fnmatchcase(key.module, question.module), kinds, question.steps
     )
     gathered = gather(run, selection, [recipe], target, draw=True)
     if not gathered.seen:
-        raise UsageError(_nothing(run, question, kinds))
-    vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and _is_vector(s)}
+        raise UsageError(_no_match_message(run, question, kinds))
+    vectors = {s.key for s in gathered.seen if skip_vectors and s.key.kind == "weight" and s.shape and not s.is_matrix}
     forecasts = [forecast_of(s, 0, recipe, target) for s in gathered.seen if s.key not in vectors]
     if forecasts and all(f.unknown == _not_recorded(recipe) for f in forecasts):
         where = f"`precdoctor show {quoted_path(run.path)}` lists its kinds"
@@ -165,7 +166,7 @@ def forecast(run: Run, question: Question) -> Answer:
         raise UsageError(f"{_not_recorded(recipe)} for any tensor that was asked about; {where}")
     failing = {f.seen.key for f in forecasts if f.holds is False}
     if failing:
-        remedies = _search(run, replace(selection, wanted=failing.__contains__), recipe, target)
+        remedies = _remedies(run, replace(selection, wanted=failing.__contains__), recipe, target)
         forecasts = [replace(f, instead=remedies.get(f.seen.key)) for f in forecasts]
     ordered = sorted(forecasts, key=lambda f: ({False: 0, True: 1, None: 2}[f.holds], -f.distance, f.seen.key))
     return Answer(
@@ -179,11 +180,7 @@ def forecast(run: Run, question: Question) -> Answer:
     )
 
 
-def _is_vector(seen: Seen) -> bool:
-    return bool(seen.shape) and sum(n > 1 for n in seen.shape) < 2
-
-
-def _without_groups(recipe: Recipe, kind: str) -> str:
+def _no_groups_message(recipe: Recipe, kind: str) -> str:
     grouping = str(recipe.grouping)
     others = [name for name, kinds in GROUPED_KINDS.items() if kind in kinds]
     instead = ", ".join(others) if others else "tensor"
@@ -197,10 +194,10 @@ def _not_recorded(recipe: Recipe) -> str:
     return f"statistics of 1x{recipe.block_size} blocks are not recorded"
 
 
-def _nothing(run: Run, question: Question, kinds: Sequence[str]) -> str:
-    """Why nothing matched, and what would: which of module, kind and steps is the one to blame."""
+def _no_match_message(run: Run, question: Question, kinds: Sequence[str]) -> str:
+    """Return the error message for a question without tensors: whether module, kind or steps matched none."""
     asked = f"no {', '.join(kinds)} tensor" if question.kinds else "no tensor"
-    names = {TensorKey(r["root"], r["module"] or "", r["kind"], "", "") for r in _names(run)}
+    names = {TensorKey(r["root"], r["module"] or "", r["kind"], "", "") for r in _recorded_names(run)}
     if question.module is not None and not any(fnmatchcase(k.module, question.module) for k in names):
         from difflib import get_close_matches
 
@@ -217,7 +214,8 @@ def _nothing(run: Run, question: Question, kinds: Sequence[str]) -> str:
     return f"{asked}{module} is recorded{where}; `precdoctor show {quoted_path(run.path)}` lists what there is"
 
 
-def _names(run: Run) -> list[dict[str, Any]]:
+def _recorded_names(run: Run) -> list[dict[str, Any]]:
+    """Return root, module and kind of all recorded tensors."""
     import pyarrow as pa
 
     names: set[tuple[str, ...]] = set()
@@ -232,7 +230,7 @@ def _names(run: Run) -> list[dict[str, Any]]:
 
 
 def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forecast:
-    """The verdict on one tensor, from the row that was kept for the recipe at ``index``."""
+    """Return the prediction for one tensor from its worst row under the recipe number ``index`` of :func:`gather`."""
     row = seen.worst[index]
     prediction, unknown = None, None
     if not seen.rows:
@@ -246,7 +244,7 @@ def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forec
     flushed = before = distance = 0.0
     misses: tuple[str, ...] = ()
     if row is not None and prediction is not None:
-        before, flushed = _with_lost(row, seen.key, recipe, prediction)
+        before, flushed = _flushed_shares(row, seen.key, recipe, prediction)
         misses = tuple(recipe.limits(target).misses(prediction, flushed))
         distance = recipe.limits(target).distance(prediction, flushed)
     return Forecast(
@@ -265,11 +263,14 @@ def forecast_of(seen: Seen, index: int, recipe: Recipe, target: Target) -> Forec
     )
 
 
-def _with_lost(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, prediction: Prediction) -> tuple[float, float]:
-    """What the recorded dtype had flushed before the row was taken, and what is flushed with it; as shares.
+def _flushed_shares(
+    row: Mapping[str, Any], key: TensorKey, recipe: Recipe, prediction: Prediction
+) -> tuple[float, float]:
+    """Return :attr:`Forecast.lost_before` and :attr:`Forecast.flushed`.
 
-    Only the mark that underflow leaves counts, not every zero; see :mod:`precdoctor.numerics.tail`. Where blocks have
-    scales of their own, it is not known where the lost elements would have ended up: they are not counted.
+    The share that the recorded dtype flushed is estimated from the histogram near its flush limit, not from all zeros;
+    see :mod:`precdoctor.numerics.tail`. With scales per block or group, the lost elements' blocks are unknown, so they
+    are not counted as flushed by the recipe.
     """
     fmt, amin, likely = known_format(key.dtype), row["amin_nonzero"], prediction.flushed.estimate
     if fmt is None or amin is None or amin > 4.0 * fmt.min_subnormal or fmt.flush_limit == 0.0:
@@ -287,11 +288,13 @@ def _with_lost(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, predictio
 
 
 def predicted(row: Mapping[str, Any], key: TensorKey, recipe: Recipe, *, growth: float = 0.0) -> Prediction:
-    """The full prediction of one row.
+    """Return the full prediction of one row.
 
     Args:
-        growth: binades by which the largest elements alone are taken to have grown; scales that follow amax come down
-            by as much.
+        row: the row.
+        key: its tensor.
+        recipe: the recipe.
+        growth: binades by which to assume that the largest elements alone have grown; the scale shrinks as much.
 
     Raises:
         CorruptRunError: the row contradicts itself.
@@ -321,9 +324,9 @@ def _predicted_blocks(row: Mapping[str, Any], recipe: Recipe) -> Prediction:
     assert recipe.block is not None
     assert recipe.block_size is not None
     histogram = BlockHistogram.of_row(row, recipe.block_size)
-    if histogram is None:  # a tensor without a non-zero element has no blocks to speak of
+    if histogram is None:  # a tensor without a non-zero element has no block histogram
         histogram = BlockHistogram(recipe.block_size, (), ExponentHistogram.of(None, None))
-    # Mantissa bits of the source are of no use here: where the grid lies under a block's own scale is not known.
+    # The source's mantissa bits cannot be used here: its grid is not known relative to a block's own scale.
     return predict_blocks(histogram, recipe.block, amax=row["amax"], rule=recipe.rule)
 
 
@@ -332,8 +335,8 @@ def _predicted_groups(row: Mapping[str, Any], fmt: Format, grouping: str) -> Pre
     return predict_groups(histogram, fmt)
 
 
-def _search(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:
-    """For each tensor the first recipe of the ladder, from the cheapest up, that holds at every step."""
+def _remedies(run: Run, selection: Selection, asked: Recipe, target: Target) -> dict[TensorKey, Remedy]:
+    """Return, for each tensor, the cheapest recipe of the ladder that meets the target at every step, if any."""
     kinds = set(selection.kinds)
     ladder = [recipe for recipe in wider_than(asked) if any(map(recipe.applies_to, kinds))]
     gathered = gather(run, selection, ladder, target)
@@ -341,7 +344,7 @@ def _search(run: Run, selection: Selection, asked: Recipe, target: Target) -> di
     for seen in gathered.seen:
         for index, recipe in enumerate(ladder):
             if recipe.scaling == "channel" and seen.key.kind in ("input", "output"):
-                continue  # a product adds up over these channels: their scales cannot be taken out of it
+                continue  # a product sums over these channels, so their scales cannot be factored out
             one = forecast_of(seen, index, recipe, target)
             if one.prediction is not None and not one.misses:
                 found[seen.key] = Remedy(recipe, one.prediction)

@@ -1,8 +1,8 @@
-"""One pass over the rows of a log: per tensor, what happens over all steps, and the step that is worst for a recipe.
+"""One pass over the rows of a log: for each tensor and recipe, sums over all rows and the worst row.
 
-Predictions are not made of rows of several steps merged: under amax scaling every step has its own scale, and a mean
-over steps hides the one that breaks. So each recipe is tallied on every row (exact bounds, quick estimates), the sums
-are kept, and the row furthest beyond the target is kept whole for the full prediction.
+Rows of several steps cannot be merged for a prediction: under amax scaling every step has its own scale, and a mean
+over steps hides the one that fails. So each recipe is tallied on every row (exact bounds, quick estimates). The sums
+are kept, and the row that exceeds the target most is kept in full for the full prediction.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 _ROW_COLUMNS = (
     *("step", "rank", "call", "numel", "zero", "amax", "amin_nonzero", "sum_sq", "exp_lo", "exp_hist", "scale"),
 )
-_LOOKED_AT = ("phase", "module_class", "shape", "order", "nan", "pos_inf")
+_FACT_COLUMNS = ("phase", "module_class", "shape", "order", "nan", "pos_inf")
 _WIDTH = EXP_MAX - EXP_MIN + 1
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are asked about.
+    """The rows to gather.
 
     Attributes:
-        wanted: whether a tensor is.
-        kinds: those of the tensors, to skip reading the rest.
-        steps: half-open; None for no end.
+        wanted: returns whether to gather a tensor.
+        kinds: kinds of tensors to read.
+        steps: half-open range; None for no bound.
     """
 
     wanted: Callable[[TensorKey], bool]
@@ -52,7 +52,7 @@ class Selection:
     steps: tuple[int | None, int | None] = (None, None)
 
     def filters(self) -> list[tuple[str, str, Any]]:
-        """As the reader takes them."""
+        """Return the filter terms for the reader; ``wanted`` is applied later."""
         first, last = self.steps
         terms: list[tuple[str, str, Any]] = [("kind", "in", list(self.kinds))]
         terms += [("step", ">=", first)] if first is not None else []
@@ -62,7 +62,10 @@ class Selection:
 
 @dataclass(frozen=True)
 class Totals:
-    """Elements over all rows of a tensor that could be judged; each of the two as low, high, estimate."""
+    """Numbers of elements over all rows of a tensor with the statistics that the recipe needs.
+
+    ``flushed`` and ``saturated`` are low bound, high bound and estimate.
+    """
 
     elements: float
     flushed: tuple[float, float, float]
@@ -71,20 +74,20 @@ class Totals:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the log holds about one tensor.
+    """The rows of one tensor, summarised.
 
     Attributes:
-        module_class: where the row says it.
-        shape: of its first row; empty where not recorded.
-        place: rank, attempt, step and execution order of its first row; order None where not recorded.
-        rows: finite ones.
-        non_finite: rows left out because they hold a NaN or +Inf.
+        module_class: empty if not recorded.
+        shape: of its first row; empty if not recorded.
+        place: rank, attempt, step and execution order of its first row; order None if not recorded.
+        rows: number of finite rows.
+        non_finite: number of rows left out because they hold a NaN or +Inf.
         numel: elements of the largest row.
-        empty: no row has a finite element other than zero.
-        worst: per recipe the row furthest beyond the target, by column; None where it was not recorded.
-        totals: per recipe.
-        drawn: per recipe the exponents over all rows, in the unit of the format, to the nearest binade; empty unless
-            asked for.
+        empty: whether no row has a finite element other than zero.
+        worst: for each recipe the row that exceeds the target most; None if no row has the statistics it needs.
+        totals: for each recipe the sums.
+        drawn: for each recipe the exponents of the scaled elements over all rows, to the nearest binade; empty unless
+            ``draw``.
     """
 
     key: TensorKey
@@ -99,13 +102,18 @@ class Seen:
     totals: tuple[Totals, ...]
     drawn: tuple[ExponentHistogram, ...]
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether at least two dimensions are larger than 1."""
+        return sum(n > 1 for n in self.shape) >= 2
+
 
 @dataclass
 class Gathered:
-    """All tensors of a selection."""
+    """The gathered tensors of a selection."""
 
     seen: list[Seen]
-    #: Steps that left at least one row, ascending.
+    #: Steps with at least one row that has the statistics a recipe needs, ascending.
     steps: list[int]
     rows: int
     trends: Trends
@@ -114,10 +122,10 @@ class Gathered:
 def gather(
     run: Run, selection: Selection, recipes: Sequence[Recipe], target: Target, *, draw: bool = False
 ) -> Gathered:
-    """Read the rows of a selection once, in flat memory: what is kept follows the number of tensors.
+    """Read the rows of a selection once; memory grows with the number of tensors, not of steps.
 
     Args:
-        draw: keep ``drawn`` as well.
+        draw: also compute :attr:`Seen.drawn`.
 
     Raises:
         RunUnreadableError: the log is damaged.
@@ -127,14 +135,14 @@ def gather(
     columns += [f"{g}_{part}" for g in {r.grouping for r in recipes} - {None} for part in ("hist", "energy")]
     collector = _Collector(selection, recipes, target, columns, draw=draw)
     for batch in run.batches(
-        "tensors", columns=[*KEY_COLUMNS, *_LOOKED_AT, *columns, "attempt"], filters=selection.filters()
+        "tensors", columns=[*KEY_COLUMNS, *_FACT_COLUMNS, *columns, "attempt"], filters=selection.filters()
     ):
         collector.take(batch)
     return collector.result()
 
 
 class _Collector:
-    """The running state of :func:`gather`; arrays with one entry per tensor grow as tensors are met."""
+    """The running state of :func:`gather`; its arrays have one entry per tensor and grow with new tensors."""
 
     def __init__(
         self, selection: Selection, recipes: Sequence[Recipe], target: Target, columns: list[str], *, draw: bool
@@ -143,7 +151,7 @@ class _Collector:
         self._target = target
         self._columns = columns
         self._recipes = [_PerRecipe(recipe, draw=draw) for recipe in recipes]
-        self._counts = _Table(rows=0, non_finite=0, filled=0, numel=0)
+        self._counts = _GrowingArrays(rows=0, non_finite=0, filled=0, numel=0)
         self._first: list[dict[str, Any]] = []
         self._steps: set[int] = set()
         self._trends = Trends()
@@ -170,13 +178,13 @@ class _Collector:
         np.add.at(self._counts["filled"], ids[rows.filled], 1)
         unscaled = np.where(rows.loss_scaled & (rows.recorded > 0.0), 1.0 / rows.recorded, 1.0)
         self._trends.add(ids, step, rows.amax * unscaled, rows.typical * unscaled)
-        judged = np.zeros(ids.size, dtype=np.bool_)
+        usable = np.zeros(ids.size, dtype=np.bool_)
         for recipe in self._recipes:
-            judged |= recipe.take(rows, ids, self._target)
-        self._steps.update(np.unique(step[judged]).tolist())
+            usable |= recipe.take(rows, ids, self._target)
+        self._steps.update(np.unique(step[usable]).tolist())
 
     def _grow(self, batch: pa.RecordBatch, ids: Ints) -> None:
-        """Make room for tensors met for the first time, and keep what their first row says about them."""
+        """Make room for new tensors and keep the facts of their first rows."""
         before, now = len(self._first), len(self._keys.known)
         if now == before:
             return
@@ -190,7 +198,7 @@ class _Collector:
         self._first += batch.select(names).take(pa.array(index)).to_pylist()
 
     def result(self) -> Gathered:
-        """Everything, per tensor, in the order in which tensors were met."""
+        """Return the summary of each tensor, in order of first appearance."""
         worst = [recipe.worst() for recipe in self._recipes]
         seen = []
         for i, (key, first) in enumerate(zip(self._keys.known, self._first, strict=True)):
@@ -236,7 +244,7 @@ class _Rows:
         self.elements, self.filled = filled, filled > 0
 
     def tallied(self, recipe: Recipe) -> tuple[Tally, Bins, npt.NDArray[np.bool_]]:
-        """What becomes of each row, the bins that says it, and which rows have what the recipe needs."""
+        """Return the tally of each row under a recipe, its bins, and a mask of the rows with the needed statistics."""
         if recipe.grouping is not None:
             counted, energy = (self.batch.column(f"{recipe.grouping}_{part}") for part in ("hist", "energy"))
             there = counted.is_valid().to_numpy(zero_copy_only=False)
@@ -247,6 +255,7 @@ class _Rows:
         return tally(bins, recipe.format), bins, known
 
     def _bins(self, recipe: Recipe) -> tuple[Bins, npt.NDArray[np.bool_]]:
+        """Return the rows' bins under a recipe with scales per tensor or block, and a mask of the rows with bins."""
         if recipe.block is not None:
             assert recipe.rule is not None
             lengths, counts = entries(self.batch.column(f"block{recipe.block_size}_hist"))
@@ -264,21 +273,22 @@ class _PerRecipe:
     def __init__(self, recipe: Recipe, *, draw: bool) -> None:
         self.recipe = recipe
         self._draws = draw
-        self._sums = _Table(elements=0.0, fl=0.0, fh=0.0, fe=0.0, sl=0.0, sh=0.0, se=0.0, badness=-1.0)
+        self._sums = _GrowingArrays(elements=0.0, fl=0.0, fh=0.0, fe=0.0, sl=0.0, sh=0.0, se=0.0, badness=-1.0)
         self._drawn = np.zeros((0, _WIDTH if draw else 0), dtype=np.int64)
-        self._kept = _Kept()
+        self._worst_rows = _WorstRows()
 
     def grow(self, tensors: int) -> None:
         self._sums.grow(tensors)
-        self._kept.grow(tensors)
+        self._worst_rows.grow(tensors)
         self._drawn = np.concatenate(
             [self._drawn, np.zeros((tensors - len(self._drawn), self._drawn.shape[1]), np.int64)]
         )
 
     def take(self, rows: _Rows, ids: Ints, target: Target) -> npt.NDArray[np.bool_]:
-        """Tally the rows and keep those that are the worst so far; says which rows could be judged.
+        """Tally the rows and keep each tensor's worst row so far; returns a mask of the rows that were evaluated.
 
-        A row without a non-zero element always can, and says nothing of whether its step had block histograms.
+        For blocks and groups, rows without a non-zero element are left out of the mask: they do not show whether their
+        step has the statistics.
         """
         found, bins, known = rows.tallied(self.recipe)
         for name, values in _columns_of(found):
@@ -293,11 +303,11 @@ class _PerRecipe:
         worse = badness[best] > self._sums["badness"][ids[best]]
         chosen = best[worse]
         self._sums["badness"][ids[chosen]] = badness[chosen]
-        self._kept.put(rows.batch, chosen, ids[chosen])
+        self._worst_rows.put(rows.batch, chosen, ids[chosen])
         return known & rows.filled if self.recipe.block or self.recipe.grouping else np.ones(ids.size, dtype=np.bool_)
 
     def worst(self) -> dict[int, dict[str, Any]]:
-        return self._kept.rows()
+        return self._worst_rows.rows()
 
     def totals(self, tensor: int) -> Totals:
         e, fl, fh, fe, sl, sh, se = (
@@ -309,8 +319,8 @@ class _PerRecipe:
         return ExponentHistogram(EXP_MIN, self._drawn[tensor]).trimmed()
 
 
-class _Kept:
-    """One row of the log per tensor, held as Arrow: replaced rows are dropped when they outnumber the others."""
+class _WorstRows:
+    """One row of the log per tensor, held as Arrow; replaced rows are dropped once they are the majority."""
 
     def __init__(self) -> None:
         self._tables: list[pa.Table] = []
@@ -321,7 +331,7 @@ class _Kept:
         self._at = np.concatenate([self._at, np.full(tensors - self._at.size, -1, dtype=np.int64)])
 
     def put(self, batch: pa.RecordBatch, rows: Ints, tensors: Ints) -> None:
-        """Let ``rows`` of the batch stand for ``tensors`` from now on."""
+        """Replace the rows of ``tensors`` by ``rows`` of the batch."""
         if not rows.size:
             return
         self._tables.append(pa.Table.from_batches([batch]).take(pa.array(rows)))
@@ -337,15 +347,15 @@ class _Kept:
         self._at[held] = np.arange(held.size)
 
     def rows(self) -> dict[int, dict[str, Any]]:
-        """The rows, by tensor."""
+        """Return the rows by tensor."""
         if not self._tables:
             return {}
         self._compact()
         return dict(zip(np.flatnonzero(self._at >= 0).tolist(), self._tables[0].to_pylist(), strict=True))
 
 
-class _Table:
-    """Named arrays of equal length, each with the value new entries get."""
+class _GrowingArrays:
+    """Named arrays of equal length, each with a fill value for new entries."""
 
     def __init__(self, **fill: float) -> None:
         self._fill = fill
@@ -361,7 +371,7 @@ class _Table:
 
 
 def _exponents(bins: Bins) -> Ints:
-    """The exponent each bin is drawn at: that of its middle."""
+    """Return the exponent of each bin's middle, at which it is drawn."""
     middle = np.sqrt(np.maximum(bins.likely_lo, bins.likely_hi / 2.0)) * np.sqrt(np.maximum(bins.likely_hi, 1e-300))
     out: Ints = np.ceil(np.log2(np.maximum(middle, 1e-300)) - 1.0).astype(np.int64)
     return out
@@ -376,7 +386,7 @@ def _columns_of(found: Tally) -> list[tuple[str, Floats]]:
 
 
 def _numbers(batch: pa.RecordBatch, name: str) -> Floats:
-    """A column as float64; null is NaN. Exact below 2**53, which step numbers and counts of one row are."""
+    """Return a column as float64; null becomes NaN. Exact, because step numbers and counts are below 2**53."""
     out: Floats = (
         batch.column(name).cast(pa.float64(), safe=False).fill_null(float("nan")).to_numpy(zero_copy_only=False)
     )

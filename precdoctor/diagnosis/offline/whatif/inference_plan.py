@@ -1,7 +1,7 @@
-"""A plan for inference: per weight matrix and per cache of keys or values the narrowest format that holds.
+"""Precision plans for inference: the narrowest format for each weight matrix and each cache of keys or values.
 
-What a product rounds away stays in the SQNR; a step too small to move a weight, which a training has to mind, does not
-exist here. So the SQNR alone is asked, of integers also that of the smaller elements, and saturation.
+The flushed share is not limited: it matters for small gradients and updates, which inference does not have. The limits
+are those of the SQNR (for integers also that of the smaller elements) and of saturation.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ _FEW_STEPS = 8
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """One weight, or the keys or values of one layer.
+    """The plan of one weight, or of the keys or values of one layer.
 
     Attributes:
-        recipe: None: it stays as it was recorded.
-        bits: per element, scales included; those that all tokens share count for nothing.
-        step: the worst one; None with ``prediction`` where the tensor stays as it is.
-        reason: what kept it from the next narrower choice; empty where nothing did.
+        recipe: None if the tensor stays as it was recorded.
+        bits: per element, with scales; those that all tokens share are left out.
+        step: the worst step; None if the tensor stays as it is.
+        prediction: at the worst step; None if the tensor stays as it is.
+        reason: why the next narrower choice fails; empty if there is none.
     """
 
     seen: Seen
@@ -51,14 +52,14 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class InferencePlan:
-    """The whole plan.
+    """A precision plan for inference.
 
     Attributes:
-        tensors: weights and caches in the order of execution.
-        steps: recorded calls it rests on, ascending.
+        tensors: weights and caches in execution order.
+        steps: the recorded calls it is based on, ascending.
         weights: bytes of the planned weights, now and under the plan.
-        cache: its layers, in the same order.
-        warnings: one sentence each.
+        cache: the layers of the cache, in execution order.
+        warnings: sentences.
     """
 
     target: Target
@@ -70,7 +71,7 @@ class InferencePlan:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """Every recipe the plan uses."""
+        """The recipes in the plan."""
         return tuple(dict.fromkeys(t.recipe for t in self.tensors if t.recipe is not None))
 
 
@@ -84,10 +85,10 @@ def make_inference_plan(
     """Plan every weight matrix and every cache of keys and values.
 
     Args:
-        run: of ``record --inference``.
-        target: its limit of what becomes zero is not asked.
-        module: a glob over module names.
-        steps: half-open; what the plan rests on.
+        run: a recording by ``record --inference``.
+        target: the limits to meet; that of the flushed share is ignored.
+        module: a glob over module names; None means all.
+        steps: half-open range of the calls to base the plan on.
 
     Raises:
         UsageError: there is no such tensor.
@@ -97,12 +98,12 @@ def make_inference_plan(
     gathered = gather(run, Selection(lambda _key: True, _KINDS, steps), INFERENCE_LADDER, target)
     keep = _wide_weights(gathered, run)
     chosen = [s for s in gathered.seen if module is None or fnmatchcase(s.key.module, module)]
-    planned = [s for s in chosen if s.key.kind in CACHED or (s.key.kind == "weight" and _is_matrix(s))]
+    planned = [s for s in chosen if s.key.kind in CACHED or (s.key.kind == "weight" and s.is_matrix)]
     if not planned:
         among = f" matching {module!r}" if module is not None else ""
         hint = f"`precdoctor show {quoted_path(run.path)}` lists what is there"
         raise UsageError(f"no module{among} has a recorded weight matrix or cache to plan for; {hint}")
-    tensors = tuple(_tensor_plan(s, target, keep.get((s.key.root, s.key.module), "")) for s in _ordered(planned))
+    tensors = tuple(_tensor_plan(s, target, keep.get((s.key.root, s.key.module), "")) for s in _in_order(planned))
     recipes = {t.seen.key: t.recipe for t in tensors}
     weights = [t for t in tensors if t.seen.key.kind == "weight"]
     return InferencePlan(
@@ -115,18 +116,14 @@ def make_inference_plan(
     )
 
 
-def _is_matrix(seen: Seen) -> bool:
-    return sum(n > 1 for n in seen.shape) >= 2
-
-
 def _wide_weights(gathered: Gathered, run: Run) -> dict[tuple[str, str], str]:
-    """Why the weight of a module stays wide whatever its numbers say: embeddings, routers, the final logits."""
+    """Return why weights stay wide whatever their numbers say, by module: embeddings, routers, the final logits."""
     modules = modules_with_operands(gathered.seen, tied_modules(rank.facts for rank in run.ranks))
     return {(m.weight.key.root, m.weight.key.module): m.keep for m in modules if m.keep}
 
 
-def _ordered(tensors: Sequence[Seen]) -> list[Seen]:
-    """As the log has them: weights in the order of the model, each followed by the caches of its module."""
+def _in_order(tensors: Sequence[Seen]) -> list[Seen]:
+    """Sort tensors in the log's order, with the caches of a module after the weights of its children."""
     places: dict[tuple[str, str], int] = {}
     for s in tensors:
         places.setdefault((s.key.root, s.key.module.rpartition(".")[0]), len(places))
@@ -141,6 +138,7 @@ def _ordered(tensors: Sequence[Seen]) -> list[Seen]:
 
 
 def _tensor_plan(seen: Seen, target: Target, keep: str) -> TensorPlan:
+    """Choose the recipe with the fewest bits that meets the target; none if no recipe does, or because of ``keep``."""
     now = _bits(seen, None)
     if keep:
         return TensorPlan(seen, None, now, None, None, f"{keep}: kept wide whatever the numbers say")
@@ -151,13 +149,13 @@ def _tensor_plan(seen: Seen, target: Target, keep: str) -> TensorPlan:
         if one.prediction is None:
             reason = reason or (one.unknown or "")
         elif one.misses:
-            reason = f"{recipe.short()} at step {one.step}: {_missed(one)}"
+            reason = f"{recipe.short()} at step {one.step}: {_miss_words(one)}"
         else:
             return TensorPlan(seen, recipe, _bits(seen, recipe), one.step, one.prediction, reason)
     return TensorPlan(seen, None, now, None, None, reason)
 
 
-def _missed(one: Forecast) -> str:
+def _miss_words(one: Forecast) -> str:
     assert one.prediction is not None
     if "sqnr" not in one.misses and one.prediction.bulk_sqnr_db is not None:
         return f"SQNR {one.prediction.bulk_sqnr_db:.1f} dB without the largest tenth"
@@ -169,7 +167,7 @@ def _bits(seen: Seen, recipe: Recipe | None) -> float:
 
 
 def _bytes(seen: Seen, recipe: Recipe | None) -> float:
-    """Of the whole tensor."""
+    """Return the bytes of the whole tensor under a recipe; as recorded without one."""
     elements = math.prod(seen.shape)
     if seen.key.kind in CACHED and len(seen.shape) == 4:
         return token_bytes(seen, recipe) * elements / max(seen.shape[1] * seen.shape[3], 1)

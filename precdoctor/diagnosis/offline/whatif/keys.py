@@ -1,4 +1,4 @@
-"""Which tensor each row of a batch is about, as numbers that stay the same from batch to batch."""
+"""Numbers for the tensors in record batches, the same from batch to batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from precdoctor.numerics.arrays import Ints
 
-#: What tells tensors apart; steps, ranks and calls of one tensor go together.
+#: Columns that identify a tensor; its steps, ranks and calls are not distinguished.
 KEY_COLUMNS = ("root", "module", "kind", "name", "dtype")
 
 
@@ -26,7 +26,7 @@ class TensorKey:
 
 
 class Keys:
-    """Numbers tensors in the order in which they are met; those not wanted get -1."""
+    """Numbers tensors in order of first appearance; those that ``wanted`` rejects get -1."""
 
     def __init__(self, wanted: Callable[[TensorKey], bool]) -> None:
         self._wanted = wanted
@@ -35,7 +35,7 @@ class Keys:
         self.known: list[TensorKey] = []
 
     def of(self, batch: pa.RecordBatch) -> Ints:
-        """One number per row, shape ``(rows,)``; the batch holds :data:`KEY_COLUMNS`."""
+        """Return the number of each row's tensor, shape ``(rows,)``; the batch has the columns :data:`KEY_COLUMNS`."""
         code = np.zeros(batch.num_rows, dtype=np.int64)
         columns: list[tuple[list[str], Ints]] = []
         for name in KEY_COLUMNS:
@@ -45,7 +45,7 @@ class Keys:
             values = [*(value or "" for value in encoded.dictionary.to_pylist()), ""]  # the last one stands for null
             indices = encoded.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False).astype(np.int64)
             columns.append((values, indices))
-            # Made compact at each column: the product of five long dictionaries could leave an int64.
+            # Renumbered after each column, because the product of five long dictionaries could exceed int64.
             _, first, code = np.unique(code * len(values) + indices, return_index=True, return_inverse=True)
         if batch.num_rows == 0:
             return code

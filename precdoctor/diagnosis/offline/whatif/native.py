@@ -1,4 +1,4 @@
-"""Which formats the matrix units of a device take as they are.
+"""Which formats the matrix units of a device support natively.
 
 Sources: NVIDIA CUDA C++ Programming Guide, arithmetic types by compute capability (BF16 8.0, FP8 8.9); NVIDIA Blackwell
 architecture (MXFP8, MXFP6, MXFP4, NVFP4: 10.0); NVIDIA Volta (FP16: 7.0).
@@ -15,7 +15,7 @@ _MX, _FP8 = (10, 0), (8, 9)
 
 
 def needed_capability(recipe: Recipe) -> tuple[int, int] | None:
-    """The CUDA compute capability from which matrix units take the format; None where none does, (0, 0) for any."""
+    """Return the first CUDA compute capability whose matrix units support the format; (0, 0) for any, None for none."""
     if recipe.block is not None and recipe.scaling in ("block32", "block16"):
         return _MX if recipe.name.startswith(("MX", "NV")) else None
     known = {"E4M3FN": _FP8, "E5M2": _FP8, "BF16": (8, 0), "TF32": (8, 0), "FP16": (7, 0), "INT8": (7, 2)}
@@ -23,7 +23,9 @@ def needed_capability(recipe: Recipe) -> tuple[int, int] | None:
 
 
 def not_native(recipes: Sequence[Recipe], device: Any) -> str | None:
-    """One sentence naming the formats that the recorded device does not compute in; None when it does in all."""
+    """Return a sentence that names the formats the recorded device does not support; None if it supports all, or if
+    the device is unknown.
+    """
     kind = device.get("type") if isinstance(device, Mapping) else None
     names = list(dict.fromkeys(r.name for r in recipes if needed_capability(r) != (0, 0)))
     if kind == "cpu":

@@ -1,10 +1,10 @@
-"""Which recorded tensors a module multiplies: its weight, what goes in, and the gradient of what comes out."""
+"""The recorded operands of each module's matrix products: weight, input and output gradient."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from precdoctor.diagnosis.offline.whatif.gather import Seen
@@ -17,14 +17,13 @@ _ROUTER = re.compile(r"(^|[._])(router|gate|gating)$")
 
 @dataclass(frozen=True)
 class Operands:
-    """A module with a weight of two dimensions or more.
+    """A module with a weight matrix, and its operands.
 
     Attributes:
-        weight: its (largest) weight; under the name of another module where the two are tied.
-        input: what it is given: its own ``input`` row or, where another module's output is passed on, that output; None
-            where neither can be told.
-        grad_output: None where not recorded.
-        keep: why it should stay wide whatever its numbers say; empty for most.
+        weight: its largest weight; a tied weight is recorded under another module.
+        input: its own ``input`` row, or else the output of another module that is passed on to it; None if unknown.
+        grad_output: None if not recorded.
+        keep: why the module should stay wide whatever its numbers say; empty for most.
     """
 
     root: str
@@ -37,13 +36,13 @@ class Operands:
 
     @property
     def recorded(self) -> tuple[tuple[str, Seen], ...]:
-        """The operands there are, by role."""
+        """Role and tensor of each recorded operand."""
         roles = (("weight", self.weight), ("input", self.input), ("grad_output", self.grad_output))
         return tuple((role, seen) for role, seen in roles if seen is not None)
 
 
 def tied_modules(facts: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """Root and module of those whose weight is recorded under another module's name, and that other one.
+    """Return ``{module with a tied weight: module under which it is recorded}``, each as root and FQN.
 
     Args:
         facts: ``rank.json`` of each rank.
@@ -60,20 +59,17 @@ def tied_modules(facts: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tu
 def modules_with_operands(
     seen: Iterable[Seen], tied: Mapping[tuple[str, str], tuple[str, str]] | None = None
 ) -> list[Operands]:
-    """Every module that multiplies by a matrix, in execution order; those never seen running come last.
+    """Return every module with a weight matrix, in execution order; modules without a recorded output come last.
 
     Args:
-        tied: as :func:`tied_modules` has it; such a module counts once it was seen running.
+        seen: all tensors.
+        tied: result of :func:`tied_modules`; such a module is left out without a recorded output.
     """
     tensors = list(seen)
     weights: dict[tuple[str, str], Seen] = {}
     for s in tensors:
         place = (s.key.root, s.key.module)
-        if (
-            s.key.kind == "weight"
-            and sum(n > 1 for n in s.shape) >= 2
-            and (place not in weights or s.numel > weights[place].numel)
-        ):
+        if s.key.kind == "weight" and s.is_matrix and (place not in weights or s.numel > weights[place].numel):
             weights[place] = s
     outputs = {(s.key.root, s.key.module): s for s in tensors if s.key.kind == "output"}
     grads = {(s.key.root, s.key.module): s for s in tensors if s.key.kind == "grad_output"}
@@ -92,16 +88,17 @@ def modules_with_operands(
 
 
 def _role(module: str, module_class: str) -> str:
-    """Theory and practice agree on these, whatever one run shows (DeepSeek-V3, arXiv:2412.19437, section 3.3.1)."""
+    """Return why a module stays wide: ``embedding`` or ``router``; empty for all others.
+
+    Source: DeepSeek-V3, arXiv:2412.19437, section 3.3.1.
+    """
     if _EMBEDDING.search(module_class):
         return "embedding"
     return "router" if _ROUTER.search(module) else ""
 
 
 def _with_heads(modules: Sequence[Operands], outputs: dict[tuple[str, str], Seen]) -> list[Operands]:
-    """The last module of each root to run gives the logits."""
-    from dataclasses import replace
-
+    """Mark the last module of each root in execution order, which makes the logits, to stay wide."""
     last: dict[str, str] = {m.root: m.module for m in modules if (m.root, m.module) in outputs and not m.keep}
     return [replace(m, keep="final logits") if last.get(m.root) == m.module and not m.keep else m for m in modules]
 
@@ -119,10 +116,10 @@ def _input_of(
     forward: Sequence[Seen],
     multiplying: set[tuple[str, str]],
 ) -> Seen | None:
-    """The module's own input row; else the nearest tensor before its output that has as many features as it takes.
+    """Return the module's own input row, or else the nearest tensor before its output with the right feature count.
 
-    Outputs of modules that multiply themselves come second: three projections of one normalised tensor run one after
-    the other, and none of them takes the output of its neighbour.
+    Outputs of modules with weight matrices are taken only without another candidate: three projections of one tensor
+    run one after the other, and none of them reads the output of the one before.
     """
     root = place[0]
     own = [s for s in forward if s.key.kind == "input" and (s.key.root, s.key.module) == place]

@@ -1,4 +1,6 @@
-"""A precision plan: per module the narrowest formats that hold at every recorded step, and at where amax is heading."""
+"""Precision plans for training: for each module the narrowest formats that meet the target at every recorded step, and
+with amax extrapolated to a later one.
+"""
 
 from __future__ import annotations
 
@@ -24,35 +26,37 @@ if TYPE_CHECKING:
 
 _E4M3, _E5M2, _MXFP8, _BF16 = (ask(name) for name in ("e4m3", "e5m2", "mxfp8", "bf16"))
 _RECIPES = (_E4M3, _E5M2, _MXFP8, _BF16)
-#: From the narrowest: a precision, and the recipe of each operand in it. Per-tensor FP8 keeps gradients in E5M2, block
-#: scales spare them that (DESIGN of both: arXiv:2209.05433, section 3; OCP MX 1.0).
+#: The precisions, the narrowest first, and the recipe of each operand in them. With a scale per tensor FP8 gradients
+#: need E5M2, with block scales they do not (arXiv:2209.05433, section 3; OCP MX 1.0).
 PRECISIONS: dict[str, dict[str, Recipe]] = {
     "fp8": {"weight": _E4M3, "input": _E4M3, "grad_output": _E5M2},
     "mxfp8": dict.fromkeys(("weight", "input", "grad_output"), _MXFP8),
     "bf16": dict.fromkeys(("weight", "input", "grad_output"), _BF16),
 }
-#: What stays as it was recorded.
+#: The precision of a module that stays as it was recorded.
 WIDE = "wide"
-#: A window that ends before this step is early. Precdoctor's own: outlier channels have been seen to emerge over
-#: thousands of steps (Dettmers et al., LLM.int8(), arXiv:2208.07339, section 3).
+#: A plan from steps before this one carries a warning. Chosen empirically: outlier channels emerge over thousands of
+#: steps (Dettmers et al., LLM.int8(), arXiv:2208.07339, section 3).
 EARLY_STEPS = 1000
 _FEW_STEPS = 8
-#: A line through a steep start is not believed beyond this.
+#: Most binades of extrapolated growth, because a line through a steep start cannot be trusted.
 _MOST_GROWTH = 32.0
-#: Binades a tensor's largest elements gain until the horizon, under a recipe.
+#: Returns the binades that a tensor's largest elements gain until the horizon, under a recipe.
 _Growth = Callable[[Seen, Recipe], float]
 _KINDS = ("batch", "input", "output", "weight", "grad_output")
 
 
 @dataclass(frozen=True)
 class OperandPlan:
-    """One operand in the precision chosen.
+    """One operand in the chosen precision.
 
     Attributes:
         role: ``weight``, ``input`` or ``grad_output``.
-        source: module and kind of the tensor it is.
+        source: module and kind of the recorded tensor.
+        recipe: format and scaling.
+        step: its worst step.
         growth: binades that amax (without a scale) or amax over the geometric mean (with one) gains until the horizon.
-        prediction: at its worst step, growth included.
+        prediction: at the worst step, growth included.
     """
 
     role: str
@@ -65,11 +69,13 @@ class OperandPlan:
 
 @dataclass(frozen=True)
 class ModulePlan:
-    """One module: ``precision`` is a key of :data:`PRECISIONS` or :data:`WIDE`.
+    """The plan of one module; ``precision`` is a key of :data:`PRECISIONS` or :data:`WIDE`.
 
     Attributes:
-        reason: what kept it from the next narrower precision; empty where nothing did.
-        not_recorded: operands nothing is known of.
+        reason: why the next narrower precision fails; empty for the narrowest.
+        operands: the recorded operands in that precision; empty if wide.
+        not_recorded: roles of the operands without rows.
+        weight_elements: number of elements of the weight.
     """
 
     root: str
@@ -84,11 +90,11 @@ class ModulePlan:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes the products of the planned modules read: now and under the plan.
+    """Bytes that the planned modules' matrix products read: now and under the plan.
 
     Attributes:
-        weights: copies of the weights as the products take them; master weights are not touched.
-        inputs: inputs kept for the backward pass, one micro-step.
+        weights: copies of the weights for the products; master weights are not included.
+        inputs: inputs saved for the backward pass of one micro-step.
     """
 
     weights: tuple[int, int] = (0, 0)
@@ -97,12 +103,12 @@ class Memory:
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole plan.
+    """A precision plan.
 
     Attributes:
-        steps: recorded steps it rests on, ascending.
-        horizon: the step amax is extrapolated to.
-        warnings: one sentence each.
+        steps: the recorded steps it is based on, ascending.
+        horizon: the step to which amax is extrapolated.
+        warnings: sentences.
     """
 
     target: Target
@@ -114,7 +120,7 @@ class Plan:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        """Every recipe the plan uses."""
+        """The recipes in the plan."""
         return tuple(dict.fromkeys(o.recipe for m in self.modules for o in m.operands if m.precision != WIDE))
 
 
@@ -126,12 +132,14 @@ def make_plan(
     steps: tuple[int | None, int | None] = (None, None),
     horizon: int | None = None,
 ) -> Plan:
-    """Plan every module that multiplies by a matrix.
+    """Plan every module with a weight matrix.
 
     Args:
-        module: a glob over module names.
-        steps: half-open; what the plan rests on.
-        horizon: the step to extrapolate to; by default as far beyond the last step as the window is long.
+        run: the recorded training.
+        target: the limits to meet.
+        module: a glob over module names; None means all.
+        steps: half-open range of the steps to base the plan on.
+        horizon: the step to extrapolate to; by default as far beyond the last step as the first one is before it.
 
     Raises:
         UsageError: there is no such module, or the horizon lies before the last step.
@@ -168,6 +176,7 @@ def make_plan(
 
 
 def _module_plan(module: Operands, target: Target, growth: _Growth) -> ModulePlan:
+    """Choose the narrowest precision in which all recorded operands of a module meet the target, or :data:`WIDE`."""
     lacking = tuple(role for role in ("weight", "input", "grad_output") if role not in dict(module.recorded))
     made: tuple[OperandPlan, ...] = ()
     precision, reason = WIDE, module.keep and f"{module.keep}: kept wide whatever the numbers say"
@@ -189,7 +198,7 @@ def _module_plan(module: Operands, target: Target, growth: _Growth) -> ModulePla
 def _operands(
     module: Operands, recipes: Mapping[str, Recipe], target: Target, growth: _Growth
 ) -> tuple[tuple[OperandPlan, ...], str]:
-    """The plan of each operand, and why the precision does not do; empty when it does."""
+    """Plan each operand in one precision; also returns why the precision fails, empty if it does not."""
     made = []
     for role, seen in module.recorded:
         recipe = recipes[role]
@@ -207,11 +216,11 @@ def _operands(
         if recipe.scaling == "none" and now.prediction.headroom_binades.estimate < grows:
             misses.append("headroom")
         if misses:
-            return (), _why(role, recipe, now.step, misses, later, flushed, grows, first=now.misses)
+            return (), _failure_words(role, recipe, now.step, misses, later, flushed, grows, first=now.misses)
     return tuple(made), ""
 
 
-def _why(
+def _failure_words(
     role: str,
     recipe: Recipe,
     step: int,
@@ -222,24 +231,24 @@ def _why(
     *,
     first: Sequence[str],
 ) -> str:
-    """``grad_output in E5M2 at step 12: 1.3 % flushed``."""
-    told = {
+    """Return why an operand fails: ``grad_output in E5M2 at step 12: 1.3 % flushed``."""
+    words = {
         "flushed": f"{100 * flushed:.2g} % flushed",
         "saturated": f"{100 * later.saturated.estimate:.2g} % saturated",
         "sqnr": f"SQNR {later.sqnr_db.estimate:.1f} dB",
         "headroom": f"amax growing by {grows:.1f} binades overflows",
     }
     when = f"at step {step}" if first else f"once amax has grown by {grows:.1f} binades"
-    return f"{role} in {recipe.name} {when}: {', '.join(told[m] for m in misses)}"
+    return f"{role} in {recipe.name} {when}: {', '.join(words[m] for m in misses)}"
 
 
 def _memory(modules: Sequence[Operands], plans: Sequence[ModulePlan], *, autocast: bool) -> Memory:
-    """From recorded dtypes and shapes; under autocast products take 16-bit copies."""
+    """Compute the memory from recorded dtypes and shapes; under autocast products read 16-bit copies now."""
     weights, inputs = [0.0, 0.0], [0.0, 0.0]
     for module, plan in zip(modules, plans, strict=True):
         recipes = PRECISIONS.get(plan.precision)
         if module.keep == "embedding":
-            continue  # a table that is looked up, not multiplied
+            continue  # its weight is looked up, not multiplied
         for role, seen, sums in (("weight", module.weight, weights), ("input", module.input, inputs)):
             if seen is None:
                 continue
@@ -270,10 +279,13 @@ def _warnings(gathered: Gathered) -> list[str]:
 def finite_steps(
     view: RunView, steps: tuple[int | None, int | None]
 ) -> tuple[tuple[int | None, int | None], str | None]:
-    """Where a run ends non-finite, the steps before that and a sentence on it; else the steps that were asked for."""
+    """Cut the half-open range ``steps`` before the step from which the run is non-finite to its end.
+
+    Also returns a sentence about that; None if the range needs no cut.
+    """
     ends = []
     for timeline in view.timeline.values():
-        masks, bad = min((facts.non_finite for facts in timeline), default=0), None  # weights that hold -inf, in each
+        masks, bad = min((facts.non_finite for facts in timeline), default=0), None  # weights with masks
         for facts in timeline:
             if facts.skipped or not (facts.loss_is_bad or facts.non_finite > masks):
                 bad = None

@@ -1,4 +1,4 @@
-"""Reads the file that ``whatif --plan -o`` wrote, and that a person may have edited."""
+"""Reads and checks the plan file of ``whatif --plan -o``, which a person may have edited."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """Likely shares of the finite non-zero elements, and the SQNR in decibels."""
+    """The plan's prediction: likely flushed and saturated share of the finite non-zero elements, SQNR in dB."""
 
     flushed: float
     saturated: float
@@ -32,13 +32,13 @@ class Figures:
 
 @dataclass(frozen=True)
 class PlannedCast:
-    """One operand of a module, and what it is to be cast to.
+    """One operand of a module, and its planned cast.
 
     Attributes:
         role: one of :data:`~precdoctor.numerics.narrow_cast.ROLES`.
-        recipe: as predictions take it.
-        cast: the same as a training applies it.
-        figures: what the plan predicts; None where the recipe is not the one that was planned.
+        recipe: the cast, for predictions.
+        cast: the same cast, to be applied in a training.
+        figures: the plan's prediction; None if the file's recipe is not the planned one.
     """
 
     root: str
@@ -51,11 +51,12 @@ class PlannedCast:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan as it can be applied.
+    """A plan that a trial can apply.
 
     Attributes:
-        run: the path of the run it was made from.
-        casts: of all modules that are not to stay wide.
+        run: path of the run that the plan was made from.
+        target: the limits of the plan.
+        casts: the casts of all modules that do not stay wide.
     """
 
     run: str
@@ -64,7 +65,7 @@ class PlanFile:
 
     @property
     def modules(self) -> tuple[tuple[str, str], ...]:
-        """Root and name of each module that is changed."""
+        """Root and name of each module with a cast."""
         return tuple(dict.fromkeys((c.root, c.module) for c in self.casts))
 
     @property
@@ -80,10 +81,10 @@ class PlanFile:
 
 
 def load(file: Path) -> PlanFile:
-    """The plan in a TOML or, by its name, a JSON file.
+    """Read a plan from a TOML file, or from a JSON file by its suffix.
 
     Raises:
-        UsageError: it cannot be read, is no plan, changes no module, or holds a cast that cannot be applied.
+        UsageError: the file cannot be read, is no plan, changes no module, or has a cast that cannot be applied.
     """
     try:
         document = _json(file) if file.suffix == ".json" else read_toml(file, MAX_BYTES)
@@ -137,7 +138,7 @@ def _module(raw: Any, origin: str) -> list[PlannedCast]:
     place = f"{origin}: {raw['module'] or raw['root']}"
     if raw.get("precision") == WIDE:
         return []
-    operands = raw.get("operands", raw)  # JSON has them in a table of their own
+    operands = raw.get("operands", raw)  # in JSON the operands are in a table of their own
     found = [_cast(raw, role, operands[role], f"{place} {role}") for role in ROLES if role in operands]
     if not found:
         raise UsageError(f'{place} has no operand to cast; write precision = "wide", or {", ".join(ROLES)} tables')
@@ -176,7 +177,7 @@ def _estimate(raw: Any) -> float | None:
 
 
 def _number(raw: Any) -> float | None:
-    """A number; files have "Infinity" as text."""
+    """Convert a number, or ``"Infinity"``, to a float; None for anything else and for NaN."""
     if isinstance(raw, str) and raw in ("Infinity", "-Infinity"):
         return float(raw)
     if isinstance(raw, bool) or not isinstance(raw, (int, float)):

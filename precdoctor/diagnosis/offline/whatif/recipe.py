@@ -1,4 +1,4 @@
-"""A recipe: a format and how tensors are scaled into it. What ``--format`` and ``--scaling`` name."""
+"""Recipes: a format, and how tensors are scaled into it. Built from ``--format`` and ``--scaling``, or by a ladder."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from precdoctor.numerics.group_prediction import GROUPINGS
 from precdoctor.numerics.names import find_format
 
 _WIDE_BITS = 16
-#: dB by which the smaller nine tenths of a Gaussian fall short of the whole (2.0), and a little.
+#: How much lower the limit of the smaller elements' SQNR is, in dB: the smaller nine tenths of a Gaussian have 2.0 dB
+#: less than the whole.
 _BULK_ALLOWANCE = 3.0
-#: What ``--scaling`` takes; ``none`` is a multiplier of 1.
+#: The values of ``--scaling``; ``none`` is a multiplier of 1.
 SCALINGS = ("none", "tensor", "tile128", "block32", "block16", *GROUPINGS, "tile128x128")
-#: Kinds whose tensors an inference run keeps for later tokens.
+#: Kinds of tensors that inference caches for later tokens.
 CACHED = ("kv_key", "kv_value")
-#: Which kinds have groups to share a scale.
+#: Kinds of tensors whose groups can share a scale, by grouping.
 GROUPED_KINDS = {
     "token": ("input", "output", *CACHED),
     "channel": ("weight", "input", "output", *CACHED),
@@ -44,9 +45,9 @@ GROUPED_KINDS = {
     "group128": ("weight", "input", "output", *CACHED),
 }
 _GROUP_WORDS = {"group128": "a scale for every 128 features"}
-#: Bits of the scale of a token or of 128 features, in FP16 as kernels keep it.
+#: Bits of the scale of a token or of 128 features; kernels keep it in FP16.
 SCALE_BITS = 16
-#: Kinds whose values carry the loss scale while the backward pass runs.
+#: Kinds whose values are multiplied by the loss scale.
 LOSS_SCALED = ("loss", "grad_output", "weight_grad")
 
 _NO_TILES = "amax per 128x128 tile is not recorded"
@@ -54,17 +55,17 @@ _NO_TILES = "amax per 128x128 tile is not recorded"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A format, and what multiplies a tensor before it is cast.
+    """A format, and the scale that multiplies a tensor before it is cast.
 
     Attributes:
         format: of the elements.
         scaling: one of ``none, tensor, fixed, tile128, block32, block16``, or of ``token, channel, head, group128``.
-            ``tensor`` is current scaling: every tensor is brought to the format's maximum by its own amax, at each step
-            anew; the last four do so with groups of its elements.
-        block: the block format, for the last three.
-        rule: how block scales follow from the block's amax.
+            ``tensor`` is current scaling: at each step the tensor's amax is scaled to the format's maximum. The last
+            four do the same for groups of elements.
+        block: the block format of ``tile128``, ``block32`` and ``block16``; else None.
+        rule: how a block's scale is computed from its amax; None without blocks.
         scale: the multiplier of ``fixed``.
-        loss_scale: the loss scale gradients are taken to have; None leaves the one in force.
+        loss_scale: the loss scale to assume for gradients; None means the recorded one.
     """
 
     format: Format
@@ -76,13 +77,15 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """``MXFP8_E4M3``, ``E5M2``, ``BF16``: block formats have names of their own."""
+        """The name of the block format, or else of the format: ``MXFP8_E4M3``, ``E5M2``, ``BF16``."""
         return self.block.name if self.block is not None else self.format.name
 
     @property
     def bits_per_element(self) -> float:
-        """Memory per element with its share of the block's scale; a scale per tensor, channel or head counts for
-        nothing, one per token depends on the token's size and is left out.
+        """Memory per element in bits, with its share of the scale of a block or of 128 features.
+
+        Scales per tensor, channel or head are negligible; a scale per token depends on the token's size. Both are left
+        out.
         """
         if self.block is not None:
             return self.block.bits_per_element
@@ -90,11 +93,11 @@ class Recipe:
 
     @property
     def grouping(self) -> str | None:
-        """What shares a scale: ``token``, ``channel``, ``head`` or ``group128``; None for other scalings."""
+        """The group that shares a scale: ``token``, ``channel``, ``head`` or ``group128``; None for other scalings."""
         return self.scaling if self.scaling in GROUPINGS else None
 
     def applies_to(self, kind: str) -> bool:
-        """Whether tensors of a kind have what shares a scale: weights have no tokens."""
+        """Return whether tensors of this kind have the groups that share a scale: weights have no tokens."""
         return self.grouping is None or kind in GROUPED_KINDS[self.grouping]
 
     @property
@@ -103,8 +106,10 @@ class Recipe:
         return self.rule is ScaleRule.FLOOR
 
     def limits(self, target: Target) -> Target:
-        """What can be asked of the recipe: it may clip, or flush, by design. Integers keep of the small elements what
-        the largest leave them, so these are asked apart.
+        """Return the target with the limits that the recipe breaks by design removed.
+
+        Floor block scales may clip. Integers may flush: the step size follows the largest elements, so the SQNR of
+        the smaller ones gets a limit instead.
         """
         target = replace(target, max_saturated=math.inf) if self.clips_by_design else target
         if self.format.kind is not Kind.INTEGER:
@@ -117,7 +122,7 @@ class Recipe:
         return self.block.block[1] if self.block is not None else None
 
     def describe(self) -> str:
-        """The scaling in words: ``amax scaling per tensor``."""
+        """Return the scaling in words: ``amax scaling per tensor at each step``."""
         if self.block is not None:
             assert self.rule is not None
             scale = f"{self.block.scale.name} scale, rule {self.rule.value}"
@@ -130,18 +135,20 @@ class Recipe:
         return "no scale" if self.scaling == "none" else f"scale {self.scale:g}"
 
     def short(self) -> str:
-        """Name and scaling as a table cell: ``E4M3FN per tensor``, ``INT4 per 128``, ``MXFP8_E4M3``, ``BF16``."""
+        """Return name and scaling for a table cell: ``E4M3FN per tensor``, ``INT4 per 128``, ``MXFP8_E4M3``."""
         shared = "128" if self.scaling == "group128" else self.scaling
         return f"{self.name} per {shared}" if self.scaling in ("tensor", *GROUPINGS) else self.name
 
     def multipliers(self, amax: Floats, recorded: Floats, *, loss_scaled: Bools, quantised: Bools) -> Floats:
-        """What each row's elements, as they lie in memory, are multiplied by; block recipes have scales of their own.
+        """Return the factor from each row's stored elements to the elements that are cast, shape ``(rows,)``.
+
+        For recipes with one scale per tensor; blocks and groups have scales of their own.
 
         Args:
-            amax: as they lie in memory, shape ``(rows,)``; NaN and 0 where there is no non-zero element.
-            recorded: the multiplier the log says is in force; NaN for none.
-            loss_scaled: rows that carry the loss scale, if there is one.
-            quantised: rows of FP8 operands: the question is about what they stand for.
+            amax: of the stored elements, shape ``(rows,)``; NaN or 0 without a non-zero element.
+            recorded: the recorded scale that the stored elements were multiplied by; NaN for none.
+            loss_scaled: mask of the rows whose scale is the loss scale.
+            quantised: mask of the rows of FP8 operands: their scale is divided out first.
         """
         known = np.where(np.isfinite(recorded) & (recorded > 0.0), recorded, 1.0)
         base = np.where(quantised, 1.0 / known, 1.0)
@@ -165,18 +172,18 @@ def ask(
     loss_scale: float | None = None,
     rule: str | None = None,
 ) -> Recipe:
-    """The recipe somebody asks for.
+    """Return the recipe that a user's options name.
 
     Args:
-        name: as :func:`~precdoctor.numerics.names.find_format` takes it.
-        scaling: one of :data:`SCALINGS`; by default what the format implies: blocks for MX and NVFP4, none for 16 bits
-            and more, amax scaling per tensor for what is narrower.
-        scale: a fixed multiplier instead.
-        loss_scale: as in :class:`Recipe`.
+        name: a format's name, for :func:`~precdoctor.numerics.names.find_format`.
+        scaling: one of :data:`SCALINGS`; by default that of the format: blocks for MX and NVFP4, ``none`` from 16 bits,
+            ``tensor`` for narrower formats.
+        scale: a fixed multiplier, instead of ``scaling``.
+        loss_scale: see :class:`Recipe`.
         rule: ``floor``, ``up`` or ``amax``, for block formats.
 
     Raises:
-        UsageError: an unknown name, a scaling that was not recorded or does not go with the format, a scale that is no
+        UsageError: an unknown name, a scaling that is never recorded or does not fit the format, or a scale that is no
             finite positive number.
     """
     fmt = find_format(name)
@@ -194,9 +201,9 @@ def ask(
             raise UsageError(
                 f"{fmt.name} implies --scaling {_scaling_of(fmt)}; leave it out, or name an element format"
             )
-        recipe = _blocked(fmt)
+        recipe = _block_recipe(fmt)
     elif scaling in ("tile128", "block32", "block16"):
-        recipe = _blocked(_block_format(fmt, scaling))
+        recipe = _block_recipe(_block_format(fmt, scaling))
     else:
         if scaling in GROUPINGS and fmt.bits >= _WIDE_BITS:
             raise UsageError(f"{fmt.name} is not used with a scale per {scaling}; leave --scaling out")
@@ -213,7 +220,7 @@ def ask(
 
 
 def default_scaling(fmt: Format) -> str:
-    """``none`` for floating-point formats of 16 bits and more, ``tensor`` for the rest."""
+    """Return ``none`` for floating-point formats of at least 16 bits, else ``tensor``."""
     return "none" if fmt.kind is Kind.FLOAT and fmt.bits >= 16 else "tensor"
 
 
@@ -221,12 +228,16 @@ def _scaling_of(fmt: BlockFormat) -> str:
     return {128: "tile128", 32: "block32", 16: "block16"}[fmt.block[1]]
 
 
-def _blocked(fmt: BlockFormat) -> Recipe:
+def _block_recipe(fmt: BlockFormat) -> Recipe:
     return Recipe(format=fmt.element, scaling=_scaling_of(fmt), block=fmt, rule=fmt.rule)
 
 
 def _block_format(fmt: Format, scaling: str) -> BlockFormat:
-    """The known block format with these elements, or one like it: FP32 scales in tiles, E8M0 scales in blocks."""
+    """Return the known block format with these elements, or a new one: FP32 scales for tiles, E8M0 scales for blocks.
+
+    Raises:
+        UsageError: the format has 16 bits or more.
+    """
     if fmt.bits >= 16:
         raise UsageError(f"{fmt.name} is not used with block scales; leave --scaling out, or take 8 bits or fewer")
     for known in blocks.BLOCK_FORMATS.values():
@@ -244,12 +255,12 @@ def _block_format(fmt: Format, scaling: str) -> BlockFormat:
     )
 
 
-#: What is tried where the recipe asked for does not hold.
+#: Recipes to try for a tensor if the recipe of the question fails, by bits per element.
 LADDER = tuple(
     sorted(
         [
             *(Recipe(format=f, scaling="tensor") for f in (E4M3FN, E5M2)),
-            *(_blocked(b) for b in blocks.BLOCK_FORMATS.values() if b.block[0] == 1),
+            *(_block_recipe(b) for b in blocks.BLOCK_FORMATS.values() if b.block[0] == 1),
             *(Recipe(format=f, scaling="none") for f in (BF16, FP16, FP32)),
             Recipe(format=FP16, scaling="tensor"),
         ],
@@ -258,7 +269,7 @@ LADDER = tuple(
 )
 
 
-#: The same for inference, where groups are recorded; the simplest scaling of a width comes first.
+#: The same for inference, where groups are recorded; of equal width the simplest scaling comes first.
 INFERENCE_LADDER = tuple(
     sorted(
         [
@@ -275,9 +286,9 @@ INFERENCE_LADDER = tuple(
 
 
 def wider_than(asked: Recipe) -> Iterator[Recipe]:
-    """The ladder from the width of what was asked for upwards, cheapest first; the same loss scale.
+    """Yield the recipes of the ladder whose elements have at least as many bits, cheapest first; same loss scale.
 
-    Narrower elements are left out: who asks about 8 bits is not served with 6 on hardware that has none. Integers and
+    Narrower formats are left out, because the hardware of a question about 8 bits may not support 6. Integers and
     groups have a ladder of their own.
     """
     of_inference = asked.format.kind is Kind.INTEGER or asked.grouping is not None

@@ -1,4 +1,4 @@
-"""Whether an optimizer's states would survive in a narrower format, and what the loss would do to its steps."""
+"""Predicts what optimizer states would lose in a narrower format, and how that changes the size of updates."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ from precdoctor.runlog.reader import Run
 
 #: The default of torch.optim.Adam, AdamW and RMSprop.
 _USUAL_EPS, _USUAL_BETA2 = 1e-8, 0.999
-#: Points per binade at which the rounding of survivors is tried.
+#: Magnitudes per binade at which the rounding is computed.
 _POINTS = 32
 
 
 @dataclass(frozen=True)
 class StepEffect:
-    """What the format does to ``1 / (sqrt(v) + eps)``, the factor of an update, at the worst step of a second moment.
+    """The change of an update's factor ``1 / (sqrt(v) + eps)`` when a second moment v is stored in the format.
+
+    At the worst recorded step.
 
     Attributes:
-        doubled: share of the non-zero elements that become zero above eps squared: a step that divides by what is
-            stored gets more than twice as long.
-        longest: the largest such factor: ``(sqrt(v) + eps) / eps`` at the largest v that becomes zero; 1 without any.
+        doubled: share of the non-zero elements that are above eps squared and become zero: their update becomes more
+            than twice as large.
+        longest: largest growth of an update: ``(sqrt(v) + eps) / eps`` at the largest v that becomes zero; 1 without.
         error: RMS of the relative change of the factor over the elements that do not become zero.
     """
 
@@ -45,13 +47,13 @@ class StepEffect:
 
 @dataclass(frozen=True)
 class StateForecast:
-    """One state of one parameter.
+    """The prediction for one state of one parameter.
 
     Attributes:
         parameter: its full name below the root.
-        state: as the optimizer calls it, such as ``exp_avg_sq``.
-        forecast: at the worst recorded step.
-        effect: of second moments; None for others, and where nothing can be told.
+        state: the optimizer's name of the state, such as ``exp_avg_sq``.
+        forecast: of the state's values, at the worst recorded step.
+        effect: on updates; None for states that are no second moment, and if unknown.
     """
 
     parameter: str
@@ -62,11 +64,13 @@ class StateForecast:
 
 @dataclass(frozen=True)
 class StatesAnswer:
-    """All states; the worst on top.
+    """The predictions for all states, the worst first.
 
     Attributes:
-        eps: the largest of the optimizers' groups.
-        longest_after: how much longer than meant a step can be that adds the new squared gradient to a v of zero first:
+        answer: the prediction of all states as tensors.
+        states: one entry per parameter and state.
+        eps: the largest of all parameter groups.
+        longest_after: largest growth of an update if v was flushed to zero before the new squared gradient is added:
             ``1 / sqrt(1 - beta2)``.
         stalls: whether ``v * beta2`` rounds back to v under round to nearest, whatever the scale.
     """
@@ -78,9 +82,9 @@ class StatesAnswer:
     stalls: bool
 
     def share(self, of: str) -> float:
-        """Of all elements at their worst steps the most likely share that is ``flushed`` or ``doubled``.
+        """Return the likely share of elements, each state at its worst step, that are ``flushed`` or ``doubled``.
 
-        ``doubled`` is over the elements of second moments alone.
+        ``doubled`` is a share of the elements of second moments only.
         """
         found = elements = 0.0
         for s in self.states:
@@ -95,13 +99,13 @@ class StatesAnswer:
 def forecast_states(
     run: Run, recipe: Recipe, *, module: str | None = None, steps: tuple[int | None, int | None] = (None, None)
 ) -> StatesAnswer:
-    """Ask the log about every recorded state.
+    """Predict every recorded optimizer state.
 
     Args:
-        run: with ``opt_state`` rows.
+        run: a run with ``opt_state`` rows.
         recipe: format and scaling of the states.
         module: a glob over module names; None for all.
-        steps: half-open.
+        steps: half-open range.
 
     Raises:
         UsageError: no state was recorded.
@@ -111,7 +115,7 @@ def forecast_states(
     groups = parameter_groups(view)
     eps = max((e for g in groups if (e := number(g.get("eps"))) is not None), default=_USUAL_EPS)
     beta2 = max((b for g in groups if (b := beta2_of(g)) is not None), default=_USUAL_BETA2)
-    if not any(True for _ in view.places("opt_state")):
+    if not view.places("opt_state"):
         raise UsageError("--state: the run has no optimizer state; record one with an optimizer that keeps any (Adam)")
     answer = forecast(run, Question(recipe, kinds=("opt_state",), module=module, steps=steps))
     states = [_state(f, recipe, eps) for f in answer.forecasts]
@@ -132,12 +136,13 @@ def _state(f: Forecast, recipe: Recipe, eps: float) -> StateForecast:
 
 
 def _effect(row: Mapping[str, Any], scale: float, recipe: Recipe, eps: float) -> StepEffect:
+    """Compute the effect on updates from one row of a second moment; ``scale`` multiplies v before the cast."""
     held = ExponentHistogram.of(row["exp_lo"], row["exp_hist"]).trimmed()
     total = max(held.total, 1)
     limit = recipe.format.flush_limit / scale
     zero, harmless = held.at_most(limit), held.at_most(min(limit, eps * eps))
     low, high = max(0.0, zero.low - harmless.high), max(0.0, zero.high - harmless.low)
-    points, weights = _spread(held, row)
+    points, weights = _sample_magnitudes(held, row)
     stored: Floats = np.abs(cast_array(points * scale, recipe.format)) / scale
     lost = stored == 0.0
     doubled = float(weights[lost & (points > eps * eps)].sum())
@@ -150,8 +155,8 @@ def _effect(row: Mapping[str, Any], scale: float, recipe: Recipe, eps: float) ->
     )
 
 
-def _spread(held: ExponentHistogram, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
-    """Magnitudes that stand for the elements, and how many each stands for: log-uniform within each bin."""
+def _sample_magnitudes(held: ExponentHistogram, row: Mapping[str, Any]) -> tuple[Floats, Floats]:
+    """Return sample magnitudes of the elements, log-uniform within each bin, and the number of elements of each."""
     within = (np.arange(_POINTS) + 0.5) / _POINTS
     exponents = np.arange(held.lo, held.lo + held.counts.size)
     points = np.exp2(exponents[:, None] + within[None, :])

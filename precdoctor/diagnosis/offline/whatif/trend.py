@@ -1,4 +1,4 @@
-"""Where the largest elements are heading: lines through log2(amax) and log2(amax / geometric mean)."""
+"""Trends of the largest elements over the steps: lines through log2(amax) and log2(amax / geometric mean)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from precdoctor.numerics.arrays import Floats, Ints
 
 
 class Trends:
-    """Least squares per tensor from running sums: one row at a time, in any order, memory per tensor."""
+    """Least-squares lines of each tensor from running sums: rows in any order, constant memory per tensor."""
 
     def __init__(self) -> None:
-        #: n, t, t^2, then per series y and t*y; shape ``(7, tensors)``.
+        #: Sums of 1, t and t^2, then of y and t*y for each of the two series; shape ``(7, tensors)``.
         self._sums = np.zeros((7, 0))
         self._origin: int | None = None
 
     def grow(self, tensors: int) -> None:
-        """Make room."""
+        """Make room for this number of tensors."""
         self._sums = np.concatenate([self._sums, np.zeros((7, tensors - self._sums.shape[1]))], axis=1)
 
     def add(self, ids: Ints, steps: Ints, amax: Floats, typical: Floats) -> None:
-        """Add rows; those without a non-zero element say nothing.
+        """Add rows; those without a non-zero element are skipped.
 
         Args:
-            ids: which tensor each row is of.
-            steps: of the rows.
-            amax: unscaled; NaN or 0 where there is none.
+            ids: number of each row's tensor.
+            steps: step of each row.
+            amax: without the loss scale; NaN or 0 without a non-zero element.
             typical: geometric mean of the non-zero magnitudes; likewise.
         """
         if not ids.size:
@@ -39,7 +39,7 @@ class Trends:
             np.add.at(row, ids, values)
 
     def slopes(self, tensor: int) -> tuple[float, float]:
-        """Binades per step of amax, and of amax over the typical magnitude; 0 from fewer than three rows."""
+        """Return the slopes of amax and of amax over the geometric mean, in binades per step; 0 below three rows."""
         n, t, tt, peak, t_peak, crest, t_crest = self._sums[:, tensor].tolist()
         spread = n * tt - t * t
         if n < 3 or spread <= 0.0:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from precdoctor.diagnosis.offline.replay.fp8 import replay_recipes
 from precdoctor.diagnosis.offline.replay.gradients import run_gradients
 from precdoctor.diagnosis.offline.replay.loss_scale import replay_loss_scale, used_policy
-from precdoctor.diagnosis.offline.replay.updates import policy_used, updates_of
+from precdoctor.diagnosis.offline.replay.updates import recorded_policy, updates_of
 from precdoctor.diagnosis.survey.view import Process, RunView
 from precdoctor.errors import CorruptRunError, NothingRecordedError, UsageError
 from precdoctor.numerics.formats import BF16, FP16
@@ -258,7 +258,7 @@ def test_hostile_facts_make_no_policy(tmp_path):
         run = spiking()
         facts = {"scalers": [{**run.facts["scalers"][0], **wrong}]}
         view = RunView(open_run(write_run(tmp_path / f"run{i}", [], run.step_rows(), facts=facts)))
-        assert policy_used(view, P0) is None or wrong.get("growth_interval")
+        assert recorded_policy(view, P0) is None or wrong.get("growth_interval")
 
 
 def test_memory_of_exponents_is_bounded(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from precdoctor.diagnosis.offline.whatif.forecast import Question, forecast
-from precdoctor.diagnosis.offline.whatif.gather import Selection, _Kept, gather
+from precdoctor.diagnosis.offline.whatif.gather import Selection, _WorstRows, gather
 from precdoctor.diagnosis.offline.whatif.recipe import LADDER, ask
 from precdoctor.diagnosis.offline.whatif.target import Target
 from precdoctor.errors import CorruptRunError, UsageError
@@ -220,8 +220,8 @@ def test_how_rows_lie_in_batches_and_ranks_changes_nothing(tmp_path, batch_rows)
 def test_memory_follows_the_number_of_tensors_not_of_rows(tmp_path, monkeypatch):
     """Every batch brings a worse row for every tensor; what is kept stays bounded, and each batch is read once."""
     held = []
-    put = _Kept.put
-    monkeypatch.setattr(_Kept, "put", lambda self, *a: (put(self, *a), held.append(self._size))[0])
+    put = _WorstRows.put
+    monkeypatch.setattr(_WorstRows, "put", lambda self, *a: (put(self, *a), held.append(self._size))[0])
     tensors, copies = 8, 600
     rows = [row_of(np.exp(2 * NORMAL[:1]), module=f"m{i}", kind="output", numel=256) for i in range(tensors)]
     run = run_of(tmp_path, rows)
