@@ -20,6 +20,18 @@ def pure_bfloat16() -> Training:
     return weights("bfloat16", 4014, 4014, -13, [NUMEL])
 
 
+def trained_before_at_a_higher_rate() -> Training:
+    """Another optimizer made the first half of the steps, in FP32 and at a hundred times the rate."""
+    run = pure_bfloat16()
+    for step, row in run.step_rows.items():
+        if step < len(run.step_rows) // 2:
+            row.update(optimizer="Adam#1", lr=100.0 * row["lr"])
+            for tensor_row in run.tensors[step]:
+                if tensor_row["kind"] == "update":
+                    tensor_row["dtype"] = "float32"
+    return run
+
+
 def bare_parameter() -> Training:
     """A prompt that the script made itself: no module owns it, and it is recorded under its optimizer."""
     run = Training()
@@ -186,6 +198,10 @@ FIRING = {
         kind="update",
         says=("98 %", "limit 25 %", "8 significant bits", "0.001"),
         evidence={"limit": 0.25},
+    ),
+    "trained_before_at_a_higher_rate": Sample(
+        trained_before_at_a_higher_rate,
+        says=("98 %", "at learning rates up to 0.001"),
     ),
     "bare_parameter": Sample(
         bare_parameter, module="", kind="update", bare=True, says=("`parameter 3 of group 0 of AdamW#0`", "98 %")

@@ -184,7 +184,7 @@ def _finding(view: RunView, narrow: _Narrow, options: Options, moves: Moves | No
     else:
         title = f"{plural(len(stuck), 'tensor')} in {worst.dtype} stand still, `{parameter}` the largest"
         severity = Severity.INFO
-    over = f"over {plural(max(p.steps for p in narrow.weights.values()), 'step')}{rate_words(view, process)}"
+    over = f"over {plural(max(p.steps for p in narrow.weights.values()), 'step')}{rate_words(view, process, step)}"
     message = f"{_share_words(narrow, (parameter, worst, name), over, options)} {_fp32_words(view, moves)}"
     confidence, why = _confidence(view, worst, moves)
     if share < options["error_share"]:

@@ -62,12 +62,15 @@ def is_update_guessed(view: RunView) -> bool:
 
 
 def usable_steps(view: RunView, lr_share: float) -> set[tuple[Process, int]]:
-    """Return the unskipped steps at ``lr_share`` of the largest learning rate or more; all if no rate is known."""
-    rates = {(p, s.step): s.lr for p, steps in view.timeline.items() for s in steps if not s.skipped}
-    highest = max((r for r in rates.values() if r is not None), default=None)
-    if highest is None:
-        return set(rates)
-    return {key for key, rate in rates.items() if rate is not None and rate > 0 and rate >= lr_share * highest}
+    """Return the unskipped steps at ``lr_share`` of their optimizer's largest rate or more; all if no rate is known."""
+    attempts = [(p, s) for p, steps in view.timeline.items() for s in steps if not s.skipped]
+    highest: dict[str, float] = {}
+    for _, s in attempts:
+        if s.lr is not None:
+            highest[s.optimizer] = max(s.lr, highest.get(s.optimizer, 0.0))
+    if not highest:
+        return {(p, s.step) for p, s in attempts}
+    return {(p, s.step) for p, s in attempts if s.lr and s.lr >= lr_share * highest[s.optimizer]}
 
 
 def survey(
@@ -101,9 +104,10 @@ def lost_and_intended(frame: pd.DataFrame, relative: Histograms, beyond: int | N
     return np.maximum(both, 0.0)
 
 
-def rate_words(view: RunView, process: Process) -> str:
-    """`` at learning rates up to 0.001``; empty if no rate is known."""
-    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr]
+def rate_words(view: RunView, process: Process, step: int) -> str:
+    """`` at learning rates up to 0.001``, of the optimizer that makes ``step``; empty if no rate is known."""
+    facts = view.step_facts(process, step)
+    rates = [s.lr for s in view.timeline.get(process, ()) if s.lr and facts and s.optimizer == facts.optimizer]
     return f" at learning rates up to {max(rates):.3g}" if rates else ""
 
 

@@ -106,7 +106,7 @@ def still_finding(rule: Rule, view: RunView, still: list[Large], limit: float) -
     norms = [s.clip_norm for s in view.timeline.get(process, ()) if s.clip_norm]
     more = f" (and {plural(len(still) - 1, 'more weight')})" if len(still) > 1 else ""
     binade = counts.relative.lo + int(np.searchsorted(np.cumsum(counts.relative.counts), counts.relative.total / 2))
-    rates = rate_words(view, process)
+    rates = rate_words(view, process, step)
     clipped = f", clipped to a norm of {min(norms):.3g}" if norms and rates else ""
     factor = 2.0 ** (_USUAL - binade)
     return rule.finding(
@@ -159,7 +159,7 @@ def large_finding(rule: Rule, view: RunView, stuck: list[Large], limit: float) -
     more = f" (and {plural(len(stuck) - 1, 'more parameter')})" if len(stuck) > 1 else ""
     message = (
         f"{percent(counts.share)} of the intended updates of `{worst.name}`{more} left the FP32 weight unchanged "
-        f"(limit {percent(limit)}), over {plural(counts.steps, 'step')}{rate_words(view, process)}: its largest "
+        f"(limit {percent(limit)}), over {plural(counts.steps, 'step')}{rate_words(view, process, step)}: its largest "
         f"elements are {worst.ulp:.3g} apart in FP32, and a step of less than half of that is gone. Lost updates do "
         "not add up."
     )

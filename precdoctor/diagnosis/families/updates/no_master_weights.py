@@ -12,7 +12,7 @@ from precdoctor.diagnosis.claims.finding import Finding, Location, Phase, Prescr
 from precdoctor.diagnosis.claims.rule import Checked, Options, Rule, RuleOption, RulePage, Triage
 from precdoctor.diagnosis.claims.words import memory, percent, plural
 from precdoctor.diagnosis.families.updates.lost_weight_updates_counts import lost_and_intended
-from precdoctor.diagnosis.survey.frames import histograms
+from precdoctor.diagnosis.survey.frames import at, histograms
 from precdoctor.diagnosis.survey.parameters import stepped_in_half
 from precdoctor.diagnosis.survey.rows import known_format, text
 from precdoctor.diagnosis.survey.view import RunView
@@ -60,6 +60,8 @@ class _Updates:
     lost: float
     intended: float
     steps: int
+    #: Largest learning rate of the recorded steps; 0.0 if it is not known.
+    rate: float
 
 
 def check(view: RunView, options: Options) -> Checked:
@@ -69,8 +71,7 @@ def check(view: RunView, options: Options) -> Checked:
         return Checked.not_applicable("no weight that an optimizer changes is in BF16 or FP16")
     if any(text(o.get("intended_update")) == "gradient" for o in view.optimizers):
         return Checked.not_applicable("the optimizer's intended updates are not known")
-    rates = [s.lr for steps in view.timeline.values() for s in steps if s.lr]
-    if not rates:
+    if not any(s.lr for steps in view.timeline.values() for s in steps):
         return Checked.not_applicable("no learning rate is known, so nothing says that it will fall")
     updates = _survey(view, dtype)
     seen = f"the updates of {plural(len(weights), 'weight')} in {dtype}"
@@ -80,7 +81,7 @@ def check(view: RunView, options: Options) -> Checked:
     later = max(now, _lost(updates, dtype, options["decay"]))
     if later < options["lost_later"]:
         return Checked((), f"{seen}: {percent(later)} would be lost at {options['decay']:g} of the rate")
-    finding = _finding(view, dtype, weights, updates, (now, later), max(rates), options)
+    finding = _finding(view, dtype, weights, updates, (now, later), options)
     return Checked([finding], f"{percent(later)} of {seen} lost at {options['decay']:g} of the rate")
 
 
@@ -90,8 +91,10 @@ def _survey(view: RunView, dtype: str) -> _Updates:
     frame = frame[frame["unchanged"].notna()]
     relative = histograms(frame, "rel")
     lost, intended = lost_and_intended(frame, relative, _FP32_BINADES).sum(axis=0).tolist()
+    steps = (view.step_facts(process, step) for process, step in set(at(frame)))
+    rate = max((s.lr for s in steps if s is not None and s.lr), default=0.0)
     whole = relative.merged(np.zeros(len(frame), np.int64), 1).row(0)
-    return _Updates(whole[-_FP32_BINADES:], lost, intended, frame["step"].nunique())
+    return _Updates(whole[-_FP32_BINADES:], lost, intended, frame["step"].nunique(), rate)
 
 
 def _lost(updates: _Updates, dtype: str, factor: float) -> float:
@@ -114,14 +117,13 @@ def _finding(
     weights: dict[str, int],
     updates: _Updates,
     lost: tuple[float, float],
-    rate: float,
     options: Options,
 ) -> Finding:
     now, later = lost
     elements = sum(weights.values())
     message = (
         f"{plural(len(weights), 'weight')} ({elements:,} elements) are {dtype} with no wider copy. At the recorded "
-        f"rate, {rate:.3g}, {percent(now)} of the updates were lost, over {plural(updates.steps, 'step')}; at "
+        f"rate, {updates.rate:.3g}, {percent(now)} of the updates were lost, over {plural(updates.steps, 'step')}; at "
         f"{options['decay']:g} of it {percent(later)} would be (limit {percent(options['lost_later'])})."
     )
     extra = widened_bytes(view, elements)
