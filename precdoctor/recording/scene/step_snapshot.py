@@ -1,7 +1,7 @@
-"""What a replay of the current step needs: the arguments of every root call, and the state they were called in.
+"""What a replay of the current step needs: the arguments of every root call and the state the call found.
 
-Kept by reference, for one step, within ``--scene-memory``; a healthy step pays for a few attribute reads, the states of
-the random number generators, and copies of the buffers that forward passes write to.
+Kept by reference until the step ends, within ``--scene-memory``. A healthy step pays for a few attribute reads, the
+states of the random number generators, and copies of the buffers that forward passes write to.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 #: Root calls kept per step: rollouts and decoding loops make thousands.
 _MAX_CALLS = 64
-#: Share of the memory left that a tensor which is good to have may take.
+#: Largest share of the remaining scene memory for a tensor that a replay can do without.
 _ASIDE = 1 / 16
 _EXACT = frozenset(tensor_leaves.EXACT)
 _functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _BASE: Any = torch._C.TensorBase
 _MAKER = _BASE.grad_fn.__get__
-#: Of the first arguments.
+#: Names of the first positional arguments.
 _NAMES = tuple(map(str, range(16)))
 
 
@@ -55,65 +55,65 @@ class RootCall:
     versions: list[tuple[str, Tensor, int]]
     random: RandomState
     autocast: tuple[Autocast, ...]
-    #: It has parameters; loss modules have none.
+    #: Whether the module has parameters; loss modules have none.
     parametric: bool
-    #: Where the user called it.
+    #: Source line of the call in the user's code.
     line: Line | None
-    #: ``module`` is a copy: see ``_stand_in``.
+    #: Whether ``module`` is a copy made by :func:`_stand_in`.
     stand_in: bool = False
-    #: ``torch.func.functional_call``: the tensors that stood for its parameters, by name.
+    #: In ``torch.func.functional_call``: the tensors used in place of the parameters, by name.
     bound: Mapping[str, Tensor] = field(default_factory=dict)
-    #: Names of those that the step has computed from others: by an inner loop, by a network that makes weights.
+    #: Names in ``bound`` whose tensors the step has computed: by an inner loop, or a network that outputs weights.
     computed: frozenset[str] = frozenset()
-    #: Values before the call of buffers that forward passes write to, by ``id``.
+    #: Buffers that forward passes write to: copies from before the call, by ``id`` of the buffer.
     buffers: Mapping[int, Tensor] = field(default_factory=dict)
-    #: Names of parameters that forward passes write to; and of the call that was the first, what it found.
+    #: Names of parameters that forward passes write to. If this was the module's first call: what it found.
     writes: frozenset[str] = frozenset()
     first: FirstCall | None = None
-    #: Of later calls, copies of those parameters from before.
+    #: On later calls: copies of the parameters named in ``writes``, from before the call.
     before: Mapping[str, Tensor] = field(default_factory=dict)
-    #: Output leaves with their version counters, and the gradients the backward pass brought to them.
+    #: Output leaves with their version counters, and the gradients that ``backward`` computed for them, by name.
     outputs: list[tuple[str, Tensor, int]] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
-    #: Outputs that got a gradient for which there was no room; the loss code may bring it again.
+    #: Outputs whose gradient did not fit into the scene memory; a replay of the loss code may compute it again.
     lost: set[str] = field(default_factory=set)
-    #: The same for each call of ``torch.autograd.grad``, by its number in the step.
+    #: Output gradients in each call of ``torch.autograd.grad``, by the number of that call in the step.
     taken: dict[int, dict[str, Tensor]] = field(default_factory=dict)
-    #: Which autograd node made each output: its sequence number, and the number of the output.
+    #: Autograd node behind each output: its sequence number, and the index of the output among the node's outputs.
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: Of arguments that the code after another top-level module made: how, as far as autograd's graph tells.
+    #: Graphs of the arguments that code between another top-level module and this call has computed.
     graphs: list[LossGraph] = field(default_factory=list)
-    #: What is known of the module.
+    #: Facts about the module that hold for all its calls.
     known: TopLevel | None = None
-    #: Objects that are no modules, and whose attributes a replay may write to.
+    #: Objects other than modules whose attributes a replay may write to.
     owners: tuple[object, ...] = ()
 
     @property
     def prepares_data(self) -> bool:
-        """Nothing in it is trained and no gradient reaches it: a transform of torchvision, called sample by sample.
+        """Whether nothing in it is trained and no gradient reaches it, as in a torchvision transform called per sample.
 
-        What becomes of its result is an argument of another call, and kept there.
+        Such a call can be dropped: its result is an argument of another call and kept there.
         """
         return self.stand_in and not self.makers
 
     @property
     def changed(self) -> list[str]:
-        """Arguments written to since the call began."""
+        """Names of arguments written to since the call began."""
         return [name for name, x, version in self.versions if tensor_leaves.version(x) != version]
 
 
 class Scene:
-    """The calls of the current step."""
+    """The root calls, loss graphs and ``torch.autograd.grad`` calls of the current step."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
         self.calls: list[RootCall] = []
         #: The loss code of each backward pass.
         self.losses: list[LossGraph] = []
-        #: What ``torch.autograd.grad`` was given, call by call, and the number of the call that runs.
+        #: Calls of ``torch.autograd.grad``, and the number of the one that is running.
         self.taken: list[Taken] = []
         self.taking: int | None = None
-        #: A top-level module was called inside torch.func (grad, vmap, jvp ...): such a call is not kept.
+        #: Whether a top-level module was called inside torch.func (grad, vmap, jvp ...): such calls are not kept.
         self.transformed = False
         #: Why the step cannot be replayed, if it cannot.
         self.refused: str | None = None
@@ -121,22 +121,22 @@ class Scene:
         self._storages: set[int] = set()
         self._step = -1
         self._known: static.ByIdentity[nn.Module, TopLevel] = static.ByIdentity()
-        #: Some caller or forward writes into the arguments: from now on they are copied.
+        #: Whether arguments are copied: from the first time that a caller or a forward pass has written to them.
         self._copying = False
-        #: Whether a step that begins is to be kept whatever it takes.
+        #: Returns whether a step that begins is exempt from the memory limit.
         self.unlimited_at: Callable[[int], bool] | None = None
         self.enabled = context.options.on_nonfinite != "observe" or context.options.scene_memory != 0
         self._keep = guarded(context)(self._gradient)
-        #: The code behind a tensor.
+        #: Returns the graph of the code that computed a tensor; set by :class:`LossCode`.
         self.graph_behind: Callable[[Tensor], LossGraph | None] = lambda _x: None
         self.deliveries = Deliveries(context)
-        #: How often everything was let go of, and who is told.
+        #: Number of calls of :meth:`clear`, and callbacks that it runs.
         self.clears = 0
         self.when_cleared: list[Callable[[], None]] = []
         context.when_forked.append(self.clear)
 
     def clear(self) -> None:
-        """Let go of everything: the step is over."""
+        """Release everything that is kept: the step is over."""
         for call in () if self._copying else self.calls:
             for _, x, version in call.versions:
                 if tensor_leaves.version(x) != version:
@@ -155,7 +155,7 @@ class Scene:
     # --- root calls --------------------------------------------------------------------------------------------------
 
     def enter(self, module: nn.Module, root: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> RootCall | None:
-        """A top-level module is called in training; null when the call is not kept."""
+        """Keep a call of a top-level module in training; return None if it is not kept."""
         if self._context.current.step != self._step:
             self.begin_step_if_new()
         if self.refused is not None:
@@ -164,7 +164,7 @@ class Scene:
             self._refuse("a CUDA graph was captured in the step")
             return None
         if _functorch_level() is not None:
-            self.transformed = True  # the graph around it may still be known
+            self.transformed = True  # not a refusal: the loss code around the call can still be examined
             return None
         if len(self.calls) >= _MAX_CALLS:
             self.calls = [call for call in self.calls if not call.prepares_data]
@@ -211,13 +211,13 @@ class Scene:
         return call
 
     def earlier(self, buffer: Tensor) -> Tensor | None:
-        """Its values before the first call of the step that may have written to it; null where none are kept."""
+        """Return a buffer's values from before the first call that may have written to it; None if none are kept."""
         return next((c.buffers[id(buffer)] for c in self.calls if id(buffer) in c.buffers), None)
 
     def _kept(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, Tensor, int]]]:
-        """Arguments to keep, and their tensors with version counters."""
+        """Return positional and keyword arguments to keep, and (name, tensor, version counter) of their tensors."""
         keep = _copied if self._copying else _without_graph
         if not kwargs and _EXACT.issuperset(map(type, args)) and len(args) < len(_NAMES):  # most often
             if self._copying or any(map(_MAKER, args)):
@@ -231,6 +231,7 @@ class Scene:
         return args, dict(kwargs), [(name, x, tensor_leaves.version(x)) for name, x in given]
 
     def _copy_written(self, call: RootCall, module: nn.Module, known: TopLevel) -> None:
+        """Copy the buffers and parameters that forward passes of the module write to."""
         with kernels.apart_from_user_modes():
             call.buffers = known.buffers.before(self.affords)
             call.before = {
@@ -240,13 +241,14 @@ class Scene:
             }
 
     def _graphs_behind(self, arguments: tuple[Any, Any]) -> Iterator[LossGraph]:
+        """Yield the graphs of arguments that code between top-level modules has computed."""
         for name, x in tensor_leaves.tensors(arguments, objects=True):
             if x.grad_fn is not None and (graph := self.graph_behind(x)) is not None:
                 graph.argument = name
                 yield graph
 
     def leave(self, call: RootCall, result: Any) -> None:
-        """The call has returned: hook the gradients of its outputs."""
+        """Keep the outputs of a call that has returned, and hook their gradients."""
         alone = type(result) is Tensor and result.dtype.is_floating_point
         for name, x in (("", result),) if alone and _functorch_level() is None else tensor_leaves.floating(result):
             if self.affords(x):
@@ -271,8 +273,9 @@ class Scene:
         return precdoctor_root_grad
 
     def _gradient(self, call: RootCall, name: str, grad: Tensor) -> None:
+        """Keep the gradient of an output if ``backward`` or ``torch.autograd.grad`` is running."""
         if call not in self.calls:
-            return  # of a graph kept from an earlier step
+            return  # the user runs backward through a graph of an earlier step
         if self.taking is not None:
             if self.affords(grad):
                 call.taken.setdefault(self.taking, {})[name] = detached(grad) if modes_open() else grad.detach()
@@ -286,7 +289,7 @@ class Scene:
     # --- limits ------------------------------------------------------------------------------------------------------
 
     def begin_step_if_new(self) -> None:
-        """Let go of the step before."""
+        """Clear the scene if a new step has begun."""
         if (step := self._context.current.step) != self._step:
             self._step = step
             self.clear()
@@ -294,7 +297,7 @@ class Scene:
                 self._left = math.inf
 
     def why_not_now(self) -> str | None:
-        """Why the step cannot be replayed at this moment; null when it can."""
+        """Return why the step cannot be replayed at this moment; None if it can."""
         if self.refused is None and not (self.calls or self.losses or self.taken):
             inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if self.transformed else None
             return inside or "no module was called in the step"
@@ -302,11 +305,12 @@ class Scene:
         return self.refused or memory_limits.lack(x.device for x in kept)
 
     def _refuse(self, why: str) -> None:
+        """Release everything and keep nothing more of this step."""
         self.clear()
         self.refused = why
 
     def _afford(self, x: Tensor) -> None:
-        """Count a tensor's memory, once per storage."""
+        """Subtract a tensor's memory from what is left, once per storage; what is left may become negative."""
         if x.layout is not torch.strided or (type(x) not in _EXACT and tensor_leaves.is_wrapped(x)):
             return
         if (storage := x.untyped_storage())._cdata not in self._storages:
@@ -314,7 +318,10 @@ class Scene:
             self._left -= storage.nbytes()
 
     def affords(self, x: Tensor, share: float = 1.0) -> bool:
-        """Count a tensor's memory if there is room for it in a share of what is left; keeping it is optional."""
+        """Return whether a tensor fits into ``share`` of the memory left, and subtract its memory if it does.
+
+        True for wrapped and non-strided tensors, which are not counted.
+        """
         if (type(x) not in _EXACT and tensor_leaves.is_wrapped(x)) or x.layout is not torch.strided:
             return True
         storage = x.untyped_storage()
@@ -327,7 +334,7 @@ class Scene:
         return True
 
     def has_room(self, value: Any) -> bool:
-        """Whether every tensor in it can be kept."""
+        """Return whether all tensors in a value would fit together; subtracts nothing."""
         dense = [
             x for _, x in tensor_leaves.tensors(value) if x.layout is torch.strided and not tensor_leaves.is_wrapped(x)
         ]
@@ -336,9 +343,10 @@ class Scene:
 
 
 def _stand_in(module: nn.Module) -> nn.Module | None:
-    """A shallow copy of a module without parameters and buffers, where there can be one.
+    """Return a shallow copy of a module that has neither parameters nor buffers; None if it has, or cannot be copied.
 
-    Loss modules made anew at each step share one root name once they are gone (``module_names``): none is kept.
+    The original must not be kept alive: loss modules created anew in each step share a root name only once their
+    predecessor is gone (``module_names``).
     """
     if any(True for _ in static.parameters(module)) or any(True for _ in static.buffers(module)):
         return None
@@ -350,11 +358,12 @@ def _stand_in(module: nn.Module) -> nn.Module | None:
 
 
 def _without_graph(x: Tensor) -> Tensor:
-    """A tensor that belongs to a graph is detached: the graph must not be kept alive."""
+    """Return the tensor, detached if it belongs to a graph, which must not be kept alive."""
     with torch._C.DisableTorchFunctionSubclass():
         return x.detach().requires_grad_(x.requires_grad) if x.grad_fn is not None else x
 
 
 def _copied(x: Tensor) -> Tensor:
+    """Return a detached copy with the same ``requires_grad``."""
     with torch._C.DisableTorchFunctionSubclass():
         return x.detach().clone().requires_grad_(x.requires_grad)
