@@ -1,7 +1,7 @@
-"""Gradients that the user takes with ``torch.autograd.grad``: what a later examination of them needs.
+"""Keeps calls of ``torch.autograd.grad`` for examination if the gradients they return turn out to be non-finite.
 
-``backward`` announces a micro-step; this does not. Nothing is measured, and nothing of it is logged: the first calls of
-a step are kept by reference, as a ``backward`` is, for the case that what they give turns out to be non-finite.
+Unlike ``backward``, such a call begins no micro-step, and nothing of it is measured or logged. The first calls of a
+step are kept by reference.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from precdoctor.recording.scene.loss_code import LossCode
     from precdoctor.recording.scene.step_snapshot import Scene
 
-#: Calls kept per step: samplers make one per step of their chain.
+#: Maximum number of calls kept per step: samplers make one per step of their chain.
 _MAX_TAKEN = 8
 
 
 class TakenGradients:
-    """Patches ``torch.autograd.grad``."""
+    """Patches ``torch.autograd.grad`` and adds its calls to the scene."""
 
     def __init__(self, context: StepContext, scene: Scene, loss_code: LossCode) -> None:
         self._context = context
@@ -48,7 +48,7 @@ class TakenGradients:
             if torch.compiler.is_compiling() or context.state != "armed" or not self._listens():
                 return original(*args, **kwargs)
             named = dict(zip(parameters, args, strict=False)) | kwargs
-            if named.get("is_grads_batched"):  # gradients that stand for many have no memory of their own
+            if named.get("is_grads_batched"):  # under vmap: batched gradients have no memory that could be read
                 return original(*args, **kwargs)
             taken = begin(named.get("outputs"), named.get("inputs"), named.get("grad_outputs"))
             result: Any = None
@@ -62,7 +62,9 @@ class TakenGradients:
         torch.autograd.grad = grad
 
     def _listens(self) -> bool:
-        """Whether it is the user's own call between modules: not torch's, and not one that a replay will make again."""
+        """Return whether the user makes this call between modules: not torch, and not code that a replay will run
+        again.
+        """
         return (
             self._scene.enabled
             and self._loss_code.supported
@@ -73,6 +75,7 @@ class TakenGradients:
         )
 
     def _began(self, outputs: Any, inputs: Any, gradients: Any) -> Taken | None:
+        """Keep what a call was given; None if it is not kept."""
         scene = self._scene
         scene.begin_step_if_new()
         if scene.refused is not None or len(scene.taken) >= _MAX_TAKEN:
@@ -84,5 +87,6 @@ class TakenGradients:
         return taken
 
     def _ended(self, taken: Taken, result: Any) -> None:
+        """Note the gradients that a call returned; None if it raised."""
         self._scene.taking = None
         taken.results = [weakref.ref(x) for x in static.tensors(result)]

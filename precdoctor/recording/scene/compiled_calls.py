@@ -1,10 +1,10 @@
-"""Calls of functions that the user has compiled: what it takes to run them again as they are written.
+"""Keeps calls of compiled functions, so that a replay can run them again uncompiled.
 
-No module hook runs inside a compiled graph, and autograd knows a compiled loss function as a single node. So a call of
-one is kept for the step as that of a top-level module is: by reference, and only where no module is running. A module
-compiled in place (``model.compile()``) is called past the global hooks, so its hooks are run from here.
+Module hooks do not run inside a compiled graph, and autograd sees a compiled loss function as one node. So a call of a
+compiled function is kept like a root call: by reference, until the step ends, and only if no module is running. A
+module compiled in place (``model.compile()``) is called past the global hooks, so its hooks are run from here.
 
-Nothing is wrapped: a context of Dynamo calls what it is told to call as it is entered and left.
+No function is wrapped: Dynamo's compile context calls our hooks whenever it is entered and left.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from precdoctor.recording.scene.compiled_function import CompiledFunction, reads
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
-#: The function in Dynamo that enters a context and calls the compiled function: now, and in torch 2.6.
+#: Name of the Dynamo function that enters the context and calls the compiled function: in current torch, in torch 2.6.
 _WRAPPERS = frozenset(("compile_wrapper", "_fn"))
-#: Top-level calls of a step beyond which none of a function is kept: those of modules must find room.
+#: Once a step has this many top-level calls, calls of functions are not kept any more: modules must find room.
 _MAX_CALLS = 32
-#: What a module that is compiled in place calls.
+#: The method that a module compiled in place calls.
 _IN_PLACE = "_call_impl"
-#: What a compiled module (``torch.compile(model)``) calls; its own hooks run.
+#: Methods that a compiled module (``torch.compile(model)``) calls; hooks of the module run by themselves.
 _BY_HOOKS = frozenset(("_wrapped_call_impl", "__call__", "forward"))
 
 
@@ -45,12 +45,11 @@ class CompiledCalls:
     """Receives call notifications from Dynamo (see the module docstring).
 
     Args:
-        before: to be called with a module compiled in place and its arguments, before it runs; ``after`` with its
-            result, too.
-        forward_begins: to be called as a whole train step is.
-        instrumented: compiled graphs report their modules themselves.
-        region: to be called with a compiled function, or a module compiled in place, and its arguments; what it returns
-            is called with the result.
+        before: called with a module compiled in place and its arguments, before it runs; ``after`` also gets its
+            result.
+        forward_begins: called as a compiled train step begins.
+        instrumented: whether compiled graphs report their modules themselves.
+        region: called with a compiled function or module and its arguments; the callback it returns gets the result.
     """
 
     def __init__(
@@ -78,10 +77,10 @@ class CompiledCalls:
         self._end = guarded(context)(self._ended)
 
     def install(self, compiles: Callable[[], None]) -> None:
-        """Listen from the first ``torch.compile`` on: before that, Dynamo need not even be loaded.
+        """Patch ``torch.compile``; the first call of it installs our hooks, because Dynamo need not be loaded before.
 
         Args:
-            compiles: called each time, before anything is compiled.
+            compiles: called at each ``torch.compile``, before anything is compiled.
         """
         original = torch.compile
         listen = functools.cache(guarded(self._context)(self._listen))
@@ -95,6 +94,7 @@ class CompiledCalls:
         torch.compile = compile  # __wrapped__ is kept
 
     def _listen(self) -> None:
+        """Add our hook to every compile context of Dynamo."""
         from torch._dynamo import eval_frame
 
         self._scene.when_cleared.append(self._release)
@@ -113,7 +113,9 @@ class CompiledCalls:
 
     @staticmethod
     def _keep_backward_apart() -> None:
-        """Inside a compiled train step Dynamo would compile our ``backward``, which does nothing while compiling."""
+        """Disable Dynamo for our ``backward``: in a compiled train step it would compile the patch, which then does
+        nothing.
+        """
         from torch import _dynamo
 
         ours = torch.autograd.backward
@@ -124,7 +126,7 @@ class CompiledCalls:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def _entered(self) -> Callable[[], None]:
-        """Dynamo is about to call a compiled function; what is returned is called when that is over."""
+        """Handle a compiled function that is about to be called; return a callback for its end."""
         return self._enter() or _nothing
 
     def _entering(self) -> Callable[[], None] | None:
@@ -150,7 +152,8 @@ class CompiledCalls:
         return both
 
     def _of_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
-        inside = getattr(self._context.local, "stack", None)  # a replay of that module will call the function again
+        """Keep a call of a compiled function; return a callback for its end, None if it is not kept."""
+        inside = getattr(self._context.local, "stack", None)  # in a module, whose replay will call the function again
         if inside or not (self._scene.enabled and torch.is_grad_enabled()):
             return None
         was_open = self._loss_code.running
@@ -161,6 +164,7 @@ class CompiledCalls:
         return functools.partial(self._end, call, was_open=was_open)
 
     def _listens(self) -> bool:
+        """Return whether the user's own forward code makes this call, and it runs compiled."""
         return (
             self._context.state in ("armed", "idle")
             and not torch.compiler.is_compiling()
@@ -171,6 +175,7 @@ class CompiledCalls:
         )
 
     def _of_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
+        """Run the hooks of a module compiled in place; return a callback that runs those after its forward."""
         if self._instrumented:
             return _nothing
         self._before(module, args)
@@ -181,7 +186,7 @@ class CompiledCalls:
         return leave
 
     def _began(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
-        """Kept only if that takes nothing from what is known of the step's modules."""
+        """Keep a call of a function unless the step's modules would then lack room; None if it is not kept."""
         scene, context = self._scene, self._context
         if (known := self._function(function)) is None:
             return None
@@ -203,6 +208,7 @@ class CompiledCalls:
         return call
 
     def _ended(self, call: RootCall, *, was_open: bool) -> None:
+        """Note the result of a kept call, and note loss code again."""
         result = _result()
         if result is not None and any(call is c for c in self._scene.calls):
             self._scene.leave(call, result)
@@ -212,7 +218,7 @@ class CompiledCalls:
     # --- functions ---------------------------------------------------------------------------------------------------
 
     def _function(self, function: Any) -> CompiledFunction | None:
-        """One stand-in per function, so that what is known of it is found again."""
+        """Return the stand-in of a function, always the same one; None if it must not be run again."""
         plain = function.__func__ if type(function) is types.MethodType else function
         if type(plain) is not types.FunctionType:
             return None
@@ -222,31 +228,36 @@ class CompiledCalls:
         return self._known[plain]
 
     def _release(self) -> None:
-        """The step is over: the user's modules may go."""
+        """Release the user's modules and functions: the step is over."""
         for known in self._known.values():
             if known is not None:
                 known.release()
 
 
 def _has_hooks(function: Any) -> bool:
-    """Whether it is a module, or what a compiled module calls; its context may be pickled with it, besides."""
+    """Return whether a function is a module or a method by which a compiled module is called: its hooks run anyway.
+
+    Dynamo's context of a module may also be pickled with it, and must not hold our hook.
+    """
     owner, name = _method(function)
     return issubclass(type(function), nn.Module) or (issubclass(type(owner), nn.Module) and name in _BY_HOOKS)
 
 
 def _method(function: Any) -> tuple[Any, str]:
-    """The object a method belongs to, and the method's name; null and nothing for what is no method."""
+    """Return the object that a method is bound to and the method's name; None and "" for anything else."""
     return (function.__self__, function.__func__.__name__) if type(function) is types.MethodType else (None, "")
 
 
 def _compiles() -> bool:
-    """Whether compiled functions are: under ``set_stance("force_eager")`` the hooks of modules run by themselves."""
+    """Return whether compiled functions run compiled: under ``set_stance("force_eager")`` module hooks run by
+    themselves.
+    """
     stance = getattr(sys.modules["torch._dynamo.eval_frame"], "_stance", None)
     return str(getattr(stance, "stance", "default")) in ("default", "fail_on_recompile", "eager_then_compile")
 
 
 def _wrapper() -> types.FrameType | None:
-    """Dynamo's function that is calling us."""
+    """Return the frame of the Dynamo function that is calling us; None if not found."""
     frame: types.FrameType | None = sys._getframe(1)
     for _ in range(6):
         if frame is None or frame.f_code.co_name in _WRAPPERS:
@@ -256,6 +267,6 @@ def _wrapper() -> types.FrameType | None:
 
 
 def _result() -> Any:
-    """What the compiled function has returned; null when it raised, or if torch (before 2.12) did not keep it."""
+    """Return what the compiled function returned; None if it raised, or if torch (before 2.12) did not keep it."""
     frame = _wrapper()
     return frame.f_locals.get("result") if frame is not None else None
