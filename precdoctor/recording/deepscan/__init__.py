@@ -1,1 +1,3 @@
-"""The deep scan: a few healthy steps traced op by op as the run makes them, for what module outputs cannot show."""
+"""The deep scan: a few healthy steps whose ops are examined one by one as they run, for what module outputs cannot
+show.
+"""

@@ -1,4 +1,4 @@
-"""Sines and cosines of angles made of data that was rounded to half precision before: how many radians off they are."""
+"""Detects sines and cosines of angles that were rounded to half precision, and measures the error in radians."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from precdoctor.recording.ops.tensor_facts import dtype_name
 
 #: Ops that take angles.
 TURNS = names("sin cos")
-#: Radians: errors below it are no fact; from the second on an element counts as wrong.
+#: Errors in radians: from the first on a fact is noted, from the second on an element counts as wrong.
 _NOTED, _WRONG = 2.0**-4, 2.0**-3
 
 
 def note_angles(findings: Findings, call: Call, exact: Tensor, dtype: torch.dtype) -> None:
-    """Note an op whose angles are off.
+    """Note an op whose angles are off because they were rounded.
 
     Args:
         exact: its operand from before the rounding, of the same shape.
