@@ -1,7 +1,7 @@
-"""Differences of numbers that were rounded before: where they cancel, that rounding is what is left.
+"""Detects cancellation: differences of numbers rounded earlier, of which little more than that rounding is left.
 
-Data and what is made of it (casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64 from
-before its first rounding on, by the memory it lies in.
+Data and what is made of it (by casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64
+from before its first rounding on, by storage.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 _HALF = frozenset((torch.float16, torch.bfloat16))
-#: Formats that are rounded to, and those that are wide enough beside each of them.
+#: By format rounded to: the source formats that are wide enough to serve as exact.
 _WIDER = {
     **dict.fromkeys(_HALF, frozenset((torch.float32, torch.float64))),
     torch.float32: frozenset((torch.float64, torch.int64, torch.int32)),
 }
-#: Elements of rounded numbers that are followed; of one tensor that no cast has made.
+#: Maximum number of elements followed, and of elements of one tensor that no cast has made.
 _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
-#: Ops that pass data on, and those that round it to half by themselves.
+#: Ops that round to half by themselves, and all ops through which data is followed.
 _ROUNDS = names("cumsum cumprod add sub mul div")
 _CARRIES = _ROUNDS | names(
     "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil mean "
     "constant_pad_nd reflection_pad1d replication_pad1d masked_fill tril triu rsub"
 )
-#: Ops that subtract: two numbers, or the whole part of one.
+#: Ops that subtract two numbers, or the integer part of one.
 _SUBTRACTS = names("sub rsub add frac remainder fmod")
-#: Ops that subtract a mean inside.
+#: Ops that subtract a mean internally.
 _CENTRES = names("native_layer_norm native_batch_norm native_group_norm")
-#: Ops whose result may be next to a constant that it is subtracted from: ``1 - sigmoid(x)``, ``exp(x) - 1``.
+#: Ops whose result may be close to a constant in a difference: ``1 - sigmoid(x)``, ``exp(x) - 1``.
 _NEXT_TO = names("sigmoid tanh exp _softmax softmax cos sum mean prod div mul mm bmm pow sqrt erf")
-#: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``. Mostly what becomes of
-#: such a difference is followed by :mod:`trails`; here it counts where something is chosen by it.
+#: FP32 ops that make the terms of an expanded difference (``x^2 - 2 x y + y^2``) from data. Such a difference is noted
+#: here only if something is chosen by it, or each is paired with each; :mod:`sums` follows those of moments.
 _EXPANDS = names("mm bmm sum mean pow mul")
 _PAIRS = names("mm bmm")
 _CHOOSES = names("topk sort argsort argmin argmax kthvalue")
 _MAX_PENDING = 64
-#: Ops between a difference and the choice.
+#: Ops allowed between a difference and the choice.
 _KEEPS = names("neg abs sqrt clamp clamp_min")
 _FOLLOWED = TURNS | _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
-#: Ops of loss code that round their result to half: probabilities, their logarithms and totals of them, products.
+#: Ops of loss code whose rounded result is followed: probabilities, their logarithms, sums, products.
 _REDUCES = names("sum mean _log_softmax _softmax log exp sigmoid log_sigmoid_forward mm bmm")
-#: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
+#: Relative error from which on a difference is noise; for a column, of its L2 norm.
 _NOISE, _COLUMN = 0.5, 0.25
-#: Of data, in L2: no number format of eight bits is as coarse.
+#: The same for data as a whole: no 8-bit format is that coarse.
 _DATA = 0.125
-#: Differences below this share of their operands are rounding of FP32: two copies of a model give the same.
+#: Differences below this share of their operands are left out: FP32 rounding, as between two copies of a model.
 _RESOLVED = 2.0**-20
-#: From here on FP32 has no odd integers.
+#: Above this FP32 holds no odd integers.
 _WHOLE = 2.0**24
-#: Rows from which on the columns of a matrix are judged one by one: features of different kinds.
+#: Fewest rows for which the columns of a matrix are judged separately: features of different kinds.
 _ROWS = 16
 
 
 @dataclass
 class _Source:
-    """The numbers behind a rounded tensor's memory, laid out as it is.
+    """The numbers behind a rounded tensor, in the layout of its memory.
 
     Attributes:
         dtype: the coarsest format that they went through.
-        ours: a copy, which may be written to; else a tensor of the run.
-        version: of a tensor of the run.
-        expands: it was made in FP32 by one of ``_EXPANDS``.
-        pairs: by a product of matrices among them: each with each.
-        runs: it is made of a running sum in half, which is followed where it is trained as well.
+        ours: whether ``exact`` is a copy that may be written to; else a tensor of the run.
+        version: of ``exact``, to see whether the run has written to it.
+        expands: whether one of ``_EXPANDS`` made it in FP32.
+        pairs: whether a matrix product among these made it: each with each.
+        runs: whether it comes from a running sum in half, which is followed even if it has a gradient.
     """
 
     rounded: StorageWeakRef
@@ -89,34 +89,34 @@ class _Source:
 
     @property
     def holds(self) -> bool:
-        """Whether the rounded tensor lives, and its source is what it was."""
+        """Whether the rounded tensor is alive and ``exact`` was not written to."""
         return not self.rounded.expired() and self.version == _version(self.exact)
 
 
 class Differences:
-    """Keeps the numbers behind what was rounded, and judges the differences that it goes into."""
+    """Keeps the numbers behind rounded tensors, and judges differences of them."""
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
-        #: The last ops that may have made something next to a constant, and the versions of their operands.
+        #: The last ops whose result may be close to a constant, and the versions of their operands.
         self._last: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
         self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
-        #: Of differences of expanded data: what is to be told where something is chosen by them.
+        #: Facts about differences of expanded data, to be noted if something is chosen by them.
         self._pending: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
 
     @staticmethod
     def follows(name: str) -> bool:
-        """Whether an op by this name passes rounded data on, or subtracts it."""
+        """Return whether an op of this name rounds, carries, subtracts or chooses data."""
         return name in _FOLLOWED
 
     def written(self, x: Tensor) -> None:
-        """Something else has been written to its memory."""
+        """Forget the numbers behind a tensor: something else was written to its memory."""
         if (key := storage_key(x)) is not None:
             self._sources.pop(key, None)
 
     def remember(self, call: Call) -> None:
-        """Keep the values of a result before it was rounded."""
+        """Keep the numbers behind the result of an op."""
         if call.name.endswith("_"):
             if call.name == "copy_":
                 self._copy(call)
@@ -146,7 +146,7 @@ class Differences:
         self._sources[key] = _Source(memory, exact, dtype, version=_version(exact), **kind)
 
     def _runs(self, call: Call) -> bool:
-        """Whether it is a running sum in half, or made of one (a summed-area table)."""
+        """Return whether a result is a running sum in half, or made of one (a summed-area table)."""
         half = call.results[0].dtype in _HALF
         return half and (call.name == "cumsum" or any(source.runs for source in self._known(call)))
 
@@ -155,15 +155,15 @@ class Differences:
         return [source for source in found if source is not None and source.holds]
 
     def _only_expands(self, call: Call) -> bool:
-        """Whether nothing that goes into it was rounded in another way than by FP32 arithmetic on data."""
+        """Return whether FP32 arithmetic on data alone has rounded the operands."""
         return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known(call))
 
     def _expanded(self, call: Call) -> bool:
-        """Whether FP32 arithmetic rounded some of what goes into it, and nothing was rounded to a coarser format."""
+        """Return whether FP32 arithmetic rounded an operand, and nothing was rounded to a coarser format."""
         return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
-        """Of the formats that an op's result and the numbers behind its operands were rounded to."""
+        """Return the coarsest format among that of the result and those that the operands went through."""
         known = (source.dtype for source in self._known(call))
         return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
 
@@ -183,7 +183,7 @@ class Differences:
         return exact[0] if exact is not None else None
 
     def _copy(self, call: Call) -> None:
-        """``buffer[i] = x``: all that lies in the memory of a buffer, with what has been copied into it."""
+        """Keep the numbers behind a whole buffer of which a part is filled: ``buffer[i] = x``."""
         target, source = call.args[0], call.args[1]
         key, known = storage_key(target), self._source(source)
         wide = known if known is not None else source
@@ -203,16 +203,16 @@ class Differences:
         self._keep(key, target, image, target.dtype, ours=True)
 
     def after(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
-        """An op of a forward pass, of loss code or of the script has run.
+        """Judge an op of a forward pass, of loss code or of the script, and keep the numbers behind its result.
 
-        Loss code may subtract casts of whatever was computed. In a module both must be data or constants: casts of what
-        no op of the window has made, or tensors that are older than it (``lived``).
+        In loss code, casts of any numbers are judged. In a module both operands must be data or constants: casts of
+        tensors that no op of the window has made, or older than the window (``lived``).
         """
         if not call.results:
             return
         if call.plain_name in _SUBTRACTS:
             if self._subtract(call, lived) or self._coarse(call):
-                self.written(call.results[0])  # what is made of noise inherits it: told once, where it arises
+                self.written(call.results[0])  # the noise is noted once, here; later ops only inherit it
                 return
             self._complement(call)
         elif call.name in _CENTRES and call.args:
@@ -226,9 +226,10 @@ class Differences:
             self._last.append((call, [_version(x) for x in call.operands]))
 
     def _coarse(self, call: Call) -> bool:
-        """Data above 2^24 that was rounded to FP32 before any scan (Unix times): differences of one ulp or none.
+        """Note differences of data above 2^24 that was FP32 before any scan (Unix times), if most are an ulp or zero.
 
-        Each number may be off by half an ulp, so such a difference says nothing. Whether it does is noted and returned.
+        Each operand may be off by half an ulp, so the difference carries no information. Return whether a fact was
+        noted.
         """
         data = [x for x in call.operands if x.numel() > 1]
         result = call.results[0]
@@ -241,7 +242,7 @@ class Differences:
         ulp = torch.exp2(torch.floor(torch.log2(largest))) * torch.finfo(torch.float32).eps
         wrong, of = known & (seen <= ulp), int(known.sum())
         many, zeros = int(wrong.sum()), int((wrong & (seen == 0)).sum())
-        if 2 * of < seen.numel() or 2 * many < of or zeros == seen.numel():  # the last: a tensor minus itself
+        if 2 * of < seen.numel() or 2 * many < of or zeros == seen.numel():  # all zero: a tensor minus itself
             return False
         told = {"wrong": many, "of": of, "zeros": zeros, "ulp": float(ulp[known].median())}
         self._findings.add("cancellation", call, many / of, **told, largest=float(largest[known].max()),
@@ -249,7 +250,7 @@ class Differences:
         return True
 
     def _complement(self, call: Call) -> None:
-        """A constant and what an op has just made: where both are next to each other, its rounding is what is left."""
+        """Judge the difference of a constant and the result of the last ops, if these are close to each other."""
         result, tensors = call.results[0], [x for x in call.operands if x.numel() > 1]
         found = next((m for m in self._last if len(tensors) == 1 and m[0].results[0] is tensors[0]), None)
         if found is None or call.plain_name not in ("sub", "rsub", "add") or result.numel() > _MAX_MADE:
@@ -267,7 +268,7 @@ class Differences:
             self._judge(call, wide[0], followed=True)
 
     def _centre(self, call: Call) -> None:
-        """Data is normalised that was rounded before: with a mean that is large beside what is left of it."""
+        """Note a normalisation of data that was rounded before, if its mean is so large that the rounding dominates."""
         x, result = call.args[0], call.results[0]
         source = self._source(x)
         wide = call.again({id(x): source.double()}) if source is not None and not source.requires_grad else None
@@ -284,7 +285,7 @@ class Differences:
             self._findings.add("cancellation", call, **_measured(call, exact, wrong, known, off, largest), dtype=dtype)
 
     def _choose(self, call: Call) -> None:
-        """Something is chosen by a difference, or it is on the way there."""
+        """Note a pending fact if something is chosen by its difference; else carry it on to the result."""
         for x in call.operands:
             memory, event, measured = self._pending.get(storage_key(x) or 0, (None, None, None))
             if memory is None or event is None or measured is None or memory.expired():
@@ -299,7 +300,7 @@ class Differences:
             self._pending[key] = StorageWeakRef(x.untyped_storage()), event, measured
 
     def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> bool:
-        """Judge a difference; whether it is noise made of data."""
+        """Judge a difference of tensors of which some were rounded; return whether it is noise made of data."""
         half = call.results[0].dtype in _HALF
         inside, sources = call.phase != "loss" and bool(call.where.module), {}
         for x in call.operands:
@@ -316,7 +317,7 @@ class Differences:
         return wide is not None and self._judge(call, wide[0])
 
     def _judge(self, call: Call, exact: Tensor, *, followed: bool = False) -> bool:
-        """Note a difference that is rounding for the most part; whether it is noise made of data."""
+        """Note a difference that consists mostly of rounding errors; return whether it is noise made of data."""
         result = call.results[0]
         seen, size = result.detach().double(), exact.abs()
         operands = [call.before(x).detach().double().abs().broadcast_to(size.shape) for x in call.operands]
@@ -331,7 +332,7 @@ class Differences:
             return False
         expands = self._expanded(call) and not followed
         model = call.phase in ("forward", "loss")
-        if expands and model and any(s.pairs for s in self._known(call)):  # those of moments are followed as sums
+        if expands and model and any(s.pairs for s in self._known(call)):  # Sums follows those of moments
             self._follow(call, exact, wrong, known, off, largest, dtype, pairs=True)
         all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
@@ -359,16 +360,16 @@ class Differences:
 
     def _follow(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor,
                 dtype: torch.dtype, *, pairs: bool = False) -> None:  # fmt: skip
-        """What the wrong elements of a difference do to the results they end in decides."""
+        """Follow the wrong elements of a difference to their effect."""
         measured = _measured(call, exact, wrong, known, off, largest)
         measured |= {"dtype": dtype_name(dtype), "of_data": False}
-        if pairs and wrong.dim() > 1:  # of distances to many the near ones decide, few as they may be
+        if pairs and wrong.dim() > 1:  # of many distances the few small ones decide: count rows with a wrong one
             measured |= {"rows": wrong[..., 0].numel(), "rows_wrong": int(wrong.any(-1).sum())}
         right, weight = torch.where(wrong, exact, call.results[0].detach().double()), measured.pop("weight")
         self._effects.begin("cancellation", self._findings.event_of(call), weight, call.results[0], right, **measured)
 
     def _source(self, x: Tensor) -> Tensor | None:
-        """What a tensor, or the one that it is a view of, was before it was cast."""
+        """Return the numbers behind a tensor or the tensor it is a view of; None if unknown."""
         key = storage_key(x)
         found = self._sources.get(key) if key is not None else None
         if found is None or not found.holds:
@@ -378,7 +379,7 @@ class Differences:
 
 
 def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor) -> dict[str, Any]:
-    """The weight of the fact, and its numbers."""
+    """Return the weight of the fact and its measured values."""
     seen, size = call.results[0].detach().double(), exact.abs()
     many, of = int(wrong.sum()), int(known.sum())
     return {
@@ -395,5 +396,5 @@ def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tens
 
 
 def _version(x: Tensor) -> int | None:
-    """How often it has been written to; None in inference mode, which does not count."""
+    """Return how often a tensor was written to; None in inference mode, which does not count."""
     return None if x.is_inference() else x._version

@@ -1,10 +1,10 @@
-"""Sums that are really accumulated in half, and variances taken as the difference of two large moments.
+"""Detects sums that are really accumulated in half, and variances computed as the difference of two large moments.
 
-What an op is called and what dtype it returns say little: kernels widen inside. So a reduction is run again in FP64 on
-the operands it had, and the error it made is what counts. A running total that is added to on one line has an FP64 twin
-that is added to beside it. Moments are small and keep their FP64 values, until it shows what their difference is for.
-Outside of modules and losses (gradients summed by hand, counts, averages) reductions and totals are measured in the
-same way, without their effect.
+Name and result dtype of an op show little, because kernels accumulate in wider formats. So a reduction is run again in
+FP64 on its operands, and the error is what counts. A running total on one line gets an FP64 twin, to which the same
+terms are added. Moments, which are small, keep their FP64 values until their difference is used. Outside of modules and
+losses (gradients summed by hand, counts, averages) reductions and totals are measured in the same way, but without
+their effect.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ _REDUCTIONS = names(
     "index_reduce segment_reduce _embedding_bag_dense_backward mm bmm addmm baddbmm"
 )
 _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm"))
-#: Multiplications of a matrix product that is worth running again.
+#: Maximum number of multiplications of a matrix product that is run again.
 _MAX_PRODUCT = 1 << 22
-#: Of one reduction at one place so many are run again.
+#: Maximum number of reruns of a reduction at one place.
 _MAX_PER_PLACE = 2
-#: Relative errors (L2) from here on are noted, in half units of the dtype's last place.
+#: Relative errors (L2) are noted from here on, in half ulps of the dtype.
 _NOTED_ULPS = 16.0
-#: Terms of a running total from which on its error is measured, four times while their number doubles.
+#: Least number of terms of a running total for its error to be measured; from there on four times per doubling.
 _MIN_TERMS = 16
-#: Of what the terms add to a total, from which on it is followed however small it is beside the total.
+#: From this share of the added terms on, an error is followed however small it is relative to the total.
 _SWAMPED = 0.5
-#: Phases in which a wrong sum is followed to what it feeds, and elements of a total elsewhere.
+#: Phases in which the effect of a wrong sum is followed; maximum number of elements of a total in other phases.
 _FOLLOWED, _MAX_TOTAL = frozenset(("forward", "loss")), 1 << 18
-#: And those in which moments are: data is normalised in front of the model.
+#: Phases in which moments are followed: data may be normalised before the model.
 _MOMENT_PHASES = _FOLLOWED | {"script"}
 _MOMENTS = frozenset(("sum", "mean"))
 _SQUARES = frozenset(("mul", "pow", "square"))
 _DIFFERENCES = frozenset(("sub", "add", "rsub"))
-#: What a variance is for; by then its error matters or an epsilon has covered it.
+#: Ops that use a variance; by then an epsilon has covered its error, or the error matters.
 _USES = frozenset(("rsqrt", "sqrt", "div", "reciprocal", "pow", "log", "mul", "exp"))
-#: Beyond so many bits FP64 itself has lost the difference: it is zero, and nobody can tell it better.
+#: If more bits cancel than this, FP64 has lost the difference as well: there is no better value to compare with.
 _KNOWN_BITS = 44
 _MAX_SHADOWS = 256
 
@@ -60,34 +60,34 @@ class _Total:
     """A running total on one line."""
 
     last: weakref.ref[Tensor]
-    #: How often that was written to; what is written to by another op is a total no more, as the state of a GRU.
+    #: Version counter of ``last``: if another op writes to it (the state of a GRU), it is no total any more.
     version: int
-    #: Of a total that is added to in place: its values after the last term. Others may write to it in between.
+    #: For an in-place total: its values after the last term, to see whether another op has written to it.
     seen: Tensor | None = None
     twin: Tensor | None = None
-    #: In FP64, as it was before the second term.
+    #: The total's FP64 values before the second term.
     start: Tensor | None = None
     terms: int = 1
-    #: Once it is off by more than its format takes.
+    #: The error that is followed, once the total is wrong beyond the rounding of its format.
     error: Error | None = None
-    #: It was subtracted from something: what it did not take up may be kept (Kahan).
+    #: Whether the total was subtracted from something: what it did not take up may be kept (Kahan).
     compensated: bool = False
 
 
 @dataclass
 class _Moment:
-    """A small tensor that goes back to reductions: its FP64 value, and what it is."""
+    """A small tensor computed from reductions: its FP64 value and kind."""
 
     value: Tensor
     #: mean | mean-of-products | product | difference
     kind: str
-    #: Of a difference: the op, and the bits that each element lost.
+    #: For a difference: its op, and the number of bits that each element lost.
     event: Event | None = None
     bits: Tensor | None = None
 
 
 class Sums:
-    """Looks at reductions and what is made of them."""
+    """Examines reductions, running totals, and differences of moments."""
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
@@ -95,11 +95,11 @@ class Sums:
         self._totals: dict[Any, _Total] = {}
         self._moments: static.ByIdentity[Tensor, _Moment] = static.ByIdentity()
         self._products: static.ByIdentity[Tensor, bool] = static.ByIdentity()
-        #: Totals that were scaled (``discount * total``), with their values in FP64.
+        #: Results of scaling a total (``discount * total``): the total, and the result's FP64 values.
         self._scaled: static.ByIdentity[Tensor, tuple[weakref.ref[Tensor], Tensor]] = static.ByIdentity()
 
     def after(self, call: Call) -> None:
-        """Any op has run."""
+        """Examine any op."""
         if not call.results or call.results[0].dtype not in _FLOATS:
             return
         if call.results[0].dtype in _HALF:
@@ -110,7 +110,7 @@ class Sums:
             elif call.name == "mul":
                 self._scale(call)
             elif call.plain_name in ("sub", "rsub"):
-                if call.plain_name == "sub":  # a total that goes down, as of log-probabilities
+                if call.plain_name == "sub":  # a total may decrease: log-probabilities
                     self._total(call)
                 self._note_compensation(call)
         if call.phase in _MOMENT_PHASES:
@@ -123,19 +123,20 @@ class Sums:
 
     @staticmethod
     def averages(name: str) -> bool:
-        """Whether an op by this name makes a moment, or what one is made of."""
+        """Return whether an op of this name makes a moment or its terms."""
         return name in _MOMENTS or name in _SQUARES
 
     @staticmethod
     def sums(name: str) -> bool:
-        """Whether an op by this name may be a sum, or says that one is compensated."""
+        """Return whether an op of this name may be a sum, scale a total, or compensate one."""
         return name.rstrip("_") in _REDUCTIONS or name.rstrip("_") in ("add", "sub", "rsub", "mul")
 
     # --- one op ------------------------------------------------------------------------------------------------------
 
     def _reduction(self, call: Call) -> None:
+        """Run a reduction again in FP64, and note or follow its error."""
         place: Any = (call.where, call.op)
-        if call.plain_name in _PRODUCTS:  # how they accumulate is up to the kernel, not to the place
+        if call.plain_name in _PRODUCTS:  # how they accumulate depends on the kernel, not on the place
             if (size := _multiplications(call)) > _MAX_PRODUCT:
                 return
             place = (call.op, size)
@@ -149,7 +150,8 @@ class Sums:
         error = _relative_error(result, exact[0])
         if error is None or error < _NOTED_ULPS * _half_ulp(result.dtype):
             return
-        # What cancels in the sum is no fault of the accumulation: the error counts beside the sum of magnitudes, too.
+        # Cancellation in the sum is no fault of the accumulation, so the error is also related to the sum of
+        # magnitudes.
         magnitudes = call.again({id(x): call.before(x).detach().abs() for x in call.operands})
         if magnitudes is None:
             return
@@ -164,7 +166,7 @@ class Sums:
     # --- running totals ----------------------------------------------------------------------------------------------
 
     def _total(self, call: Call) -> None:
-        """``total = total + x``, or ``- x``, on one line: the operand is what this line made the last time."""
+        """Add a term to a running total: ``total = total + x`` or ``- x`` on one line reads the line's last result."""
         result, within = call.results[0], call.name in ("add_", "sub_")
         if call.phase not in _FOLLOWED and result.numel() > _MAX_TOTAL:
             return
@@ -193,7 +195,7 @@ class Sums:
             self._judge_total(call, known, known.twin)
 
     def _scale(self, call: Call) -> None:
-        """``discount * total``: what is added to next is still the total."""
+        """Follow a scaled total, ``discount * total``: a sum with it continues the total."""
         for known in self._totals.values():
             last = known.last()
             if last is None or not any(x is last for x in call.operands) or last.shape != call.results[0].shape:
@@ -204,10 +206,12 @@ class Sums:
                 self._scaled.put(call.results[0], (known.last, again[0]))
 
     def _scaled_total(self, x: Tensor, last: Tensor) -> Tensor | None:
+        """Return the FP64 values of a tensor that is the scaled total ``last``; None if it is not."""
         found = self._scaled.get(x)
         return found[1] if found is not None and found[0]() is last else None
 
     def _goes_on(self, call: Call, known: _Total, last: Tensor) -> bool:
+        """Return whether an op continues a total that nothing else has written to."""
         if not any(x is last or self._scaled_total(x, last) is not None for x in call.operands):
             return False
         if known.seen is None:
@@ -215,6 +219,7 @@ class Sums:
         return torch.equal(call.before(last), known.seen)
 
     def _judge_total(self, call: Call, known: _Total, twin: Tensor) -> None:
+        """Note or follow the error of a total."""
         result = call.results[0]
         error, start = _relative_error(result, twin), known.start
         added = float((twin - start).norm()) if start is not None else 0.0
@@ -233,7 +238,9 @@ class Sums:
             known.error.weight, known.error.data = weight, data
 
     def _note_compensation(self, call: Call) -> None:
-        """What a total did not take up is subtracted out, to be added later: by a tensor of its own shape."""
+        """Mark a total as compensated if it is subtracted from a tensor of its own shape: what it did not take up is
+        kept.
+        """
         if len({x.shape for x in call.operands}) > 1:
             return
         for known in self._totals.values():
@@ -242,6 +249,7 @@ class Sums:
     # --- differences of moments --------------------------------------------------------------------------------------
 
     def _follow_moments(self, call: Call) -> None:
+        """Follow moments through an op; judge their difference when it is used."""
         result = call.results[0]
         if call.plain_name in _SQUARES:
             self._products.put(result, True)
@@ -264,6 +272,7 @@ class Sums:
         self._keep(result, again[0], *self._kind(call, given, again[0], difference))
 
     def _new_moment(self, call: Call, result: Tensor) -> None:
+        """Keep the FP64 value of a mean or a sum."""
         terms = call.operands[0] if call.operands else None
         if terms is None or result.numel() < 2 or 2 * result.numel() > terms.numel():
             return
@@ -274,6 +283,9 @@ class Sums:
     def _kind(
         self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
     ) -> tuple[str, Event | None, Tensor | None]:
+        """Return the kind of a tensor computed from moments; for a difference also its op and the bits lost per
+        element.
+        """
         kinds = {m.kind for m in given.values()}
         if call.plain_name in _SQUARES and kinds == {"mean"}:
             return "product", None, None
@@ -300,12 +312,12 @@ class Sums:
         self._moments.put(x, _Moment(value, kind, event, bits))
 
     def _judge(self, call: Call, difference: _Moment, value: Tensor) -> None:
-        """Where the difference is used: how far off is what comes out?"""
+        """Follow a wrong result of an op that uses a difference of moments."""
         result = call.results[0]
         seen = result.detach().double()
         known = torch.isfinite(value) & (value != 0)
         off = (seen - value).abs() / value.abs()
-        wrong = known & ~(off <= 0.25)  # NaN is wrong, too
+        wrong = known & ~(off <= 0.25)  # NaN is also wrong
         many, of = int(wrong.sum()), int(known.sum())
         bits = difference.bits
         if difference.event is None or bits is None or not many:
@@ -333,15 +345,15 @@ def _seen(total: Tensor, *, within: bool) -> Tensor | None:
 
 
 def _multiplications(call: Call) -> int:
-    """Of a matrix product, from the shapes of its two factors."""
+    """Return the number of multiplications of a matrix product."""
     factors = [x for x in call.operands if x.dim() >= 2][-2:]
     return factors[0].numel() * factors[1].shape[-1] if len(factors) == 2 else 0
 
 
 def _relative_error(seen: Tensor, exact: Tensor) -> float | None:
-    """L2, beyond the one rounding that the result's format takes; over elements that are finite in both.
+    """Return the relative L2 error beyond the rounding of the result's format, over elements that are finite in both.
 
-    None when the right ones are all zero.
+    None if the exact values are all zero.
     """
     exact = _rounded(exact, seen)
     seen = seen.detach().double()
@@ -351,7 +363,7 @@ def _relative_error(seen: Tensor, exact: Tensor) -> float | None:
 
 
 def _rounded(exact: Tensor, like: Tensor) -> Tensor:
-    """FP64 values rounded to the format of a result: what is below or beyond its range is no error of a sum."""
+    """Return FP64 values rounded to a result's format: numbers outside its range are no error of the sum."""
     return exact.to(like.dtype).double()
 
 
