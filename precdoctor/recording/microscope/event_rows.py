@@ -1,4 +1,4 @@
-"""The outcome of an examination as rows of the events table (docs/run-log.md)."""
+"""Turns the outcome of an examination into rows of the events table (docs/run-log.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The ``incident`` row."""
+    """Return the ``incident`` row."""
     call = done.found.call if done.found is not None else None
     more: dict[str, Any] = {
         "outcome": done.outcome,
@@ -39,7 +39,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
 
 
 def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
-    """An ``op`` row for every op worth telling of, in execution order."""
+    """Return an ``op`` row for each op to be reported, in execution order."""
     if done.found is None or done.slice is None:
         return []
     records = done.found.tracer.records
@@ -76,12 +76,12 @@ def _source(source: tuple[int, ...] | External) -> Any:
 
 
 def place(line: Line | None) -> dict[str, Any]:
-    """The fields of an event for its source line."""
+    """Return the fields of an event for a source line; empty without one."""
     return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
 
 
 def origin(done: Examination) -> str:
-    """Where something non-finite came from, as the end of a sentence."""
+    """Return the op that made the first non-finite value, or why it is unknown, as the end of a sentence."""
     first = done.origin
     if first is None:
         return f" ({done.why})" if done.why else ""
@@ -91,6 +91,6 @@ def origin(done: Examination) -> str:
 
 
 def poisoned(found: Poisoned) -> dict[str, Any]:
-    """What an incident holds of a tensor that outlives the step and is non-finite."""
+    """Return what an incident reports of a non-finite tensor that outlives the step."""
     where = {"root": found.root, "module": found.module, "name": found.name}
     return {**where, "last_finite_step": found.last_finite, **describe(found.tensor)}

@@ -1,4 +1,4 @@
-"""One incident under the microscope: which root call to run again, and two passes."""
+"""Examines one incident: finds the root call or loss code to replay; a second replay collects the facts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
-#: Arguments of a root call that are reported.
+#: Maximum number of arguments of a root call that are reported.
 _MAX_ARGUMENTS = 8
 
 
@@ -31,8 +31,8 @@ class Examination:
 
     Attributes:
         outcome: ``origin`` (ops follow), ``outside`` (the code between or after the root calls made it),
-            ``not-reproduced`` (finite when run again from the same state), ``refused`` or ``failed``.
-        phase: of the origin: forward or backward.
+            ``not-reproduced`` (finite when replayed from the same state), ``refused`` or ``failed``.
+        phase: of the origin: forward, backward or optimizer.
     """
 
     outcome: str
@@ -41,15 +41,15 @@ class Examination:
     found: Replay | None = None
     slice: Slice | None = None
     changed_arguments: list[str] = field(default_factory=list)
-    #: Facts of the floating-point tensors given to the call the incident is about.
+    #: Facts of the floating-point arguments of the call in which the origin lies.
     batch: list[dict[str, Any]] = field(default_factory=list)
     changed_attributes: tuple[str, ...] = ()
-    #: The run itself was traced: nothing had to be reproduced.
+    #: Whether the run itself was traced, so that nothing had to be reproduced.
     live: bool = False
 
     @property
     def reproduced(self) -> str | None:
-        """``bit-for-bit``, ``in-kind``, ``not-reproduced``; null when nothing was run again."""
+        """``bit-for-bit``, ``in-kind`` or ``not-reproduced``; None if nothing was replayed."""
         if self.found is None:
             return None
         if self.live:
@@ -60,7 +60,7 @@ class Examination:
 
     @property
     def origin(self) -> OpRecord | None:
-        """The first op that made something bad of finite operands."""
+        """The first op that made something non-finite of finite operands; None if there is none."""
         if self.found is None or self.slice is None or not self.slice.origins:
             return None
         return self.found.tracer.records[self.slice.origins[0]]
@@ -68,11 +68,12 @@ class Examination:
 
 @no_anomalies()
 def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examination:
-    """Run the step's root calls again until one shows the bad value; everything is left as it was.
+    """Replay the step's root calls until one shows the bad value; restore the state of the process.
 
     Args:
-        look_at: where it is: ``outputs`` (of the forward passes), ``gradients``, or ``buffers`` written in a forward.
-        values: let facts hold single values.
+        look_at: where the bad value is: ``outputs`` (of forward passes), ``gradients``, or ``buffers`` (written
+            forward).
+        values: whether facts may hold single values.
     """
     if (refused := scene.why_not_now()) is not None:
         return Examination("refused", why=refused)
@@ -100,6 +101,7 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
 
 
 def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
+    """Find the first root call, code between root calls, or loss code that makes a non-finite value going forward."""
     masked: tuple[Replay, Callable[..., Replay]] | None = None
     for call in _that_count(scene.calls):
         again = functools.partial(replay, call, names, values=values)
@@ -107,7 +109,7 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
         if done.bad_outputs and not _given_bad_argument(done):
             if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs):
                 return _closer("forward", done, again)
-            masked = masked or (done, again)  # forbidden tokens: what becomes of them is for later code to say
+            masked = masked or (done, again)  # -inf may be a mask (forbidden tokens): later code decides
         elif done.bad_outputs and (between := _between(call, values=values)) is not None:
             return between
         if done.missing:
@@ -115,7 +117,7 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
             return Examination("not-reproduced", "forward", why=why, found=done)
     reason = "every top-level module's outputs are finite"
     done_loss = _loss_code(scene, "forward", reason, values=values)
-    if done_loss.origin is None or done_loss.origin.line is None:  # of a node that autograd made of another one
+    if done_loss.origin is None or done_loss.origin.line is None:  # no line: a node of a double backward pass
         done_loss = _taken_gradients(scene, names, values=values) or done_loss
     if masked is None or _made_worse(done_loss):
         return done_loss
@@ -123,7 +125,7 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
 
 
 def _between(call: RootCall, *, values: bool) -> Examination | None:
-    """The code between two top-level modules, where it made an argument of the second bad."""
+    """Examine the code between two top-level modules, if it made an argument of the second one bad; else None."""
     for graph in call.graphs:
         again = functools.partial(replay_loss, graph, backward=False, before=call, values=values)
         if badness(graph.value) and (first := again()).bad_outputs:
@@ -132,21 +134,22 @@ def _between(call: RootCall, *, values: bool) -> Examination | None:
 
 
 def _made_worse(done: Examination) -> bool:
-    """Whether loss code turned nothing worse than ``-inf`` into something that is."""
+    """Return whether the loss code has turned a ``-inf`` into something that is no mask."""
     found = done.slice
     return done.found is not None and found is not None and found.made_worse(done.found.tracer.records)
 
 
 def _that_count(calls: list[RootCall]) -> list[RootCall]:
-    """The calls whose outputs the backward pass went through, and those no gradient was to reach.
+    """Return the calls, first those that the backward pass went through or that no gradient could reach.
 
-    A sampler's or a penalty's calls of the model may overflow without the loss ever seeing that.
+    The others, such as a sampler's or a penalty's calls of the model, may overflow without any effect on the loss.
     """
     found = [c for c in calls if c.gradients or c.lost or not c.makers]
     return [*found, *(c for c in calls if not any(c is f for f in found))]
 
 
 def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
+    """Find the root call whose forward pass makes buffers non-finite."""
     for call in scene.calls:
         again = functools.partial(replay, call, names, buffers=True, values=values)
         done = again()
@@ -156,13 +159,16 @@ def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
 
 
 def _given_bad_argument(done: Replay) -> bool:
-    """A module that was handed a bad value by the code between two top-level modules."""
+    """Return whether a module was given a bad argument by the code between two top-level modules."""
     found = done.slice()
     return found is not None and any(e.kind == "argument" for e, _ in found.externals)
 
 
 def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
-    """In each micro-step the last call comes first in the backward pass."""
+    """Find the root call, code between root calls, or loss code that makes a gradient non-finite.
+
+    In each micro-step the last call comes first in the backward pass.
+    """
     if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
         return _forward(scene, names, values=values)  # no ``backward`` has shown a loss
     reason = "the backward pass of every top-level module is finite"
@@ -196,13 +202,15 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
 
 
 def _only_given(done: Replay) -> bool:
-    """Whether nothing in a module made its gradients bad but an argument that was so, which other code has made."""
+    """Return whether a module's gradients are bad only because of a bad argument, made by other code."""
     found = done.slice()
     return found is not None and not found.origins and _given_bad_argument(done)
 
 
 def _ignored(scene: Scene, names: Names, *, values: bool) -> Examination | None:
-    """A forward pass of which the loss ignores what is bad (padding), and the gradient does not."""
+    """Examine a forward pass with bad outputs that the loss ignores (padding) but the gradient does not; None without
+    one.
+    """
     for call in scene.calls:
         if call.gradients and any(x._version == v and badness(x) & ~NEG_INF for _, x, v in call.outputs):
             again = functools.partial(replay, call, names, values=values)
@@ -213,7 +221,7 @@ def _ignored(scene: Scene, names: Names, *, values: bool) -> Examination | None:
 
 
 def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None:
-    """The backward pass of the code between two top-level modules, where it made something bad of a finite gradient."""
+    """Examine the backward pass of code between two top-level modules, if it made a finite gradient bad; else None."""
     for graph in call.graphs:
         gradient = done.argument_gradients.get(graph.argument)
         if gradient is None or badness(gradient):
@@ -227,7 +235,9 @@ def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None
 
 
 def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination | None:
-    """The first call of ``torch.autograd.grad`` that made something bad of what was finite."""
+    """Examine the first call of ``torch.autograd.grad`` that made something bad of finite values; None if there is
+    none.
+    """
     for taken in scene.taken:
         if taken.graph is not None and badness(taken.graph.value):
             continue
@@ -249,7 +259,7 @@ def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination
 
 
 def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examination:
-    """No module did it: look into the code around them, as far as autograd's graph tells of it."""
+    """Examine the code around the modules, as far as it is in autograd's graph: no module made the bad value."""
     graphs = scene.losses or [t.graph for t in scene.taken if t.graph is not None]
     for graph in graphs if phase == "forward" else scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
@@ -262,7 +272,7 @@ def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examin
 
 
 def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:
-    """The second pass, for the facts of the ops around the origin."""
+    """Replay a second time, for the facts of the ops around the origin."""
     found = first.slice()
     if found is None:
         return Examination("outside", phase, why="no op of the replay made the bad value", found=first)
@@ -274,6 +284,6 @@ def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examinat
 
 
 def _spot(first: Replay, found: Slice) -> Spot | None:
-    """The first bad element of the first origin."""
+    """Return index and shape of the first bad element of the first origin; None if unknown."""
     results = first.tracer.records[found.origins[0]].facts.get("results", ()) if found.origins else ()
     return next(((r["first_bad"], Size(r["shape"])) for r in results if "first_bad" in r), None)
