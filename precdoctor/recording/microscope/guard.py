@@ -200,8 +200,7 @@ class Guard:
         return self._last_bad == step
 
     def _skips_traced_step(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> bool:
-        """Return whether to skip a step that ``--arm-next`` traces; in an autopsy never: it must see the original step.
-        """
+        """Return whether to skip a step that ``--arm-next`` traces; in an autopsy never: it repeats the first run."""
         if self._policy != "skip" or self._context.options.trace_steps is not None or scaled:
             return False
         with kernels.apart_from_user_modes():

@@ -1,4 +1,4 @@
-"""One root call compared with its reference: three passes, and the errors of each layer."""
+"""Compares one root call with its wide reference in three replays, and measures the errors of each layer."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ from precdoctor.recording.shadowing.relative_errors import Layer, relative_l2
 from precdoctor.recording.shadowing.replay_walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider
 from precdoctor.recording.shadowing.wide_replay import Watching, Widened
 
-#: A parameter: itself, its gradient in the reduced run, its layer, its name there.
+#: By full name: a parameter, its gradient in the reduced replay, its layer, and its name within the layer's module.
 _Weights = dict[str, tuple[Tensor, Tensor, Layer, str]]
 
 
 @dataclass
 class Compared:
-    """What came of one root call.
+    """The comparison of one root call.
 
     Attributes:
-        formats: floating-point formats its ops compute in.
-        layers: in execution order; empty when nothing was reduced.
-        outputs, equal: root outputs at hand in the run, and how many the replay gives bit for bit.
-        backward: ``compared``; ``none`` (no gradient was brought to its outputs); ``overflowed`` (a loss scaler's
-            business, or an incident's).
-        same_draws: random ops gave the reference what they gave the run.
+        formats: floating-point formats in which its ops compute.
+        layers: in order of execution; empty if nothing was reduced.
+        outputs, equal: number of root outputs still known from the run, and of those that the replay reproduces
+            bitwise.
+        backward: ``compared``; ``none`` (no gradient reached its outputs); ``overflowed`` (left to the loss scaler or
+            an incident).
+        same_draws: whether random ops returned the same in the reference as in the reduced replay.
     """
 
     call: RootCall
@@ -48,7 +49,7 @@ class Compared:
 
 
 def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
-    """Run ``call`` three times. The process is left as it was, but for random number generators.
+    """Replay ``call`` three times and compare. Everything but random number generators is left as it was.
 
     Raises:
         RefusedError: a replay would leave traces.
@@ -85,6 +86,7 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
 
 @contextlib.contextmanager
 def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    """Isolate a replay from the run inside the context."""
     modules = static.modules(module)
     call.random.restore()
     with (
@@ -100,7 +102,7 @@ def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractCont
 
 
 def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, names: Names) -> _Weights:
-    """The pass as the script made it; the gradients of its weights."""
+    """Replay the call as the script made it; return its weights with their gradients."""
     call = done.call
     args, kwargs = ready(call)
     with walk.hooked(), mode:
@@ -135,7 +137,7 @@ def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, n
 
 
 def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weights: _Weights) -> None:
-    """One pass in the wide format, and its comparisons."""
+    """Replay the call once in the wide format, and compare."""
     call, wide = done.call, mode.wide
     args, kwargs = ready(call)
     wider_copies: dict[int, Tensor] = {}
@@ -168,12 +170,13 @@ def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weigh
 
 
 def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Gradients:
+    """Return the gradients of the inputs, from pairs of output and its gradient; None for inputs that were not used."""
     found: Gradients = take_gradients([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
     return found
 
 
 def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
-    """Root outputs with the gradients the run's backward pass brought to them."""
+    """Return the root outputs with the gradients that the run's backward pass computed for them."""
     return [
         (x, call.gradients[name].clone())
         for name, x in tensor_leaves.floating(result)
@@ -182,6 +185,7 @@ def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def _judge(done: Compared, call: RootCall, result: Any) -> None:
+    """Count the root outputs known from the run, and those that the replay reproduces."""
     originals = {name: kept for name, kept, version in call.outputs if tensor_leaves.version(kept) == version}
     for name, x in tensor_leaves.floating(result):
         kept = originals.get(name)
