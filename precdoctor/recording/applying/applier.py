@@ -172,9 +172,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _install_eps(change: Change, ledger: Ledger) -> None:
-    """Set eps when parameter groups are added and before each step, because loading a checkpoint restores the old
-    value.
-    """
+    """Set eps when parameter groups are added and before each step: loading a checkpoint restores the old value."""
 
     def adjust(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:

@@ -1,8 +1,6 @@
-"""Emulates a cast of a whole tensor to a narrow format and back, on its device; ``numerics`` has the same casts in
-NumPy.
+"""Emulates casts of whole tensors to narrow formats and back, on their device, as ``numerics`` does in NumPy.
 
-The result has values that the format can hold, in the original dtype; flushed, saturated and squared errors are
-counted.
+The result has values that the format can hold, in the original dtype; counts and squared errors come with it.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class ModuleFormats:
             self._meet_before_calls(precdoctor_apply)
 
     def _meet_before_calls(self, look: Callable[[nn.Module, Any], None]) -> None:
-        """Examine modules before each call until the roots to be changed are known: in hooks, ``forward`` is already
-        fixed.
+        """Examine modules before calls until the roots to be changed are known: hooks come after ``forward`` was looked
+        up.
         """
         original: Callable[..., Any] = nn.Module._call_impl
 
@@ -169,8 +169,8 @@ def _called(run: Run, module: nn.Module, call: Callable[..., Any], *args: Any, *
 
 
 def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Return ``call(*args, **kwargs)`` with floating-point tensors in ``dtype`` and autocast off, or in BF16 if that is
-    it.
+    """Return ``call(*args, **kwargs)`` with floating-point tensors in ``dtype``, and autocast off or in BF16 like
+    these.
 
     Under an enclosing autocast the result is FP32: autocast casts that where needed, but does not mix its 16-bit format
     with the other one. Otherwise the result gets the 16-bit format of the input back, in which later modules hold their

@@ -51,9 +51,7 @@ class OperandCasts:
         return tensor_leaves.mapped(result, with_cast_gradient)
 
     def _cast_inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Cast tensors among the positional arguments, each object once: attention tests whether its three are the
-        same.
-        """
+        """Cast tensors among the positional arguments, each object once: attention tests whether query is key."""
         if "input" not in self._casts:
             return args
         made = {id(x): _through(_Straight, x, self._cast("input")) for x in args if _is_operand(x)}
@@ -61,9 +59,7 @@ class OperandCasts:
 
     @contextmanager
     def _cast_weights(self, module: nn.Module) -> Iterator[None]:
-        """Replace the module's own matrices by cast ones inside the context; autograd keeps those for the backward
-        pass.
-        """
+        """Replace the module's own matrices by cast ones inside the context; autograd keeps the cast ones."""
         held = {
             name: p
             for name, p in (module._parameters.items() if "weight" in self._casts else ())

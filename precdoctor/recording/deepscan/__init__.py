@@ -1,3 +1,1 @@
-"""The deep scan: a few healthy steps whose ops are examined one by one as they run, for what module outputs cannot
-show.
-"""
+"""The deep scan: examines the ops of a few healthy steps as they run, for what module outputs cannot show."""

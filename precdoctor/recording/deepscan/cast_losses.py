@@ -298,8 +298,7 @@ def _is_narrower(to: torch.dtype, source: torch.dtype) -> bool:
 
 
 def _holds_integers(x: Tensor, bits: int) -> bool:
-    """Return whether a float tensor holds nothing but integers (counts, positions), some beyond 2 to the power of
-    ``bits``.
+    """Return whether a float tensor holds integers only (counts, positions), some beyond 2 to the power of ``bits``.
 
     False from 2^24 on, where every FP32 number is an integer.
     """

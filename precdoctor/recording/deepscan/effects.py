@@ -1,5 +1,4 @@
-"""Measures how much a wrong tensor changes the results it feeds: followed in FP64 to the first op that dilutes the
-error.
+"""Measures how much a wrong tensor changes the results it feeds, in FP64, up to the first op that dilutes the error.
 
 A bias of 1e-8 that a cast flushes is lost completely, and added to activations of 1 it never mattered. So a fact about
 a wrong tensor also states how wrong the final results are. Ops that read the tensor are run again in FP64, once on the
@@ -232,9 +231,7 @@ class Effects:
             self._shadows.drop(result)
 
     def _bounded(self, call: Call, given: list[tuple[Tensor, Tensor, _Held]]) -> bool:
-        """Return whether an op only adds wrong tensors with errors that are negligible in its result; settles them at
-        zero.
-        """
+        """Settle errors at zero if the op only adds them and its result dwarfs them; return whether it did."""
         at, result = _ADDED.get(call.plain_name), call.results[0]
         if call.kwargs or (call.plain_name not in _ADDITIONS and (at is None or at >= len(call.args))):
             return False
@@ -276,8 +273,7 @@ class Effects:
 
 
 def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """Return how wrong a result is: |right - seen| relative to |right|, by :func:`_share`, over the elements that
-    differ.
+    """Return how wrong a result is: |right - seen| relative to |right| (:func:`_share`), over elements that differ.
 
     The second number leaves out elements that the result's format cannot hold as normal numbers.
 

@@ -98,7 +98,7 @@ class Audit:
     # --- states ------------------------------------------------------------------------------------------------------
 
     def before(self, name: str, args: Any, kwargs: Any) -> list[Tensor | None]:
-        """Return samples of the states that an in-place op is about to write to, one per item of its list; None for no
+        """Return samples of the tensors that an in-place op is about to write to, in the order of its list; None: no
         state.
         """
         items, known = [target for target, _, _ in _items(name, args, kwargs)], _plain(name) in _UPDATES
@@ -141,9 +141,7 @@ class Audit:
             self._factors[key] = product * factor, max(most, factor), event if factor > most else by
 
     def _copied(self, key: int, x: Tensor, was: Tensor, now: Tensor, event: Event) -> None:
-        """Follow a 16-bit weight that is copied from a wider tensor: if that is later filled from the weight, the rest
-        is lost.
-        """
+        """Follow a 16-bit copy of a wider state: if that is filled from the copy later, it loses what the copy lost."""
         source, known = storage_key(x) or 0, self._rounded.pop(key, None)
         if known is not None and known[0] == source and torch.equal(known[2], was):
             self._stalls.append(Stall(source, event, known[1]))
@@ -167,9 +165,7 @@ class Audit:
 
     def _since_first(self, key: int, plain: str, was: Tensor, now: Tensor, exact: Tensor,
                      op: tuple[Tensor, tuple[Any, ...], Any]) -> dict[str, Any] | None:  # fmt: skip
-        """Return how a 16-bit state stalled over several writes together (``mean.mul_(b).add_(w)``); None if it did
-        not.
-        """
+        """Return how a 16-bit state stalled over several writes (``mean.mul_(b).add_(w)``); None if it did not."""
         if was.dtype not in _HALF:
             return None
         known = self._written.pop(key, None)
@@ -301,7 +297,7 @@ class Audit:
         for stall in self._stalls:
             target, event = targets.of(stall.key), stall.event
             if stall.new is not None and stall.new.expired():
-                continue  # an intermediate result
+                continue  # the new tensor was an intermediate result and has replaced nothing
             kept = stall.old is not None and not stall.old.expired()
             if kept and target["target"] != "weight" and stall.data["moved"] > 1:
                 continue  # the state was kept, so nothing has replaced it; a count may be in a copy of its module

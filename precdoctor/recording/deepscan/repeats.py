@@ -1,5 +1,4 @@
-"""Detects growth over the repetitions of an op within one call of a module: a recurrence, an iteration, layers in a
-loop.
+"""Detects growth over repetitions of an op within one module call: a recurrence, an iteration, layers in a loop.
 
 Rows of module outputs do not show it.
 """

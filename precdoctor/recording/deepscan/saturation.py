@@ -206,9 +206,7 @@ def _node_name() -> str:
 
 
 def _is_of_clamp() -> bool:
-    """Return whether a clamp's gradient is being computed; one bounded only from below, at zero, is a ReLU and not
-    meant.
-    """
+    """Return whether the gradient of a clamp is being computed, other than one bounded only below at zero: a ReLU."""
     node: Any = torch._C._current_autograd_node()
     if node is None or node.name() not in _CLAMPS:
         return False

@@ -1,5 +1,4 @@
-"""Collects what a scan has found: the worst fact of each kind and place in the code, and which op computed in which
-dtype.
+"""Collects the outcome of a scan: the worst fact of each kind and place, and which op computed in which dtype.
 
 Facts only; diagnosis decides whether a fact is a defect.
 """

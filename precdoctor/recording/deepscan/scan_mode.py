@@ -174,8 +174,8 @@ class ScanMode(WindowMode):
         return result
 
     def _before_aside(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
-        """Before an op of the script or an optimizer: sample states it writes to; return copies, by ``id``, of totals
-        and guards.
+        """Before an op of script or optimizer: sample states it writes to; copy, by ``id``, its target if it is a sum
+        or guard.
 
         None: the op is not to be examined.
         """
@@ -240,9 +240,7 @@ class ScanMode(WindowMode):
     # --- around an op ------------------------------------------------------------------------------------------------
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
-        """Before an op: return copies, by ``id``, of the tensors it is about to write to; None if it is not to be
-        examined.
-        """
+        """Before an op: copy, by ``id``, the tensors that it is about to write to; None if it is not to be examined."""
         self._old = []
         if func.namespace != "aten" or is_out_variant(func):
             return None

@@ -109,9 +109,7 @@ class Call:
 
     @property
     def operands(self) -> list[Tensor]:
-        """Its floating-point operands, as tensor objects: after an in-place op these hold its result (see
-        :meth:`before`).
-        """
+        """Its floating-point operands; after an in-place op these objects hold its result (see :meth:`before`)."""
         return [x for x in tensors_in((self.args, self.kwargs)) if x.is_floating_point()]
 
     def before(self, x: Tensor) -> Tensor:
@@ -145,9 +143,7 @@ class Call:
         return found if same else None
 
     def decided(self, replaced: Mapping[int, Tensor]) -> Tensor | None:
-        """Return the Boolean result of a comparison run in FP64 with some operands replaced, by ``id``; None for other
-        ops.
-        """
+        """Return the result of a comparison run in FP64 with some operands replaced, by ``id``; None for other ops."""
         result = self._in_fp64(replaced)
         return result if isinstance(result, Tensor) and result.dtype == torch.bool else None
 

@@ -150,9 +150,7 @@ class Schedule:
         return True
 
     def _affords(self, spent_ns: int, elapsed_ns: int) -> bool:
-        """Return whether one more scan of average cost stays within the budget, or within the grant; True if there is
-        no budget.
-        """
+        """Return whether one more scan of average cost stays within budget or grant; True if no budget applies."""
         if self._options.deep_scan is not None or self._options.every is not None or self.done < _FREE:
             return True
         return spent_ns * (self.done + 1) / self.done <= max(self._options.budget * elapsed_ns, GRANT_NS)

@@ -238,9 +238,7 @@ class Sums:
             known.error.weight, known.error.data = weight, data
 
     def _note_compensation(self, call: Call) -> None:
-        """Mark a total as compensated if it is subtracted from a tensor of its own shape: what it did not take up is
-        kept.
-        """
+        """Mark a total as compensated if a tensor of its shape minus the total is computed: that keeps what it lost."""
         if len({x.shape for x in call.operands}) > 1:
             return
         for known in self._totals.values():
@@ -283,8 +281,8 @@ class Sums:
     def _kind(
         self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
     ) -> tuple[str, Event | None, Tensor | None]:
-        """Return the kind of a tensor computed from moments; for a difference also its op and the bits lost per
-        element.
+        """Return the kind of a tensor computed from moments; of a difference also its op and the bits each element
+        lost.
         """
         kinds = {m.kind for m in given.values()}
         if call.plain_name in _SQUARES and kinds == {"mean"}:

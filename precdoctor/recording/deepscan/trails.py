@@ -67,8 +67,7 @@ class Trails:
         self.lost = 0
 
     def after(self, call: Call) -> None:
-        """Follow the shadows that an op has read, or begin a trail at it: an op of a forward pass or an optimizer has
-        run.
+        """Follow the shadows that an op of a forward pass or an optimizer has read, or begin a trail at the op.
 
         In an optimizer only 16-bit overflows begin one.
         """

@@ -76,9 +76,7 @@ class StepWindow:
 
     @staticmethod
     def _hooks_of(enter: Callable[..., Any], leave: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-        """Return module hooks that do nothing while compiling: plain functions, because Dynamo traces into global
-        hooks.
-        """
+        """Return module hooks that do nothing while compiling; plain functions, because Dynamo traces into them."""
 
         def before(module: nn.Module, args: Any) -> None:
             if not torch.compiler.is_compiling():
@@ -128,9 +126,7 @@ class StepWindow:
     # --- opening and closing -----------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Open the window as a step begins, where the one before has ended: code before the forward pass belongs to the
-        step.
-        """
+        """Open the window where the step before has ended: code before the forward pass belongs to the coming step."""
         if self.off:
             return
         context, module = self._context, self._last() if self._last is not None else None
@@ -324,9 +320,7 @@ def why_not(module: nn.Module | None, *, beside_compiled: bool = False) -> str |
 
 
 def unfit(module: nn.Module) -> str | None:
-    """Return why the ops of a module must not be looked at, as far as the module itself is the reason; None if they
-    may.
-    """
+    """Return why the ops of a module must not be looked at because of the module itself; None if they may."""
     for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
         if issubclass(type(part), (torch.jit.ScriptModule, torch.fx.GraphModule)):

@@ -100,9 +100,7 @@ class WindowMode(Retiring):
         )
 
     def phase(self) -> str:
-        """Return forward, recompute, backward, or optimizer (for a step inside the backward pass); elsewhere
-        :attr:`stage`.
-        """
+        """Return forward, recompute, backward, or optimizer (its step inside the backward pass); else :attr:`stage`."""
         node: Any = torch._C._current_autograd_node()
         if node is None and torch._C._current_graph_task_id() == -1:
             return "forward" if self.modules else self.stage

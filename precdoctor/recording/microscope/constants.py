@@ -1,5 +1,4 @@
-"""Follows a loss graph past constants that autograd did not save: ``x - 0.055``, ``where(valid, x, 0)``,
-``masked_fill``.
+"""Follows a loss graph past constants that autograd did not save: ``x - 0.055``, ``where(valid, x, 0)``.
 
 No derivative depends on such a constant, so gradients can be computed without it.
 """
@@ -33,9 +32,7 @@ def added_to(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
 
 
 def without_constant(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
-    """Return what :func:`added_to` does; for ``where`` and ``masked_fill`` the known operand, with zeros for the
-    constant.
-    """
+    """Return :func:`added_to`; for ``where`` and ``masked_fill`` the known operand, with zeros for the constant."""
     if (through := added_to(node, operands)) is not None:
         return through
     mask = node.saved.get("condition" if base_of(node) == "Where" else "mask")
@@ -49,9 +46,7 @@ def without_constant(node: LossNode, operands: list[Tensor | None]) -> Tensor | 
 
 
 def base_of(node: LossNode) -> str:
-    """Return the op's name: ``Log2`` for ``Log2Backward0``. A user's function keeps its full name, so it matches no
-    torch op.
-    """
+    """Return the op's name: ``Log2`` for ``Log2Backward0``; a user's function keeps its name, to match no torch op."""
     if "own" in node.saved:
         return node.name
     return node.name.rstrip("0123456789").removesuffix("Backward")

@@ -208,9 +208,7 @@ def _only_given(done: Replay) -> bool:
 
 
 def _ignored(scene: Scene, names: Names, *, values: bool) -> Examination | None:
-    """Examine a forward pass with bad outputs that the loss ignores (padding) but the gradient does not; None without
-    one.
-    """
+    """Examine a forward pass whose bad outputs (padding) the loss ignores, but the gradient does not; else None."""
     for call in scene.calls:
         if call.gradients and any(x._version == v and badness(x) & ~NEG_INF for _, x, v in call.outputs):
             again = functools.partial(replay, call, names, values=values)
@@ -235,9 +233,7 @@ def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None
 
 
 def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination | None:
-    """Examine the first call of ``torch.autograd.grad`` that made something bad of finite values; None if there is
-    none.
-    """
+    """Examine the first call of ``torch.autograd.grad`` that made something bad of finite values; else None."""
     for taken in scene.taken:
         if taken.graph is not None and badness(taken.graph.value):
             continue

@@ -323,7 +323,7 @@ class Guard:
     def _loss_is_bad(self, *, scaled: bool) -> bool:
         """Return whether a loss is bad; an FP16 loss that only overflows times the loss scale is left to the scaler."""
         losses = self._context.current.losses
-        if len(losses) == 1 and type(losses[0]) is float and math.isfinite(losses[0]):  # most often
+        if len(losses) == 1 and type(losses[0]) is float and math.isfinite(losses[0]):  # the usual case
             return False
         values = [v for v in map(read, losses) if v is not None]
         if not scaled or all(map(math.isfinite, values)):

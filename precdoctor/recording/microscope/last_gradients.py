@@ -39,9 +39,7 @@ class LastGradients:
         self.left = step, amax
 
     def take(self, step: int) -> Callable[[], None] | None:
-        """Return a function that judges an earlier step's amax, to be called once the device has computed it; None
-        without one.
-        """
+        """Return a function that judges an earlier step's amax, to call once the device is past it; else None."""
         if self.left is None or self.left[0] == step:
             return None
         left, self.left = self.left, None
@@ -60,5 +58,5 @@ class LastGradients:
         try:
             if (judge := self.take(self._context.step + 1)) is not None:
                 judge()
-        except RuntimeError as error:  # of the device: nothing can be read from it any more
+        except RuntimeError as error:  # the device has failed: nothing can be read from it any more
             attach.let_through(error)

@@ -170,11 +170,11 @@ class LiveTrace:
             if not tracer.modules:
                 tracer.root = None
 
-    # --- what is wrong -----------------------------------------------------------------------------------------------
+    # --- bad values --------------------------------------------------------------------------------------------------
 
     def look_at(self, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
-        """Note bad tensors: loss (as ``backward`` begins), gradients (given to the optimizer) or weights (after its
-        step).
+        """Note bad tensors: loss (as ``backward`` begins), gradients (as the optimizer gets them) or weights (after
+        it).
         """
         tracer = self._tracer
         if tracer is None:

@@ -126,8 +126,7 @@ def in_backward() -> bool:
 
 
 def will_come_back(mode: Retiring | None = None) -> bool:
-    """Return whether torch will restore the modes that are open now: at the end of a backward pass or of inference
-    mode.
+    """Return whether torch will restore the open modes, at the end of a backward pass or of inference mode.
 
     A mode taken off before that would leave the stack empty while torch is set to look there.
 

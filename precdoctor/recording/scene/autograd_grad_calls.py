@@ -62,9 +62,7 @@ class TakenGradients:
         torch.autograd.grad = grad
 
     def _listens(self) -> bool:
-        """Return whether the user makes this call between modules: not torch, and not code that a replay will run
-        again.
-        """
+        """Return whether this is the user's own call between modules: not torch's, and not repeated by a replay."""
         return (
             self._scene.enabled
             and self._loss_code.supported

@@ -113,9 +113,7 @@ class CompiledCalls:
 
     @staticmethod
     def _keep_backward_apart() -> None:
-        """Disable Dynamo for our ``backward``: in a compiled train step it would compile the patch, which then does
-        nothing.
-        """
+        """Disable Dynamo for our ``backward``: compiled within a train step, the patch would do nothing."""
         from torch import _dynamo
 
         ours = torch.autograd.backward
@@ -140,7 +138,7 @@ class CompiledCalls:
         owner, name = _method(function)
         in_place = issubclass(type(owner), nn.Module) and name == _IN_PLACE
         leave = self._of_module(owner, args) if in_place else self._of_function(function, args, kwargs)
-        ended = self._region(owner if in_place else function, (args, kwargs))  # the call of a module opens a window
+        ended = self._region(owner if in_place else function, (args, kwargs))  # last: the module's hooks open the window
         if ended is None:
             return leave
 
@@ -249,9 +247,7 @@ def _method(function: Any) -> tuple[Any, str]:
 
 
 def _compiles() -> bool:
-    """Return whether compiled functions run compiled: under ``set_stance("force_eager")`` module hooks run by
-    themselves.
-    """
+    """Return whether compiled functions run compiled; under ``set_stance("force_eager")`` module hooks run anyway."""
     stance = getattr(sys.modules["torch._dynamo.eval_frame"], "_stance", None)
     return str(getattr(stance, "stance", "default")) in ("default", "fail_on_recompile", "eager_then_compile")
 

@@ -101,9 +101,7 @@ class CompiledFunction(nn.Module):
                 self._parameters[name] = value
 
     def owners(self, reads: Mapping[str, Any]) -> tuple[object, ...]:
-        """Return objects other than modules that the function may write to: the one it is bound to, and outer
-        variables.
-        """
+        """Return objects other than modules that the function may write to: its instance, and outer variables."""
         owner = self._function.__self__ if type(self._function) is types.MethodType else None
         own = () if owner is None or issubclass(type(owner), nn.Module) or not static.own(owner) else (owner,)
         return (*own, types.SimpleNamespace(**reads))
@@ -134,9 +132,7 @@ def reads_of(function: Any) -> dict[str, Any]:
 
 
 def trains(function: types.FunctionType) -> bool:
-    """Return whether a function is a train step in which all that must not run twice comes after ``backward``, by its
-    code.
-    """
+    """Return whether a function is a train step whose code does all that must not run twice after ``backward``."""
     found = False
     for each in _called_by(function):
         for code in _codes(each.__code__):
@@ -151,7 +147,7 @@ def runs_again(function: types.FunctionType, *, besides: frozenset[str] = frozen
     """Return whether running a function once more has no side effects, as far as names in its code show.
 
     Args:
-        besides: names that are allowed although they have.
+        besides: names that are allowed in its code all the same.
     """
     for each in _called_by(function):
         for code in _codes(each.__code__):

@@ -92,9 +92,7 @@ class Deliveries:
         self.latest.clear()
 
     def install(self) -> None:
-        """Patch the iterators, once per process; if this torch has other ones, samples stay unnamed and a warning is
-        noted.
-        """
+        """Patch the iterators, once per process; a torch without them only costs the samples' names, with a warning."""
         try:
             base: Any = dataloader._BaseDataLoaderIter
             single: Any = dataloader._SingleProcessDataLoaderIter

@@ -1,5 +1,4 @@
-"""Facts about a top-level module, found at its first call: what its forward passes write to, whether it can be
-replayed.
+"""Facts from the first call of a top-level module: what its forward passes write to, and whether it can be replayed.
 
 Forward passes write to buffers at any call. The first call may also write to parameters: scales taken from the data
 (ActNorm, weight normalisation), codebooks filled with samples. Version counters show it. The parameters' earlier values
@@ -54,9 +53,7 @@ class Buffers:
         self._written: set[int] | None = None
 
     def before(self, afford: Callable[[Tensor], bool]) -> dict[int, Tensor]:
-        """Return copies, by ``id``, of the buffers known to be written to (at the first call: of all), if ``afford``
-        allows.
-        """
+        """Copy, by ``id``, the buffers known to be written to (at the first call: all), as far as ``afford`` allows."""
         live = list(self._live())
         self._stamps = [stamp for _, stamp, _ in live]
         wanted = [b for i, _, b in live if (self._written is None or i in self._written) and afford(b)]
@@ -78,9 +75,7 @@ class Buffers:
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    """Return copies of tensors; if all have one dtype and device, one ``cat`` makes them, for many small ones cost too
-    much.
-    """
+    """Return copies of tensors; if dtype and device are the same, one ``cat`` makes all: many small copies are slow."""
     if len({(x.dtype, x.device) for x in tensors}) != 1 or any(x.layout is not torch.strided for x in tensors):
         return [x.detach().clone() for x in tensors]
     flat = torch.cat([x.detach().reshape(-1) for x in tensors])
@@ -99,16 +94,14 @@ class TopLevel:
     def __init__(self, module: nn.Module) -> None:
         self.why_not = _why_not_replayable(module)
         self.called, self.writes = False, frozenset[str]()
-        with kernels.apart_from_user_modes():  # uninitialized (lazy) buffers raise in user modes
+        with kernels.apart_from_user_modes():  # else __torch_function__ of lazy (uninitialized) buffers raises
             self.buffers = Buffers(module)
         self._devices: tuple[torch.device, frozenset[torch.device]] | None = None
         #: Name of its first parameter, split at the dots.
         self._name: tuple[str, ...] = ()
 
     def first(self, module: nn.Module) -> Tensor | None:
-        """Return its first parameter; None if it has none. Looked up by the name found last time, and anew if that is
-        gone.
-        """
+        """Return its first parameter, looked up by the last known name, anew if that is gone; None if it has none."""
         found = static.parameter(module, self._name) if self._name else None
         if found is None:
             name, found = next(static.named_parameters(module), ("", None))

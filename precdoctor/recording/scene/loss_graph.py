@@ -1,6 +1,4 @@
-"""Graphs of loss code: raw nodes, as copied from autograd in each step, and readable ones, made once a step is
-examined.
-"""
+"""Graphs of loss code: raw nodes, copied from autograd in each step, and readable ones, made when examined."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ class OwnFunction:
 
 @dataclass
 class Leaf:
-    """A tensor that the loss code began with: an output of a top-level module, or a parameter; the value None if
-    unknown.
-    """
+    """A tensor with which the loss code began: an output of a top-level module, or a parameter; value None: unknown."""
 
     name: str
     value: Tensor | None
@@ -71,7 +67,7 @@ class RawNode:
 
 @dataclass
 class LossGraph:
-    """The loss code of one backward pass, or the code that made an output of ``torch.autograd.grad`` or an argument."""
+    """The loss code of one backward pass, or the code that made an argument of a root call or of ``autograd.grad``."""
 
     micro_step: int
     kept: LossNode | RawNode

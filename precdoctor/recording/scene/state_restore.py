@@ -180,7 +180,7 @@ class Autocast:
         cache = torch.is_autocast_cache_enabled()
         off = not torch._C._is_any_autocast_enabled()
         key = cache, torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")
-        if off and (known := _off.get(key)) is not None:  # most often
+        if off and (known := _off.get(key)) is not None:  # the usual case
             return known
         devices = [d for d in DEVICES if d in {"cuda", "cpu"} or torch.is_autocast_enabled(d)]
         states = tuple(cls(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in devices)

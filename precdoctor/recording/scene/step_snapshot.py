@@ -219,7 +219,7 @@ class Scene:
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, Tensor, int]]]:
         """Return positional and keyword arguments to keep, and (name, tensor, version counter) of their tensors."""
         keep = _copied if self._copying else _without_graph
-        if not kwargs and _EXACT.issuperset(map(type, args)) and len(args) < len(_NAMES):  # most often
+        if not kwargs and _EXACT.issuperset(map(type, args)) and len(args) < len(_NAMES):  # the usual case
             if self._copying or any(map(_MAKER, args)):
                 args = tuple(map(keep, args))
             versions = []

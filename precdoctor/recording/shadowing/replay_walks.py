@@ -23,7 +23,7 @@ from precdoctor.recording.shadowing.relative_errors import Layer, ratio, relativ
 Key = tuple[str, int]
 #: Gradients as autograd returns them; None for unused inputs.
 Gradients = tuple[Tensor | None, ...]
-_in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1 outside
+_in_backward: Callable[[], int] = torch._C._current_graph_task_id  # -1: not in a backward pass
 
 
 class Walk:
@@ -89,9 +89,7 @@ def _replaced(value: Any, changed: Mapping[int, Tensor]) -> Any:
 
 
 def _hooked(hook: Callable[..., Any], hooks: dict[int, Any], with_kwargs: dict[int, bool] | None = None) -> Any:
-    """Add a hook to a module's dictionary as ``register_forward_hook`` would, without calling the module; return its
-    handle.
-    """
+    """Add a hook to a module's dictionary without calling the module, and return its handle."""
     handle = RemovableHandle(hooks, extra_dict=with_kwargs)
     hooks[handle.id] = hook
     if with_kwargs is not None:
