@@ -226,10 +226,9 @@ class Differences:
             self._last.append((call, [_version(x) for x in call.operands]))
 
     def _coarse(self, call: Call) -> bool:
-        """Note differences of data above 2^24 that was FP32 before any scan (Unix times), if most are an ulp or zero.
+        """Note differences of FP32 data above 2^24, rounded before any scan (Unix times), if most are an ulp or zero.
 
-        Each operand may be off by half an ulp, so the difference carries no information. Return whether a fact was
-        noted.
+        Each operand may be off by half an ulp, so they carry no information. Return whether a fact was noted.
         """
         data = [x for x in call.operands if x.numel() > 1]
         result = call.results[0]

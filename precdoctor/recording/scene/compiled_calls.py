@@ -138,7 +138,7 @@ class CompiledCalls:
         owner, name = _method(function)
         in_place = issubclass(type(owner), nn.Module) and name == _IN_PLACE
         leave = self._of_module(owner, args) if in_place else self._of_function(function, args, kwargs)
-        ended = self._region(owner if in_place else function, (args, kwargs))  # last: the module's hooks open the window
+        ended = self._region(owner if in_place else function, (args, kwargs))  # last: module hooks open the window
         if ended is None:
             return leave
 
