@@ -60,28 +60,28 @@ class Applier:
 
 def _install_flags(changes: Sequence[Change], ledger: Ledger, context: StepContext) -> None:
     """Set flags now, and again when training begins: scripts set such flags on their first lines."""
-    first = {change: _tried(change, ledger) for change in changes}
+    first = {change: _try_to_set(change, ledger) for change in changes}
 
     def again() -> None:
         for change, before in first.items():
-            was = _tried(change, ledger)
+            was = _try_to_set(change, ledger)
             if was is not None:
                 ledger.done(change, f"torch {torch.__version__}", was if was != change.to else before)
 
     context.when_armed.insert(0, again)
 
 
-def _tried(change: Change, ledger: Ledger) -> Value | None:
+def _try_to_set(change: Change, ledger: Ledger) -> Value | None:
     """Set a flag; return its former value, None if torch refuses."""
     try:
-        return _set(change)
+        return _set_flag(change)
     except RuntimeError as error:  # torch refuses to mix its older and newer flags for the same setting
         attach.let_through(error)
         ledger.refused(change, f"torch refuses it: {error}")
         return None
 
 
-def _set(change: Change) -> Value:
+def _set_flag(change: Change) -> Value:
     """Set a flag; return its former value."""
     name = change.setting.removeprefix("flag.")
     if name == "float32_matmul_precision":
@@ -129,12 +129,12 @@ def _install_scaler_changes(changes: Sequence[Change], ledger: Ledger) -> None:
         if change.setting == "scaler.min_scale":
             kind.update = _with_floor(kind.update, change, ledger)
             continue
-        kind.__init__ = _constructed(kind.__init__, change, ledger)
+        kind.__init__ = _setting_attribute(kind.__init__, change, ledger)
         if change.setting == "scaler.growth_interval":  # loading a checkpoint restores the old value
-            kind.load_state_dict = _constructed(kind.load_state_dict, change, ledger)
+            kind.load_state_dict = _setting_attribute(kind.load_state_dict, change, ledger)
 
 
-def _constructed(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
+def _setting_attribute(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
     """Return a method of GradScaler that also sets the attribute after the original has run."""
     attribute = _ATTRIBUTES[change.setting]
 

@@ -24,7 +24,7 @@ class Ledger:
         self._noted: dict[tuple[Change, str], int] = {}
         self._refused: set[tuple[Change, str]] = set()
         self._pending: dict[Change, str] = {}
-        self._unsaid: list[str] = []
+        self._unprinted: list[str] = []
         context.when_armed.append(self._armed)
         context.when_closing.append(self._closing)
 
@@ -60,12 +60,12 @@ class Ledger:
 
     def _say(self, message: str) -> None:
         if self._context.state == "idle":
-            self._unsaid.append(message)
+            self._unprinted.append(message)
         elif attach.global_rank() == 0:
             attach.say(message)
 
     def _armed(self) -> None:
-        unsaid, self._unsaid = self._unsaid, []
+        unsaid, self._unprinted = self._unprinted, []
         for message in unsaid:
             self._say(message)
 
@@ -74,11 +74,11 @@ class Ledger:
         met = {change for change, _ in (*self._noted, *self._refused)}
         for change in self._changes:
             if change not in met:
-                missed = _MISSED.get(change.setting.partition(".")[0], "nothing it is about was met")
+                missed = _WHY_MISSED.get(change.setting.partition(".")[0], "nothing it is about was met")
                 self.refused(change, self._pending.get(change, missed))
 
 
-_MISSED = {
+_WHY_MISSED = {
     "module": "the training has no module of this name",
     "autocast": "no autocast region asked for float16",
     "scaler": "the training made no GradScaler",

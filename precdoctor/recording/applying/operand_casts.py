@@ -46,7 +46,7 @@ class OperandCasts:
         def with_cast_gradient(x: Tensor) -> Tensor:
             if id(x) not in names or not _is_operand(x) or not x.requires_grad:
                 return x
-            return _through(_CastGradient, x, self._cast("grad_output", names[id(x)]))
+            return _apply(_CastGradient, x, self._cast("grad_output", names[id(x)]))
 
         return tensor_leaves.mapped(result, with_cast_gradient)
 
@@ -54,7 +54,7 @@ class OperandCasts:
         """Cast tensors among the positional arguments, each object once: attention tests whether query is key."""
         if "input" not in self._casts:
             return args
-        made = {id(x): _through(_Straight, x, self._cast("input")) for x in args if _is_operand(x)}
+        made = {id(x): _apply(_Straight, x, self._cast("input")) for x in args if _is_operand(x)}
         return tuple(made.get(id(x), x) for x in args)
 
     @contextmanager
@@ -68,7 +68,7 @@ class OperandCasts:
         if not held:
             yield
             return
-        made = {name: _through(_Straight, p, self._cast("weight", name)) for name, p in held.items()}
+        made = {name: _apply(_Straight, p, self._cast("weight", name)) for name, p in held.items()}
         flat = vars(module).get("_flat_weights")  # torch's recurrent modules pass this list to their kernels
         parameters: Any = module._parameters
         try:
@@ -121,7 +121,7 @@ class OperandCasts:
             self._context.event("casts", **place, data={**data, "steps": list(by_step), **counts})
 
 
-def _through(function: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+def _apply(function: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply an autograd function."""
     made: Tensor = function.apply(x, apply)
     return made
@@ -154,4 +154,4 @@ class _CastGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _through(_Straight, gradient, ctx.apply_cast), None
+        return _apply(_Straight, gradient, ctx.apply_cast), None

@@ -30,11 +30,11 @@ def note_angles(findings: Findings, call: Call, exact: Tensor, dtype: torch.dtyp
     error = float(torch.where(known, off, 0.0).max()) if off.numel() else 0.0
     if error >= _NOTED:
         wrong, largest = int((known & (off >= _WRONG)).sum()), float(torch.where(known, seen.abs(), 0.0).max())
-        told = {
+        facts = {
             "error": error,
             "wrong": wrong,
             "of": int(known.sum()),
             "largest": largest,
             "rounded_to": dtype_name(dtype),
         }
-        findings.add("angle", call, error, **told)
+        findings.add("angle", call, error, **facts)

@@ -99,7 +99,7 @@ class Differences:
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
         #: The last ops whose result may be close to a constant, and the versions of their operands.
-        self._last: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
+        self._last_calls: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
         self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
         #: Facts about differences of expanded data, to be noted if something is chosen by them.
@@ -137,7 +137,7 @@ class Differences:
         self._room -= result.numel()
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
         expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
-        pairs = call.name in _PAIRS or any(source.pairs for source in self._known(call))
+        pairs = call.name in _PAIRS or any(source.pairs for source in self._known_sources(call))
         self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands, pairs=pairs,
                    runs=self._runs(call))  # fmt: skip
 
@@ -148,23 +148,23 @@ class Differences:
     def _runs(self, call: Call) -> bool:
         """Return whether a result is a running sum in half, or made of one (a summed-area table)."""
         half = call.results[0].dtype in _HALF
-        return half and (call.name == "cumsum" or any(source.runs for source in self._known(call)))
+        return half and (call.name == "cumsum" or any(source.runs for source in self._known_sources(call)))
 
-    def _known(self, call: Call) -> list[_Source]:
+    def _known_sources(self, call: Call) -> list[_Source]:
         found = (self._sources.get(storage_key(x) or 0) for x in call.operands)
         return [source for source in found if source is not None and source.holds]
 
     def _only_expands(self, call: Call) -> bool:
         """Return whether FP32 arithmetic on data alone has rounded the operands."""
-        return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known(call))
+        return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known_sources(call))
 
     def _expanded(self, call: Call) -> bool:
         """Return whether FP32 arithmetic rounded an operand, and nothing was rounded to a coarser format."""
-        return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known(call))
+        return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known_sources(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
         """Return the coarsest format among that of the result and those that the operands went through."""
-        known = (source.dtype for source in self._known(call))
+        known = (source.dtype for source in self._known_sources(call))
         return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
 
     def _before_rounding(self, call: Call, result: Tensor) -> Tensor | None:
@@ -172,7 +172,7 @@ class Differences:
         if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
             return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
         reduced = call.phase == "loss" and result.dtype in _HALF
-        reduced &= name in _REDUCES or (name in ("add", "mul") and bool(self._known(call)))
+        reduced &= name in _REDUCES or (name in ("add", "mul") and bool(self._known_sources(call)))
         trained = (result.requires_grad or any(x.requires_grad for x in call.operands)) and name != "gather"
         expands = name in _EXPANDS and self._only_expands(call)
         if not (name in _CARRIES or expands or reduced) or (trained and not reduced and not self._runs(call)):
@@ -211,21 +211,21 @@ class Differences:
         if not call.results:
             return
         if call.plain_name in _SUBTRACTS:
-            if self._subtract(call, lived) or self._coarse(call):
+            if self._subtract(call, lived) or self._note_coarse(call):
                 self.written(call.results[0])  # the noise is noted once, here; later ops only inherit it
                 return
-            self._complement(call)
+            self._judge_complement(call)
         elif call.name in _CENTRES and call.args:
-            self._centre(call)
+            self._judge_normalisation(call)
         elif call.name in _CHOOSES | _KEEPS:
-            self._choose(call)
+            self._note_choice(call)
         elif call.name in TURNS and (source := self._source(call.args[0])) is not None:
             note_angles(self._findings, call, source, self._coarsest(call))
         self.remember(call)
         if call.phase in ("forward", "loss") and call.name in _NEXT_TO:
-            self._last.append((call, [_version(x) for x in call.operands]))
+            self._last_calls.append((call, [_version(x) for x in call.operands]))
 
-    def _coarse(self, call: Call) -> bool:
+    def _note_coarse(self, call: Call) -> bool:
         """Note differences of FP32 data above 2^24, rounded before any scan (Unix times), if most are an ulp or zero.
 
         Each operand may be off by half an ulp, so they carry no information. Return whether a fact was noted.
@@ -243,15 +243,15 @@ class Differences:
         many, zeros = int(wrong.sum()), int((wrong & (seen == 0)).sum())
         if 2 * of < seen.numel() or 2 * many < of or zeros == seen.numel():  # all zero: a tensor minus itself
             return False
-        told = {"wrong": many, "of": of, "zeros": zeros, "ulp": float(ulp[known].median())}
-        self._findings.add("cancellation", call, many / of, **told, largest=float(largest[known].max()),
+        facts = {"wrong": many, "of": of, "zeros": zeros, "ulp": float(ulp[known].median())}
+        self._findings.add("cancellation", call, many / of, **facts, largest=float(largest[known].max()),
                            dtype="float32", rounded_before=True)  # fmt: skip
         return True
 
-    def _complement(self, call: Call) -> None:
+    def _judge_complement(self, call: Call) -> None:
         """Judge the difference of a constant and the result of the last ops, if these are close to each other."""
         result, tensors = call.results[0], [x for x in call.operands if x.numel() > 1]
-        found = next((m for m in self._last if len(tensors) == 1 and m[0].results[0] is tensors[0]), None)
+        found = next((m for m in self._last_calls if len(tensors) == 1 and m[0].results[0] is tensors[0]), None)
         if found is None or call.plain_name not in ("sub", "rsub", "add") or result.numel() > _MAX_MADE:
             return
         maker, versions = found
@@ -266,7 +266,7 @@ class Differences:
         if wide is not None:
             self._judge(call, wide[0], followed=True)
 
-    def _centre(self, call: Call) -> None:
+    def _judge_normalisation(self, call: Call) -> None:
         """Note a normalisation of data that was rounded before, if its mean is so large that the rounding dominates."""
         x, result = call.args[0], call.results[0]
         source = self._source(x)
@@ -283,7 +283,7 @@ class Differences:
             dtype = dtype_name(self._coarsest(call))
             self._findings.add("cancellation", call, **_measured(call, exact, wrong, known, off, largest), dtype=dtype)
 
-    def _choose(self, call: Call) -> None:
+    def _note_choice(self, call: Call) -> None:
         """Note a pending fact if something is chosen by its difference; else carry it on to the result."""
         for x in call.operands:
             memory, event, measured = self._pending.get(storage_key(x) or 0, (None, None, None))
@@ -292,9 +292,9 @@ class Differences:
             if call.name in _CHOOSES:
                 self._findings.add_event("cancellation", event, **measured)
             else:
-                self._await(call.results[0], event, measured)
+                self._hold_back(call.results[0], event, measured)
 
-    def _await(self, x: Tensor, event: Event, measured: dict[str, Any]) -> None:
+    def _hold_back(self, x: Tensor, event: Event, measured: dict[str, Any]) -> None:
         if (key := storage_key(x)) is not None and (key in self._pending or len(self._pending) < _MAX_PENDING):
             self._pending[key] = StorageWeakRef(x.untyped_storage()), event, measured
 
@@ -331,7 +331,7 @@ class Differences:
             return False
         expands = self._expanded(call) and not followed
         model = call.phase in ("forward", "loss")
-        if expands and model and any(s.pairs for s in self._known(call)):  # Sums follows those of moments
+        if expands and model and any(s.pairs for s in self._known_sources(call)):  # Sums follows those of moments
             self._follow(call, exact, wrong, known, off, largest, dtype, pairs=True)
         all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
@@ -352,7 +352,7 @@ class Differences:
             return False
         measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": dtype_name(dtype)}
         if expands:
-            self._await(result, self._findings.event_of(call), measured)
+            self._hold_back(result, self._findings.event_of(call), measured)
             return False
         self._findings.add("cancellation", call, **measured)
         return bool(measured["of_data"]) and measured["noise"] >= _DATA

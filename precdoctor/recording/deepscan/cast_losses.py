@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
@@ -66,7 +66,7 @@ class Casts:
         #: Integers cast from floats with too few bits, by storage, until they are used as indices.
         self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
         #: By storage of a shifted float tensor: the range of its inexact integers before the shift.
-        self._moved: dict[int, tuple[StorageWeakRef, _Range]] = {}
+        self._shifted_ranges: dict[int, tuple[StorageWeakRef, _Range]] = {}
         #: Integers that wrapped round, by storage, until they are read as floats.
         self._wrapped: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
         #: The last result of a clamp to the range of an FP8 format, and the clamp's operand.
@@ -77,7 +77,7 @@ class Casts:
         """Return whether the result of an op of this name may have wrapped round."""
         return bool(whole) and whole[0].dtype in _NARROW and name in (*_WRAPS, "_to_copy")
 
-    def _wrap(self, call: Call) -> None:
+    def _watch_wrapped(self, call: Call) -> None:
         """Watch a result of integer arithmetic, or of a cast to integers, of which elements wrapped round."""
         result, source = call.whole[0], call.args[0] if call.args else None
         if result.layout is not torch.strided or result.is_meta or not 1 < result.numel() <= _MAX_INTEGERS:
@@ -113,22 +113,22 @@ class Casts:
             known = self._wrapped.get(storage_key(x) or 0) if not x.is_floating_point() else None
             if known is not None and not known[0].expired():
                 share = known[2]["wrapped"] / known[2]["numel"]
-                self._findings.add_event("cast", known[1], share, **known[2], read_by=said(call))
+                self._findings.add_event("cast", known[1], share, **known[2], read_by=op_reference(call))
 
     def looked_up(self, call: Call) -> None:
         """Follow integers read from floats of too few bits; note a fact once they are used as indices."""
         if call.name == "_to_copy":
-            self._from_half(call)
+            self._watch_indices(call)
         elif call.name in _MOVES and call.results:
-            self._move(call)
+            self._note_shift(call)
         elif self._indices and call.name in _SHIFTS:
-            self._shifted(call)
+            self._follow_indices(call)
         elif self._indices and call.plain_name in _LOOKUPS:
             for x in tensors_in((call.args, call.kwargs)):
                 known = self._indices.get(key) if (key := storage_key(x)) is not None else None
                 if known is not None and not known[0].expired():
                     del self._indices[key]  # type: ignore[arg-type] # found by it
-                    self._findings.add_event("cast", known[1], 1.0, **known[2], read_by=said(call))
+                    self._findings.add_event("cast", known[1], 1.0, **known[2], read_by=op_reference(call))
 
     def expects(self, name: str) -> bool:
         """Return whether an op of this name may read integers that are watched."""
@@ -136,7 +136,7 @@ class Casts:
             return True
         return bool(self._indices) and (name in _LOOKUPS or name in _SHIFTS)
 
-    def _shifted(self, call: Call) -> None:
+    def _follow_indices(self, call: Call) -> None:
         """Watch the result if an op computes integers from watched ones."""
         key = storage_key(call.whole[0]) if call.whole and call.whole[0].dtype in _INTEGERS else None
         for x in tensors_in((call.args, call.kwargs)):
@@ -144,16 +144,16 @@ class Casts:
             if key is not None and known is not None and not known[0].expired() and len(self._indices) < _MAX_INDICES:
                 self._indices[key] = StorageWeakRef(call.whole[0].untyped_storage()), known[1], known[2]
 
-    def _move(self, call: Call) -> None:
+    def _note_shift(self, call: Call) -> None:
         """Remember the range of integers held in 16-bit floats before an op shifts them."""
         source, result = call.args[0], call.results[0]
         if not isinstance(source, Tensor) or source.dtype not in _BITS or result.numel() > source.numel():
             return
-        key = storage_key(result) if len(self._moved) < _MAX_INDICES else None
+        key = storage_key(result) if len(self._shifted_ranges) < _MAX_INDICES else None
         if key is not None and _holds_integers(source, _BITS[source.dtype]):
-            self._moved[key] = StorageWeakRef(result.untyped_storage()), _range(source)
+            self._shifted_ranges[key] = StorageWeakRef(result.untyped_storage()), _range(source)
 
-    def _from_half(self, call: Call) -> None:
+    def _watch_indices(self, call: Call) -> None:
         """Watch the result of a cast to integers from floats that cannot hold all integers in its range."""
         source, result = call.args[0], call.whole[0] if call.whole else None
         if not isinstance(source, Tensor) or source.dtype not in _INDEX_BITS or result is None:
@@ -162,7 +162,7 @@ class Casts:
             return
         if len(self._indices) >= _MAX_INDICES:
             return
-        moved = self._moved.get(storage_key(source) or 0)
+        moved = self._shifted_ranges.get(storage_key(source) or 0)
         least, median, largest = moved[1] if moved is not None and not moved[0].expired() else _range(result)
         if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype] or (key := storage_key(result)) is None:
             return
@@ -185,14 +185,14 @@ class Casts:
     def after(self, call: Call) -> None:
         """Examine an op of a forward pass or of the code around it."""
         if self.wraps(call.name, call.whole):
-            self._wrap(call)
+            self._watch_wrapped(call)
         elif self._wrapped and call.results:
             self._read_wrapped(call)
         if call.name in ("clamp", "clamp_max") and call.results and call.args[-1] in _FP8_LIMITS:
             self._clamped = weakref.ref(call.results[0]), call.args[0].detach()
             return
         if call.name == "arange" and call.results and call.results[0].dtype in _BITS:
-            self._integers(call, None, call.results[0])
+            self._note_equal_integers(call, None, call.results[0])
             return
         if call.name not in ("_to_copy", "copy_") or not call.results:
             return
@@ -201,11 +201,11 @@ class Casts:
             return
         if source.dtype in _INTEGERS:
             if result.dtype in _BITS:
-                self._integers(call, source, result)
+                self._note_equal_integers(call, source, result)
         elif source.is_floating_point() and _is_narrower(result.dtype, source.dtype):
             self._range(call, source, result)
             if result.dtype in _BITS and _holds_integers(source, _BITS[result.dtype]):
-                self._integers(call, source, result)
+                self._note_equal_integers(call, source, result)
 
     def _range(self, call: Call, source: Tensor, result: Tensor) -> None:
         """Note how much of a tensor's sum of magnitudes a cast has flushed, saturated or overflowed."""
@@ -243,7 +243,7 @@ class Casts:
         else:
             self._findings.add_event("cast", event, weight, **measured)
 
-    def _integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:
+    def _note_equal_integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:
         """Note a cast of integers, or an ``arange`` in half, that makes different integers equal."""
         if not 1 < result.numel() <= _MAX_INTEGERS:
             return
@@ -253,9 +253,9 @@ class Casts:
         before = result.numel() if source is None else int(torch.unique(source.detach()).numel())
         after = int(torch.unique(result.detach().float()).numel())
         if after < before:
-            told = {"distinct_before": before, "distinct_after": after, "largest": largest}
+            counts = {"distinct_before": before, "distinct_after": after, "largest": largest}
             kinds = _kinds(source, result)
-            self._findings.add("cast", call, 1 - after / before, **kinds, numel=result.numel(), **told)
+            self._findings.add("cast", call, 1 - after / before, **kinds, numel=result.numel(), **counts)
 
 
 def _range(x: Tensor) -> _Range:

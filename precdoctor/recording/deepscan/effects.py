@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference
 from precdoctor.recording.deepscan.scanned_op import Call, names
 
 Owner = TypeVar("Owner")
@@ -112,7 +112,7 @@ class Error:
 
 
 @dataclass(eq=False)
-class _Held:
+class _CarriedErrors:
     """The errors that a tensor carries, the effect of each on it, and the op that made the tensor."""
 
     effects: dict[Error, float | None] = field(default_factory=dict)
@@ -128,8 +128,8 @@ class Effects:
 
     def __init__(self, findings: Findings, room: Room) -> None:
         self._findings = findings
-        self._shadows: Shadows[_Held] = Shadows(room, _MAX_SHADOWS)
-        self._held: list[_Held] = []
+        self._shadows: Shadows[_CarriedErrors] = Shadows(room, _MAX_SHADOWS)
+        self._held: list[_CarriedErrors] = []
         self._errors: list[Error] = []
 
     @property
@@ -163,10 +163,10 @@ class Effects:
         """Follow an error in this tensor from now on."""
         error.hops = 0
         known = self._shadows.get(x)
-        before = known[1] if known is not None else _Held()
-        self._put(x, right, _Held({error: error.effect, **before.effects}, before.fed, view=before.view))
+        before = known[1] if known is not None else _CarriedErrors()
+        self._put(x, right, _CarriedErrors({error: error.effect, **before.effects}, before.fed, view=before.view))
 
-    def _put(self, x: Tensor, right: Tensor, held: _Held) -> None:
+    def _put(self, x: Tensor, right: Tensor, held: _CarriedErrors) -> None:
         """Give a tensor a shadow; settle its errors if there is no room."""
         self._shadows.tidy(lambda _: False)
         if (known := self._shadows.get(x)) is not None:
@@ -174,7 +174,7 @@ class Effects:
         if self._shadows.put(x, right, held):
             self._held.append(held)
         else:
-            self._end(held)
+            self._settle_all(held)
 
     def after(self, call: Call) -> None:
         """Follow the wrong tensors that an op has read: an op of a forward pass has run."""
@@ -194,7 +194,7 @@ class Effects:
         right, seen = call.again({id(x): value for x, value, _ in given}), call.exact()
         if right is None or seen is None or max(e.hops for e in errors) > _MAX_HOPS:
             for _, _, held in given:
-                self._end(held)
+                self._settle_all(held)
             return
         alone = dict.fromkeys(errors, right)
         if len(errors) > 1:
@@ -207,7 +207,7 @@ class Effects:
                 effects = dict.fromkeys(errors, joint)  # factors of a product: correcting one alone changes nothing
             self._follow(call, result, right[number], effects)
 
-    def _compare(self, call: Call, given: list[tuple[Tensor, Tensor, _Held]]) -> None:
+    def _compare(self, call: Call, given: list[tuple[Tensor, Tensor, _CarriedErrors]]) -> None:
         """Settle errors at zero if a comparison (a check of arguments) has the same outcome on the right values."""
         right = call.decided({id(x): value for x, value, _ in given}) if call.plain_name in _COMPARISONS else None
         if right is None or not call.whole or not torch.equal(right, call.whole[0]):
@@ -215,22 +215,22 @@ class Effects:
         for _, _, held in given:
             held.unread = False
             for error in held.effects:
-                error.settle(0.0, said(call))
+                error.settle(0.0, op_reference(call))
 
     def _follow(self, call: Call, result: Tensor, right: Tensor, effects: dict[Error, tuple[float, float]]) -> None:
         """Follow the errors that a result carries; settle those that it dilutes."""
-        held = _Held(fed=said(call), view=call.func.is_view)
+        held = _CarriedErrors(fed=op_reference(call), view=call.func.is_view)
         for error, (share, effect) in effects.items():
             if share >= _DILUTED * error.share:
                 held.effects[error] = effect
             else:
-                error.settle(effect, said(call))
+                error.settle(effect, op_reference(call))
         if held.effects:
             self._put(result, right, held)
         else:
             self._shadows.drop(result)
 
-    def _bounded(self, call: Call, given: list[tuple[Tensor, Tensor, _Held]]) -> bool:
+    def _bounded(self, call: Call, given: list[tuple[Tensor, Tensor, _CarriedErrors]]) -> bool:
         """Settle errors at zero if the op only adds them and its result dwarfs them; return whether it did."""
         at, result = _ADDED.get(call.plain_name), call.results[0]
         if call.kwargs or (call.plain_name not in _ADDITIONS and (at is None or at >= len(call.args))):
@@ -244,10 +244,10 @@ class Effects:
         self._shadows.drop(result)
         for _, _, held in given:
             for error in held.effects:
-                error.settle(0.0, said(call))
+                error.settle(0.0, op_reference(call))
         return True
 
-    def _end(self, held: _Held) -> None:
+    def _settle_all(self, held: _CarriedErrors) -> None:
         """Settle the errors of a tensor that cannot be followed further."""
         for error, effect in held.effects.items():
             if effect is not None and held.fed is not None:
@@ -259,7 +259,7 @@ class Effects:
             for held in self._held:
                 known = view and all(e.effect is not None for e in held.effects)
                 if held.unread and held.view == view and not known:
-                    self._end(held)
+                    self._settle_all(held)
         for error in self._errors:
             effect = error.effect
             if effect is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.model import static
 
@@ -175,12 +175,12 @@ class Floors:
         many, of = int(wrong.sum()), int(known.sum())
         if call.phase not in _FOLLOWED:
             place = event["op"], event.get("file"), event.get("line")
-            noted = self._places.setdefault(place, _Place(event, {**data, "read_by": said(call)}))
+            noted = self._places.setdefault(place, _Place(event, {**data, "read_by": op_reference(call)}))
             noted.wrong += many
         elif many >= _NOTED * of and many:
             self._effects.begin(
                 "floor", event, many / of, call.results[0], torch.where(wrong, exact, seen), wrong=many, of=of,
-                **worst(wrong, size, seen, exact), read_by=said(call), **data,
+                **worst(wrong, size, seen, exact), read_by=op_reference(call), **data,
             )  # fmt: skip
 
     def finish(self) -> None:

@@ -125,32 +125,32 @@ class Audit:
             exact = self._run(plain + "_", was.double(), target, given, named) if comes_from else None
             now = _sample(target)
             if plain == "copy" and isinstance(by, Tensor):
-                self._copied(key, by, was, now, event)
-            self._goes_on(key, plain, target, given, named, event)
+                self._follow_copy(key, by, was, now, event)
+            self._follow(key, plain, target, given, named, event)
             if exact is not None and (by is target or (plain in ("mul", "div") and _is_number(by))):
-                self._multiplied(key, float((exact / was.double()).nanmedian()), event)
+                self._note_factor(key, float((exact / was.double()).nanmedian()), event)
             if exact is None or not self.lived(target):
                 continue  # a fresh copy: the wider tensor that it is copied from holds what it lacks
-            found = [_stalled(was, now, exact), self._since_first(key, plain, was, now, exact, (target, given, named))]
+            found = [_stall_of(was, now, exact), self._joint_stall(key, plain, was, now, exact, (target, given, named))]
             self._stalls += [Stall(key, event, data) for data in found if data is not None]
 
-    def _multiplied(self, key: int, factor: float, event: Event) -> None:
+    def _note_factor(self, key: int, factor: float, event: Event) -> None:
         """Record that a state was multiplied by a number."""
         product, most, by = self._factors.get(key, (1.0, 1.0, event))
         if key in self._factors or len(self._factors) < _MAX_CHAINS:
             self._factors[key] = product * factor, max(most, factor), event if factor > most else by
 
-    def _copied(self, key: int, x: Tensor, was: Tensor, now: Tensor, event: Event) -> None:
+    def _follow_copy(self, key: int, x: Tensor, was: Tensor, now: Tensor, event: Event) -> None:
         """Follow a 16-bit copy of a wider state: if that is filled from the copy later, it loses what the copy lost."""
         source, known = storage_key(x) or 0, self._rounded.pop(key, None)
         if known is not None and known[0] == source and torch.equal(known[2], was):
             self._stalls.append(Stall(source, event, known[1]))
         if was.dtype in _HALF and x.dtype == torch.float32 and self.lived(x) and len(self._rounded) < _MAX_CHAINS:
             wide = _sample(x)
-            if (data := _stalled(was, now, wide.double())) is not None:
+            if (data := _stall_of(was, now, wide.double())) is not None:
                 self._rounded[source] = key, data, wide
 
-    def _goes_on(self, key: int, plain: str, target: Tensor, given: tuple[Any, ...], named: Any, event: Event) -> None:
+    def _follow(self, key: int, plain: str, target: Tensor, given: tuple[Any, ...], named: Any, event: Event) -> None:
         """Follow a state into a wider copy of it (``master.copy_(p)``), and follow what is then written to the copy."""
         chain = self._chains.pop(key, None)
         if plain == "copy":
@@ -163,7 +163,7 @@ class Audit:
         if exact is not None and len(self._chains) < _MAX_CHAINS:
             self._chains[key] = _Chain(exact, origins, StorageWeakRef(target.untyped_storage()), (event, plain))
 
-    def _since_first(self, key: int, plain: str, was: Tensor, now: Tensor, exact: Tensor,
+    def _joint_stall(self, key: int, plain: str, was: Tensor, now: Tensor, exact: Tensor,
                      op: tuple[Tensor, tuple[Any, ...], Any]) -> dict[str, Any] | None:  # fmt: skip
         """Return how a 16-bit state stalled over several writes (``mean.mul_(b).add_(w)``); None if it did not."""
         if was.dtype not in _HALF:
@@ -177,7 +177,7 @@ class Audit:
         if wide is None:
             return None
         self._written[key] = first, wide, now
-        data = _stalled(first, now, wide)
+        data = _stall_of(first, now, wide)
         return data if data is not None and data["stalled"] >= _STALLED * data["moved"] else None
 
     def _comes_from(self, x: Any, target: Tensor) -> bool:
@@ -270,7 +270,7 @@ class Audit:
         new = _sample(result)
         for old, _, was in chain.origins:
             if was.shape == new.shape and was.dtype == new.dtype and len(self._stalls) < _MAX_STALLED:
-                data = _stalled(was, new, chain.exact)
+                data = _stall_of(was, new, chain.exact)
                 if data is not None:
                     stall = Stall(key, chain.call[0], data, new=chain.storage, old=old)
                     self._stalls.append(stall)
@@ -354,7 +354,7 @@ def _sample(x: Tensor) -> Tensor:
     return flat[::step].clone() if step > 1 else flat.clone()
 
 
-def _stalled(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
+def _stall_of(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
     """Return how many of the elements that should change in FP64 have kept their bits; None if none should change."""
     old = was.double()
     if exact.shape != old.shape or was.dtype not in _STATES:

@@ -90,12 +90,12 @@ class OpMode(WindowMode):
             begun = self.guarded(lambda: self.table.begin(list(_operands(func, name, args, kwargs))))
         result = func(*args, **kwargs)
         if begun is not None:
-            self.guarded(lambda: self._ran(func, args, kwargs, begun, sequence, result))
+            self.guarded(lambda: self._add_op(func, args, kwargs, begun, sequence, result))
         elif func.is_view:
             self.guarded(lambda: self.where(self.phase(), sequence))  # notes the module, which its backward ops look up
         return result
 
-    def _ran(
+    def _add_op(
         self, func: Any, args: Any, kwargs: Any, begun: tuple[int, list[Read]], sequence: int, result: Any
     ) -> None:
         """Add the rows of an op that has run."""
@@ -176,7 +176,7 @@ class OpMode(WindowMode):
 
         self._nodes += [node.register_prehook(before), node.register_hook(after)]
 
-    def let_go(self) -> None:
+    def remove_hooks(self) -> None:
         """Remove the hooks on autograd nodes."""
         for handle in self._nodes:
             handle.remove()
@@ -258,7 +258,7 @@ class OpList:
         """Hand the rows over for output, and log the outcome: the step is over."""
         assert isinstance(mode, OpMode), "made here"
         context, table, self._mode = self._context, mode.table, None
-        mode.let_go()
+        mode.remove_hooks()
         self._done.add(context.step)
         if mode.failure is not None:
             why = f"{type(mode.failure).__name__}: {mode.failure}"[:500]

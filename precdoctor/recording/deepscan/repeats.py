@@ -31,7 +31,7 @@ class Repeats:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._courses: dict[tuple[Any, ...], array[float]] = {}
+        self._series: dict[tuple[Any, ...], array[float]] = {}
         self._events: dict[tuple[Any, ...], Event] = {}
 
     def note(self, call: Call, counts: Counts) -> None:
@@ -40,23 +40,23 @@ class Repeats:
             return
         where = call.where
         key = (where.root, where.module, call.phase, call.op, where.line, call.micro_step)
-        course = self._courses.get(key)
-        if course is None:
-            if len(self._courses) >= _MAX_OPS:
+        series = self._series.get(key)
+        if series is None:
+            if len(self._series) >= _MAX_OPS:
                 return
-            course = self._courses[key] = array("d")
-        if len(course) < _MOST:
-            course.append(counts.amax)
-        if len(course) == _FEWEST:
+            series = self._series[key] = array("d")
+        if len(series) < _MOST:
+            series.append(counts.amax)
+        if len(series) == _FEWEST:
             self._events[key] = self._findings.event_of(call)
 
     def finish(self) -> None:
         """Note the series that grow, once the scan is over."""
         for key, event in self._events.items():
-            course = self._courses[key]
-            rising = sum(b > a for a, b in itertools.pairwise(course)) / (len(course) - 1)
-            grown, newer = (math.log2(course[-1] / course[i]) for i in (0, len(course) // 2))
+            series = self._series[key]
+            rising = sum(b > a for a, b in itertools.pairwise(series)) / (len(series) - 1)
+            grown, newer = (math.log2(series[-1] / series[i]) for i in (0, len(series) // 2))
             if grown >= _GROWTH and rising >= _RISING and newer >= _NEWER * grown:
-                step = (len(course) - 1) / (_POINTS - 1) if len(course) > _POINTS else 1.0
-                points = [course[round(i * step)] for i in range(min(_POINTS, len(course)))]
-                self._findings.add_event("repeated", event, grown, calls=len(course), rising=rising, amax=points)
+                step = (len(series) - 1) / (_POINTS - 1) if len(series) > _POINTS else 1.0
+                points = [series[round(i * step)] for i in range(min(_POINTS, len(series)))]
+                self._findings.add_event("repeated", event, grown, calls=len(series), rising=rising, amax=points)

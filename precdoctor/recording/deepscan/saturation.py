@@ -69,7 +69,7 @@ class Saturation:
 
     def forward(self, call: Call) -> None:
         """Note a softmax at its bound, or probabilities given to a loss that expects something else."""
-        self._normalised_again(call)
+        self._note_renormalised(call)
         if call.plain_name not in _SOFTMAX or not call.results or not call.where.root or len(call.args) < 2:
             return
         scores, dim = call.args[0], call.args[1]
@@ -91,7 +91,7 @@ class Saturation:
                 "distance": float((best[:, 0] - best[:, 1]).median())}  # fmt: skip
         self._findings.add("closed", call, 1.0 - float(open_), **data)
 
-    def _normalised_again(self, call: Call) -> None:
+    def _note_renormalised(self, call: Call) -> None:
         """Note a loss that reads a normalised tensor as logits or log-probabilities; remember normalised results."""
         given = call.args[0] if call.args else None
         if not isinstance(given, Tensor) or not call.results:

@@ -32,9 +32,9 @@ class DeepScan:
         self.off = self.schedule.off
         self._began = time.perf_counter_ns()
         #: The last step for which the schedule was asked.
-        self._asked: int | None = None
+        self._asked_step: int | None = None
         self._refused: set[str] = set()
-        self._known: frozenset[Any] = frozenset()
+        self._coverage: frozenset[Any] = frozenset()
         self._number = 0
         self._cost_ns = 0
         #: Whether another scan is owed because the gradients of the last scanned step trained nothing; the step before.
@@ -46,11 +46,11 @@ class DeepScan:
         if evidence := self._context.evidence:
             while evidence:  # the drain thread found it in the rows that it wrote
                 self.schedule.arm(evidence.popleft())
-        elif self._asked == step:
+        elif self._asked_step == step:
             return None
         if self._owed:
-            self._make_up_for_it()
-        self._asked, elapsed = step, time.perf_counter_ns() - self._began
+            self._arm_owed_scan()
+        self._asked_step, elapsed = step, time.perf_counter_ns() - self._began
         if not self.schedule.wants(step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
             return None
         options = self._context.options
@@ -70,7 +70,7 @@ class DeepScan:
         """Note as evidence that two steps in a row were discarded."""
         self.schedule.arm(Evidence("discarded", self._context.step))
 
-    def _make_up_for_it(self) -> None:
+    def _arm_owed_scan(self) -> None:
         """Schedule the scan that is owed once a step's gradients were used: loss scales often begin too large."""
         before, self._before = self._before, self._context.current
         if before is not None and not (before.bad or before.left_out):
@@ -108,8 +108,8 @@ class DeepScan:
         with kernels.apart_from_user_modes():
             rows = mode.facts(Targets(context.names, mode.optimizers, context.threads))
         self.schedule.found(context.step, {_place(row) for row in rows})
-        if mode.coverage.signature != self._known:  # logged once as long as it stays the same
-            self._known = mode.coverage.signature
+        if mode.coverage.signature != self._coverage:  # logged once as long as it stays the same
+            self._coverage = mode.coverage.signature
             rows += mode.coverage.events()
         for index, row in enumerate(rows):
             context.event("scan", id=f"{number}.{index}", parent_id=number, **row)

@@ -26,7 +26,7 @@ class Findings:
 
     def __init__(self, *, values: bool) -> None:
         self._values = values
-        self._found: dict[tuple[Any, ...], tuple[float, Event]] = {}
+        self._facts: dict[tuple[Any, ...], tuple[float, Event]] = {}
 
     def add(self, kind: str, call: Call, weight: float, **data: Any) -> None:
         """Note a fact; for each kind and place only the one with the largest ``weight`` is kept.
@@ -40,13 +40,13 @@ class Findings:
     def add_event(self, kind: str, event: Event, weight: float, **data: Any) -> None:
         """Note a fact as :meth:`add` does, about an op described earlier by :meth:`event_of`."""
         key = (kind, event["root"], event["module"], event["op"], event.get("file"), event.get("line"))
-        known = self._found.get(key)
-        if known is None and len(self._found) >= _MAX_FACTS:
+        known = self._facts.get(key)
+        if known is None and len(self._facts) >= _MAX_FACTS:
             return
         times = 1 + (known[1]["data"]["times"] if known is not None else 0)
         if known is None or weight > known[0]:
             known = (weight, {**event, "data": {"kind": kind, **event["data"], **data}})
-            self._found[key] = known
+            self._facts[key] = known
         known[1]["data"]["times"] = times
 
     def event_of(self, call: Call, *, closely: bool = False) -> Event:
@@ -62,7 +62,7 @@ class Findings:
 
     def events(self) -> list[Event]:
         """Return the facts in the order in which their kinds and places were first found."""
-        return [event for _, event in self._found.values()]
+        return [event for _, event in self._facts.values()]
 
 
 def line_columns(line: Line | None) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def worst(wrong: Tensor, size: Tensor, seen: Tensor, exact: Tensor) -> dict[str,
     return {"seen": float(seen.flatten()[at]), "exact": float(exact.flatten()[at])}
 
 
-def said(call: Call) -> Event:
+def op_reference(call: Call) -> Event:
     """Return the name and place of an op, for facts about another op."""
     return {"op": call.op, "module": call.where.module, **line_columns(call.where.line)}
 
@@ -120,11 +120,11 @@ class Coverage:
         modules: dict[tuple[str, str], list[dict[str, Any]]] = {}
         names = ("calls", "numel", "nan", "pos_inf", "neg_inf", "zero", "amax", "amin_nonzero")
         for (root, module, phase, op, inputs, outputs, line), entry in self._entries.items():
-            told = {"op": op, "phase": phase, "inputs": inputs, "outputs": outputs}
+            row = {"op": op, "phase": phase, "inputs": inputs, "outputs": outputs}
             if line is not None:
-                told |= {"file": line.shown, "line": line.number}
-            told |= {name: value for name, value in zip(names, entry, strict=True) if value}
-            modules.setdefault((root, module), []).append(told)
+                row |= {"file": line.shown, "line": line.number}
+            row |= {name: value for name, value in zip(names, entry, strict=True) if value}
+            modules.setdefault((root, module), []).append(row)
         return [
             {"root": root, "module": module, "data": {"kind": "coverage", "ops": ops}}
             for (root, module), ops in modules.items()

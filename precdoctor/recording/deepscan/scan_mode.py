@@ -71,7 +71,7 @@ class ScanMode(WindowMode):
     def __init__(self, memory: int, *, values: bool, targets: Targets | None = None) -> None:
         super().__init__()
         self.ops = 0
-        self._aside = 0
+        self._ops_aside = 0
         self.coverage = Coverage()
         self._findings = Findings(values=values)
         self._limit = memory // _FP64
@@ -84,7 +84,7 @@ class ScanMode(WindowMode):
         self._repeats = Repeats(self._findings)
         self._micro_steps = MicroSteps(self._findings, targets or Targets())
         #: Samples of the states that the running in-place op writes to, from before it.
-        self._old: list[Tensor | None] = []
+        self._samples_before: list[Tensor | None] = []
         self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
@@ -108,7 +108,7 @@ class ScanMode(WindowMode):
     @property
     def complete(self) -> bool:
         """Whether no op was left out because a limit was reached."""
-        return self.ops < MAX_OPS and self._aside < _MAX_ASIDE and self.spent_ns < _MAX_NS
+        return self.ops < MAX_OPS and self._ops_aside < _MAX_ASIDE and self.spent_ns < _MAX_NS
 
     @property
     def full(self) -> bool:
@@ -145,20 +145,20 @@ class ScanMode(WindowMode):
             if swapped is not None:
                 self.guarded(lambda: self._look(func, args, kwargs, swapped, sequence, result))
             return result
-        return self._beside(func, args, kwargs, phase)
+        return self._run_aside(func, args, kwargs, phase)
 
-    def _beside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
+    def _run_aside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
         """Run an op of the script or an optimizer; examine what it does to states, sums and data."""
-        self._aside += 1
+        self._ops_aside += 1
         if phase == "script" and func.is_view and self._effects.follows_some:
-            return self._passed_on(func, args, kwargs, phase)
+            return self._run_view(func, args, kwargs, phase)
         swapped = self.guarded(lambda: self._before_aside(func, args, kwargs))
         result = func(*args, **kwargs)
         if swapped is not None:
             self.guarded(lambda: self._look_aside(func, args, kwargs, phase, swapped, result))
         return result
 
-    def _passed_on(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
+    def _run_view(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
         """Run a view op in data code, and follow it in case it is a view of a wrong tensor."""
         result = func(*args, **kwargs)
 
@@ -179,13 +179,13 @@ class ScanMode(WindowMode):
 
         None: the op is not to be examined.
         """
-        self._old = []
+        self._samples_before = []
         if func.namespace != "aten" or is_out_variant(func) or func.is_view:
             return None
         name = op_name(func)
         if not name.endswith("_"):
             return {}
-        self._old = self._audit.before(name, args, kwargs)
+        self._samples_before = self._audit.before(name, args, kwargs)
         target = args[0] if args and isinstance(args[0], Tensor) else None
         summed = target is not None and target.dtype in _HALF and self._sums.sums(name)
         if target is None or not (summed or self._floors.guards(name, args)) or target.numel() > self._limit:
@@ -203,7 +203,7 @@ class ScanMode(WindowMode):
         if any(map(_is_elsewhere, whole)):
             return
         sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
-        stays = any(x is not None for x in self._old)
+        stays = any(x is not None for x in self._samples_before)
         follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
         follows |= phase == "optimizer" or self._casts.expects(name) or self._floors.follows(name)
         data = phase == "script" and self._in_time(results)
@@ -216,7 +216,7 @@ class ScanMode(WindowMode):
         where = Where("", "", innermost_user_line(past_own=True))
         call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
         if stays:
-            self._audit.updated(name, str(func), phase, args, kwargs, self._old, where, self.micro_step)
+            self._audit.updated(name, str(func), phase, args, kwargs, self._samples_before, where, self.micro_step)
         if data:
             self._effects.after(call)
         if phase == "script":
@@ -235,13 +235,13 @@ class ScanMode(WindowMode):
 
     def _in_time(self, results: list[Tensor]) -> bool:
         """Return whether data code is still followed: batches are, whole data sets and simulations are not."""
-        return self._aside <= _MAX_FOLLOWED_ASIDE and all(x.numel() <= _MAX_DATA for x in results)
+        return self._ops_aside <= _MAX_FOLLOWED_ASIDE and all(x.numel() <= _MAX_DATA for x in results)
 
     # --- around an op ------------------------------------------------------------------------------------------------
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
         """Before an op: copy, by ``id``, the tensors that it is about to write to; None if it is not to be examined."""
-        self._old = []
+        self._samples_before = []
         if func.namespace != "aten" or is_out_variant(func):
             return None
         name = op_name(func)
@@ -249,7 +249,7 @@ class ScanMode(WindowMode):
         if sum(x.numel() for x in written) > self._limit or any(map(_is_elsewhere, written)):
             return None
         if name.endswith("_"):
-            self._old = self._audit.before(name, args, kwargs)
+            self._samples_before = self._audit.before(name, args, kwargs)
         return {id(x): x.detach().clone() for x in written}
 
     def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
@@ -278,8 +278,8 @@ class ScanMode(WindowMode):
         else:
             self._saturation.flushed(call)
             self._saturation.backward(call)
-        if any(x is not None for x in self._old):
-            self._audit.updated(name, call.op, phase, args, kwargs, self._old, where, self.micro_step)
+        if any(x is not None for x in self._samples_before):
+            self._audit.updated(name, call.op, phase, args, kwargs, self._samples_before, where, self.micro_step)
         self._sums.after(call)
         if not func.is_view and (results or call.operands):
             self.ops += 1

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects, Error
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.model import static
 from precdoctor.recording.model.tensor_leaves import version
@@ -106,12 +106,12 @@ class Sums:
             if call.plain_name in _REDUCTIONS:
                 self._reduction(call)
             elif call.plain_name == "add":
-                self._total(call)
+                self._add_term(call)
             elif call.name == "mul":
-                self._scale(call)
+                self._follow_scaled(call)
             elif call.plain_name in ("sub", "rsub"):
                 if call.plain_name == "sub":  # a total may decrease: log-probabilities
-                    self._total(call)
+                    self._add_term(call)
                 self._note_compensation(call)
         if call.phase in _MOMENT_PHASES:
             self._follow_moments(call)
@@ -165,84 +165,84 @@ class Sums:
 
     # --- running totals ----------------------------------------------------------------------------------------------
 
-    def _total(self, call: Call) -> None:
+    def _add_term(self, call: Call) -> None:
         """Add a term to a running total: ``total = total + x`` or ``- x`` on one line reads the line's last result."""
         result, within = call.results[0], call.name in ("add_", "sub_")
         if call.phase not in _FOLLOWED and result.numel() > _MAX_TOTAL:
             return
         place = (call.where, call.op, call.phase, id(result) if within else None)
-        known = self._totals.get(place)
-        last = known.last() if known is not None else None
-        if known is None or last is None or not self._goes_on(call, known, last):
+        total = self._totals.get(place)
+        last = total.last() if total is not None else None
+        if total is None or last is None or not self._continues(call, total, last):
             if len(self._totals) < _MAX_SHADOWS or place in self._totals:
                 self._totals[place] = _Total(weakref.ref(result), version(result), _seen(result, within=within))
             return
-        if known.twin is None:
-            known.twin = known.start = call.before(last).detach().double()
-        twins = {id(last): known.twin.clone() if within else known.twin}
+        if total.twin is None:
+            total.twin = total.start = call.before(last).detach().double()
+        twins = {id(last): total.twin.clone() if within else total.twin}
         twins |= {id(x): s for x in call.operands if (s := self._scaled_total(x, last)) is not None}
         again = call.again(twins)
         if again is None:
             del self._totals[place]
             return
-        known.twin, known.last, known.terms = again[0], weakref.ref(result), known.terms + 1
-        known.version = version(result)
-        known.seen = _seen(result, within=within)
-        if known.error is not None:
-            self._effects.carry(known.error, result, known.twin)
-        due = known.terms >= _MIN_TERMS and known.terms % (1 << known.terms.bit_length() - 3) == 0
-        if due and not known.compensated:
-            self._judge_total(call, known, known.twin)
+        total.twin, total.last, total.terms = again[0], weakref.ref(result), total.terms + 1
+        total.version = version(result)
+        total.seen = _seen(result, within=within)
+        if total.error is not None:
+            self._effects.carry(total.error, result, total.twin)
+        due = total.terms >= _MIN_TERMS and total.terms % (1 << total.terms.bit_length() - 3) == 0
+        if due and not total.compensated:
+            self._judge_total(call, total, total.twin)
 
-    def _scale(self, call: Call) -> None:
+    def _follow_scaled(self, call: Call) -> None:
         """Follow a scaled total, ``discount * total``: a sum with it continues the total."""
-        for known in self._totals.values():
-            last = known.last()
+        for total in self._totals.values():
+            last = total.last()
             if last is None or not any(x is last for x in call.operands) or last.shape != call.results[0].shape:
                 continue
-            again = call.again({id(last): known.twin if known.twin is not None else last.detach().double()})
+            again = call.again({id(last): total.twin if total.twin is not None else last.detach().double()})
             if again is not None:
                 self._scaled.tidy()
-                self._scaled.put(call.results[0], (known.last, again[0]))
+                self._scaled.put(call.results[0], (total.last, again[0]))
 
     def _scaled_total(self, x: Tensor, last: Tensor) -> Tensor | None:
         """Return the FP64 values of a tensor that is the scaled total ``last``; None if it is not."""
         found = self._scaled.get(x)
         return found[1] if found is not None and found[0]() is last else None
 
-    def _goes_on(self, call: Call, known: _Total, last: Tensor) -> bool:
+    def _continues(self, call: Call, total: _Total, last: Tensor) -> bool:
         """Return whether an op continues a total that nothing else has written to."""
         if not any(x is last or self._scaled_total(x, last) is not None for x in call.operands):
             return False
-        if known.seen is None:
-            return version(last) == known.version
-        return torch.equal(call.before(last), known.seen)
+        if total.seen is None:
+            return version(last) == total.version
+        return torch.equal(call.before(last), total.seen)
 
-    def _judge_total(self, call: Call, known: _Total, twin: Tensor) -> None:
+    def _judge_total(self, call: Call, total: _Total, twin: Tensor) -> None:
         """Note or follow the error of a total."""
         result = call.results[0]
-        error, start = _relative_error(result, twin), known.start
+        error, start = _relative_error(result, twin), total.start
         added = float((twin - start).norm()) if start is not None else 0.0
         lost = float((result.detach().double() - twin).norm()) / added if added > 0 else 0.0
         swamped = call.phase in _FOLLOWED and lost >= _SWAMPED
         if error is None or not (error >= _NOTED_ULPS * _half_ulp(result.dtype) or swamped):
             return
-        data = {"dtype": dtype_name(result.dtype), "error": error, "terms": known.terms, "of_added": lost}
+        data = {"dtype": dtype_name(result.dtype), "error": error, "terms": total.terms, "of_added": lost}
         weight = max(error, lost) if swamped else error
         if call.phase not in _FOLLOWED:
             self._findings.add("total", call, error, **data)
-        elif known.error is None:
+        elif total.error is None:
             event = self._findings.event_of(call)
-            known.error = self._effects.begin("total", event, weight, result, twin, **data)
-        elif weight >= known.error.weight:
-            known.error.weight, known.error.data = weight, data
+            total.error = self._effects.begin("total", event, weight, result, twin, **data)
+        elif weight >= total.error.weight:
+            total.error.weight, total.error.data = weight, data
 
     def _note_compensation(self, call: Call) -> None:
         """Mark a total as compensated if a tensor of its shape minus the total is computed: that keeps what it lost."""
         if len({x.shape for x in call.operands}) > 1:
             return
-        for known in self._totals.values():
-            known.compensated |= any(x is known.last() and x is not call.results[0] for x in call.operands)
+        for total in self._totals.values():
+            total.compensated |= any(x is total.last() and x is not call.results[0] for x in call.operands)
 
     # --- differences of moments --------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class Sums:
             wrong=many,
             of=of,
             **worst(wrong, off.nan_to_num(torch.inf), seen, value),
-            used_by=said(call),
+            used_by=op_reference(call),
         )
 
 

@@ -32,7 +32,7 @@ class Targets:
         threads: Threads | None = None,
     ) -> None:
         self._names, self._optimizers, self._threads = names, list(optimizers), threads
-        self._known: dict[int, dict[str, Any]] | None = None
+        self._by_storage: dict[int, dict[str, Any]] | None = None
 
     def of(self, key: int) -> dict[str, Any]:
         """Return ``target`` (weight, average, gradient, state) and, if known, ``name`` and ``owner`` of the parameter.
@@ -40,9 +40,9 @@ class Targets:
         ``owner`` is root and module; for an optimizer state, ``state`` is the optimizer's name of it. Unknown memory:
         ``state``.
         """
-        if self._known is None:
-            self._known = self._read()
-        return self._known.get(key, {"target": "state"})
+        if self._by_storage is None:
+            self._by_storage = self._read()
+        return self._by_storage.get(key, {"target": "state"})
 
     def zero_gradients(self) -> list[str]:
         """Return the names of trained weights that have a gradient, but one that is exactly zero."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects, Room, Shadows
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 
 #: Maximum number of trails per scan and per place, and of ops that a trail is followed through.
@@ -162,7 +162,7 @@ class Trails:
         seen, size = result.detach().double(), value.abs()
         known, finite = torch.isfinite(value), torch.isfinite(seen)
         if trail.hidden_by is None and trail.kind == "overflow" and bool(finite.all()):
-            trail.hidden_by = said(call)
+            trail.hidden_by = op_reference(call)
         off = (seen - value).abs()
         wrong = known & finite & (size >= limits.tiny) & (size <= limits.max) & (off > _DAMAGE * size)
         # Elements below an ulp of the largest one do not count: any sum with that one loses them.
@@ -174,12 +174,12 @@ class Trails:
         if bool(wrong.any()) and (alone := call.exact()) is not None:
             wrong &= ~((alone[number] - value).abs() <= _DAMAGE * size)  # this op's own rounding did it, not the trail
         if bool(wrong.any()):
-            self._tell(call, trail, number, wrong, value)
+            self._note_damage(call, trail, number, wrong, value)
             return None
         affected = known & (~finite | (off > _SAME * size))
         return torch.where(affected, value, seen) if bool(affected.any()) else None
 
-    def _tell(self, call: Call, trail: _Trail, number: int, wrong: Tensor, value: Tensor) -> None:
+    def _note_damage(self, call: Call, trail: _Trail, number: int, wrong: Tensor, value: Tensor) -> None:
         """End a trail in damage: follow the effect of the wrong result."""
         trail.over = True
         result, many = call.results[number], int(wrong.sum())
@@ -190,7 +190,7 @@ class Trails:
             **worst(wrong, value.abs(), seen, value),
             "hops": trail.hops,
             "hidden_by": trail.hidden_by,
-            "shown_by": said(call),
+            "shown_by": op_reference(call),
         }
         right = torch.where(wrong, value, seen)
         self._effects.begin(trail.kind, trail.event, many / value.numel(), result, right, **data)

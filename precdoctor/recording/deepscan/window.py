@@ -68,7 +68,7 @@ class StepWindow:
 
     def __init__(self, context: StepContext, watchers: Sequence[Watcher]) -> None:
         self._context, self._watchers = context, watchers
-        self._hooks = self._hooks_of(guarded(context)(self._entered), guarded(context)(self._left))
+        self._hooks = self._hooks_of(guarded(context)(self._enter_module), guarded(context)(self._leave_module))
         self._mode: WindowMode | None = None
         self._watcher: Watcher | None = None
         self._handles: list[Any] = []
@@ -115,11 +115,11 @@ class StepWindow:
         #: The top-level module whose forward runs.
         self._root: nn.Module | None = None
         #: A module called outside of root calls (evaluation, augmentation); the mode is off while it runs.
-        self._aside: nn.Module | None = None
+        self._module_aside: nn.Module | None = None
         #: The top-level module that was last called in training.
         self._last: weakref.ref[nn.Module] | None = None
         #: The last step for which the watchers were asked.
-        self._asked: int | None = None
+        self._asked_step: int | None = None
         #: Whether a mode is open, and the thread on whose stack it is.
         self.is_open, self._thread = False, 0
 
@@ -136,7 +136,7 @@ class StepWindow:
             return
         if open_modes:
             sweep()
-        if not self.is_open and self._due(module) and self._allows(module):
+        if not self.is_open and self._take_mode(module) and self._allows(module):
             self._enter("script")
 
     def enter_root(self, module: nn.Module) -> None:
@@ -152,8 +152,8 @@ class StepWindow:
             self._close()
         if not self.is_open:
             self._last, self._thread = weakref.ref(module), threading.get_ident()
-        asked = self._asked == self._context.current.step and not self._context.evidence
-        if not self.is_open and not asked and self._due(module) and self._allows(module):
+        asked = self._asked_step == self._context.current.step and not self._context.evidence
+        if not self.is_open and not asked and self._take_mode(module) and self._allows(module):
             self._enter("script")
         elif self.is_open and (why := unfit(module)) is not None:
             self._close()
@@ -162,7 +162,7 @@ class StepWindow:
             self._root, mode = module, self._mode
             mode.modules.clear()  # an exception that passes no hook leaves modules in the list
             mode.micro_step, mode.resting = self._context.micro_step, not self._in_time(mode)
-            self._entered(module, ())
+            self._enter_module(module, ())
 
     def root_called(self, module: nn.Module, arguments: Any) -> None:
         """Pass the arguments of a root call on to the open mode."""
@@ -184,12 +184,12 @@ class StepWindow:
             self._mode.stage, self._mode.resting = "optimizer", False
             self._mode.backward_left()
 
-    def _due(self, module: nn.Module | None) -> bool:
+    def _take_mode(self, module: nn.Module | None) -> bool:
         """Ask the watchers for a mode for this step and keep it; return whether there is one."""
         if self._context.trace is not None or self._mode is not None:
             return False
         if module is not None:
-            self._asked = self._context.current.step
+            self._asked_step = self._context.current.step
         for watcher in self._watchers:
             if module is None and not watcher.without_modules:
                 continue
@@ -234,7 +234,7 @@ class StepWindow:
 
     def _close(self) -> None:
         """Close the window for good: if something still keeps the mode on a stack, it only runs ops there."""
-        self.is_open, self._root, self._aside = False, None, None
+        self.is_open, self._root, self._module_aside = False, None, None
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -254,7 +254,7 @@ class StepWindow:
 
     # --- modules -----------------------------------------------------------------------------------------------------
 
-    def _entered(self, module: nn.Module, args: Any) -> None:
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
         """Note a module whose forward begins; turn the mode off if it is called outside of root calls."""
         mode = self._mode
         if mode is None or self._thread != threading.get_ident():
@@ -263,8 +263,8 @@ class StepWindow:
             self._close()  # even a mode that only runs ops makes each of them take ten times as long
             return
         if self._root is None and not in_backward():
-            if self._aside is None:  # evaluation or augmentation: under any mode, some functions take other paths
-                self._aside = module
+            if self._module_aside is None:  # evaluation, augmentation: any mode would change what some functions do
+                self._module_aside = module
                 take_off(mode)
             return
         if module is self._root and len(mode.modules) == 1:
@@ -277,14 +277,14 @@ class StepWindow:
         if module is not self._root:
             mode.module_entered(module, args)
 
-    def _left(self, module: nn.Module, _args: Any, result: Any) -> None:
+    def _leave_module(self, module: nn.Module, _args: Any, result: Any) -> None:
         """Remove a module whose forward has ended; turn the mode on again after a module outside of root calls."""
         mode = self._mode
         if mode is None or self._thread != threading.get_ident():
             return
-        if self._aside is not None:
-            if module is self._aside:
-                self._aside = None
+        if self._module_aside is not None:
+            if module is self._module_aside:
+                self._module_aside = None
                 put_on(mode)
             return
         if mode.modules:

@@ -47,7 +47,7 @@ class WindowMode(Retiring):
         self.spent_ns = 0
         self.failure: Exception | None = None
         #: Places of forward ops, by the sequence number of their autograd node.
-        self._made: dict[int, Where] = {}
+        self._places: dict[int, Where] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -119,8 +119,8 @@ class WindowMode(Retiring):
         line = innermost_user_line(past_own=True)
         if phase != "backward":
             where = Where(root, module, line)
-            self._made.setdefault(sequence - 1, where)
+            self._places.setdefault(sequence - 1, where)
             return where
         node: Any = torch._C._current_autograd_node()
-        made = self._made.get(node._sequence_nr()) if node is not None else None
+        made = self._places.get(node._sequence_nr()) if node is not None else None
         return Where("", "", line) if made is None else Where(made.root, made.module, line or made.line)

@@ -114,7 +114,7 @@ def _with_derivative(
     own = node.saved.get("own")
     given = [x for x in operands if x is not None]
     if isinstance(own, OwnFunction) and len(own.places) == len(given) and _may_run(own):
-        return _of_own(node, own, known, given), True
+        return _own_value(node, own, known, given), True
     if known is None:
         return None
     linear = base_of(node) in _LINEAR or (base_of(node) in _BILINEAR and len(given) == 1)
@@ -135,7 +135,7 @@ def _may_run(own: OwnFunction) -> bool:
     return code is not None and not is_foreign(code.co_filename) and not _PASSES.intersection(code.co_names)
 
 
-def _of_own(node: LossNode, own: OwnFunction, known: Tensor | None, operands: list[Tensor]) -> Tensor:
+def _own_value(node: LossNode, own: OwnFunction, known: Tensor | None, operands: list[Tensor]) -> Tensor:
     """Return the value of a user's function; its derivative calls the hand-written ``backward`` with what was saved."""
     value = torch.zeros(node.shape, dtype=node.dtype, device=operands[0].device) if known is None else known.detach()
 

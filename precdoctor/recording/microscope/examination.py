@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Size
 
-from precdoctor.recording.microscope.loss_replay import bring_again, replay_loss
+from precdoctor.recording.microscope.loss_replay import replay_loss, restore_lost_gradients
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import OpRecord
@@ -103,14 +103,14 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
 def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
     """Find the first root call, code between root calls, or loss code that makes a non-finite value going forward."""
     masked: tuple[Replay, Callable[..., Replay]] | None = None
-    for call in _that_count(scene.calls):
+    for call in _relevant_first(scene.calls):
         again = functools.partial(replay, call, names, values=values)
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
             if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs):
-                return _closer("forward", done, again)
+                return _with_facts("forward", done, again)
             masked = masked or (done, again)  # -inf may be a mask (forbidden tokens): later code decides
-        elif done.bad_outputs and (between := _between(call, values=values)) is not None:
+        elif done.bad_outputs and (between := _forward_between(call, values=values)) is not None:
             return between
         if done.missing:
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
@@ -118,18 +118,18 @@ def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
     reason = "every top-level module's outputs are finite"
     done_loss = _loss_code(scene, "forward", reason, values=values)
     if done_loss.origin is None or done_loss.origin.line is None:  # no line: a node of a double backward pass
-        done_loss = _taken_gradients(scene, names, values=values) or done_loss
+        done_loss = _grad_calls(scene, names, values=values) or done_loss
     if masked is None or _made_worse(done_loss):
         return done_loss
-    return _closer("forward", *masked)
+    return _with_facts("forward", *masked)
 
 
-def _between(call: RootCall, *, values: bool) -> Examination | None:
+def _forward_between(call: RootCall, *, values: bool) -> Examination | None:
     """Examine the code between two top-level modules, if it made an argument of the second one bad; else None."""
     for graph in call.graphs:
         again = functools.partial(replay_loss, graph, backward=False, before=call, values=values)
         if badness(graph.value) and (first := again()).bad_outputs:
-            return _closer("forward", first, again)
+            return _with_facts("forward", first, again)
     return None
 
 
@@ -139,7 +139,7 @@ def _made_worse(done: Examination) -> bool:
     return done.found is not None and found is not None and found.made_worse(done.found.tracer.records)
 
 
-def _that_count(calls: list[RootCall]) -> list[RootCall]:
+def _relevant_first(calls: list[RootCall]) -> list[RootCall]:
     """Return the calls, first those that the backward pass went through or that no gradient could reach.
 
     The others, such as a sampler's or a penalty's calls of the model, may overflow without any effect on the loss.
@@ -154,7 +154,7 @@ def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
         again = functools.partial(replay, call, names, buffers=True, values=values)
         done = again()
         if done.bad_buffers:
-            return _closer("forward", done, again)
+            return _with_facts("forward", done, again)
     return Examination("outside", "forward", why="no forward pass made the buffers non-finite")
 
 
@@ -169,11 +169,11 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
 
     In each micro-step the last call comes first in the backward pass.
     """
-    if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
+    if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.grad_calls):
         return _forward(scene, names, values=values)  # no ``backward`` has shown a loss
     reason = "the backward pass of every top-level module is finite"
     given: tuple[Replay, Callable[..., Replay]] | None = None
-    bring_again(scene, values=values)
+    restore_lost_gradients(scene, values=values)
     for micro_step in sorted({c.micro_step for c in scene.calls}):
         for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
             if any(badness(g) for g in call.gradients.values()):
@@ -184,41 +184,41 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
                 continue
             again = functools.partial(replay, call, names, backward=True, values=values)
             done = again()
-            if done.bad_gradients and not _only_given(done):
-                return _closer("backward", done, again)
+            if done.bad_gradients and not _only_inherits(done):
+                return _with_facts("backward", done, again)
             if done.bad_gradients:
                 given = given or (done, again)
                 continue
-            if (behind := _behind(call, done, values=values)) is not None:
+            if (behind := _backward_between(call, done, values=values)) is not None:
                 return behind
     found = _loss_code(scene, "backward", reason, values=values)
     if found.origin is not None:
         return found
-    if (ignored := _ignored(scene, names, values=values)) is not None:
+    if (ignored := _ignored_outputs(scene, names, values=values)) is not None:
         return ignored
     if given is not None:
-        return _closer("backward", *given)
-    return _taken_gradients(scene, names, values=values) or found
+        return _with_facts("backward", *given)
+    return _grad_calls(scene, names, values=values) or found
 
 
-def _only_given(done: Replay) -> bool:
+def _only_inherits(done: Replay) -> bool:
     """Return whether a module's gradients are bad only because of a bad argument, made by other code."""
     found = done.slice()
     return found is not None and not found.origins and _given_bad_argument(done)
 
 
-def _ignored(scene: Scene, names: Names, *, values: bool) -> Examination | None:
+def _ignored_outputs(scene: Scene, names: Names, *, values: bool) -> Examination | None:
     """Examine a forward pass whose bad outputs (padding) the loss ignores, but the gradient does not; else None."""
     for call in scene.calls:
         if call.gradients and any(x._version == v and badness(x) & ~NEG_INF for _, x, v in call.outputs):
             again = functools.partial(replay, call, names, values=values)
             done = again()
             if done.bad_outputs and not _given_bad_argument(done):
-                return _closer("backward", done, again)
+                return _with_facts("backward", done, again)
     return None
 
 
-def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None:
+def _backward_between(call: RootCall, done: Replay, *, values: bool) -> Examination | None:
     """Examine the backward pass of code between two top-level modules, if it made a finite gradient bad; else None."""
     for graph in call.graphs:
         gradient = done.argument_gradients.get(graph.argument)
@@ -228,46 +228,48 @@ def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None
         again = functools.partial(replay_loss, brought, backward=True, before=call, values=values)
         first = again()
         if first.bad_gradients and not first.bad_outputs:
-            return _closer("backward", first, again)
+            return _with_facts("backward", first, again)
     return None
 
 
-def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination | None:
+def _grad_calls(scene: Scene, names: Names, *, values: bool) -> Examination | None:
     """Examine the first call of ``torch.autograd.grad`` that made something bad of finite values; else None."""
-    for taken in scene.taken:
-        if taken.graph is not None and badness(taken.graph.value):
+    for grad_call in scene.grad_calls:
+        if grad_call.graph is not None and badness(grad_call.graph.value):
             continue
-        if not taken.gone and not any(x is not None and badness(x.detach()) for r in taken.results for x in [r()]):
+        if not grad_call.has_lost_results and not any(
+            x is not None and badness(x.detach()) for r in grad_call.results for x in [r()]
+        ):
             continue
         again: Callable[..., Replay]
-        for call in reversed([c for c in scene.calls if taken.number in c.taken]):
-            if not any(badness(g) for g in call.taken[taken.number].values()):
-                again = functools.partial(replay, call, names, taken=taken, values=values)
+        for call in reversed([c for c in scene.calls if grad_call.number in c.grad_call_gradients]):
+            if not any(badness(g) for g in call.grad_call_gradients[grad_call.number].values()):
+                again = functools.partial(replay, call, names, grad_call=grad_call, values=values)
                 done = again()
                 if done.bad_gradients:
-                    return _closer("backward", done, again)
-        if taken.graph is not None:
-            again = functools.partial(replay_loss, taken.graph, backward=True, values=values)
+                    return _with_facts("backward", done, again)
+        if grad_call.graph is not None:
+            again = functools.partial(replay_loss, grad_call.graph, backward=True, values=values)
             done = again()
             if done.bad_gradients and not done.bad_outputs:
-                return _closer("backward", done, again)
+                return _with_facts("backward", done, again)
     return None
 
 
 def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examination:
     """Examine the code around the modules, as far as it is in autograd's graph: no module made the bad value."""
-    graphs = scene.losses or [t.graph for t in scene.taken if t.graph is not None]
+    graphs = scene.losses or [t.graph for t in scene.grad_calls if t.graph is not None]
     for graph in graphs if phase == "forward" else scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
         if graph.cut and (found := done.slice()) is not None and not found.origins:
             reason = "the loss code is too long: what it read first is not in the part that was kept"
         elif done.bad_outputs if phase == "forward" else done.bad_gradients:
-            return _closer(phase, done, again)
+            return _with_facts(phase, done, again)
     return Examination("outside", phase, why=reason)
 
 
-def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:
+def _with_facts(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:
     """Replay a second time, for the facts of the ops around the origin."""
     found = first.slice()
     if found is None:

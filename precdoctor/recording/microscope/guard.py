@@ -378,9 +378,9 @@ class Guard:
         if done.outcome != "origin" and context.options.arm_next and context.trace is None:
             first = context.step + 1
             context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)
-        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{self._then()}")
+        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{self._consequence()}")
 
-    def _then(self) -> str:
+    def _consequence(self) -> str:
         skip = "; the step is skipped" if self.may_skip else "; the step is not skipped, it has begun; training goes on"
         return {"stop": "", "skip": skip}.get(self._policy, "; training goes on")
 

@@ -25,7 +25,7 @@ class LastGradients:
     """
 
     def __init__(self, context: StepContext, tell: Callable[[int], str]) -> None:
-        self._context, self._tell = context, tell
+        self._context, self._mark_bad = context, tell
         #: A step, and the amax of the gradients in it that were not judged.
         self.left: tuple[int, Deferred] | None = None
         context.when_closing.append(self._judge_at_end)
@@ -51,7 +51,7 @@ class LastGradients:
         policy = self._context.options.on_nonfinite
         data: dict[str, Any] = {"policy": policy, "loss_is_bad": False, "gradients_are_bad": True, "skips_in_a_row": 0}
         data |= {"outcome": "refused", "why": TOO_LATE}
-        self._context.event("incident", step=step, id=self._tell(step), data=data)
+        self._context.event("incident", step=step, id=self._mark_bad(step), data=data)
         attach.say(f"step {step}: a gradient is not finite ({TOO_LATE}); training goes on")
 
     def _judge_at_end(self) -> None:

@@ -51,7 +51,7 @@ class LiveTrace:
         self._micro_step = 0
         self.over = False
         #: Whether the trace began early enough to see the weights being made.
-        self._early = False
+        self._is_early = False
         #: Whether the trace includes the code before the step's first call of a model.
         self._before_model = False
         context.when_forked.append(self._drop)
@@ -66,7 +66,7 @@ class LiveTrace:
         if not self._context.options.inference and not getattr(current_process(), "_inheriting", False):
             self.begin_if_due()
         if self._tracer is not None:
-            self._early, self._tracer.window = True, _WINDOW
+            self._is_early, self._tracer.window = True, _WINDOW
 
     def _drop(self) -> None:
         """Close the trace in a forked child: it is the parent's."""
@@ -105,7 +105,7 @@ class LiveTrace:
         if tracer is None:
             return
         retire(tracer)
-        self._early = False
+        self._is_early = False
         for handle in self._handles:
             handle.remove()
         if (died or answered) and not self._bad:
@@ -132,7 +132,7 @@ class LiveTrace:
             ):
                 for x in tensors:
                     if (found := names.parameter(x)) is not None:
-                        if self._early and not self._is_bad(x):
+                        if self._is_early and not self._is_bad(x):
                             tracer.forget(x)  # a finite weight: the ops that made it do not matter
                         full = ".".join(filter(None, (found[0].module, found[1])))
                         tracer.note(x, External(kind, full))

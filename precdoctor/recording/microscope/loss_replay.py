@@ -79,7 +79,7 @@ def replay_loss(
                 made[id(node)], as_saved = for_gradients(node, value, as_kept, operands, rough, as_saved=as_saved)
             with tracer.aside():
                 if as_saved:
-                    index = _tell_of(node, made, tracer, rough) if id(node) in saved else None
+                    index = _record_saved(node, made, tracer, rough) if id(node) in saved else None
                     tracer.credit(made[id(node)], index)
     tracer.line = None
     loss = made.get(id(graph.top))
@@ -131,7 +131,7 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[L
             done.bad_gradients.append((leaf.name, bad, done.tracer.source(grad)))
 
 
-def bring_again(scene: Scene, *, values: bool) -> None:
+def restore_lost_gradients(scene: Scene, *, values: bool) -> None:
     """Compute gradients of top-level modules' outputs again that did not fit into the scene memory."""
     lost = [(call, name, x) for call in scene.calls for name, x, _ in call.outputs if name in call.lost]
     for graph in scene.losses if lost else ():
@@ -182,7 +182,7 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
     return {k: x.detach().requires_grad_(x.is_floating_point() or x.is_complex()) for k, x in values.items()}
 
 
-def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[int]) -> int:
+def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[int]) -> int:
     """Record an op whose value was taken as saved, with the facts that are known; return its index."""
     value = made[id(node)].detach()
     operands = [_value(behind, output, made) for behind, output in node.edges if id(behind) not in rough]
@@ -197,7 +197,7 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[in
     name = packet.__name__ if packet is not None else base_of(node).lower()
     op = node.name.removesuffix("Backward") if "own" in node.saved else f"aten.{name}.default"
     hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
-    reads, kinds = _read_by(node, made), badness(value)
+    reads, kinds = _operand_values(node, made), badness(value)
     also = None
     if hidden and kinds == NEG_INF:  # an operand is unknown: if only -inf came out, take that for a mask
         also = (_UNSEEN, NEG_INF)
@@ -206,7 +206,7 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[in
     return tracer.note_op(op, node.line, reads, value, facts, also=also)
 
 
-def _read_by(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
+def _operand_values(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
     """Return the values of a node's operands; for an unknown one (``x + eps``) the values behind it."""
     found: list[Tensor] = []
     waiting, met = [node], {id(node)}

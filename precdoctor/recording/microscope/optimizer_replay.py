@@ -76,10 +76,10 @@ def replay_step(
     if parameter.grad is None or parameter.grad.layout is not torch.strided:
         return None
     given, known = [(parameter, parameter.grad)], {} if before is None else {id(parameter): before}
-    found = _replayed(optimizer, given, known, line, _mended, values=values)
+    found = _replay(optimizer, given, known, line, _finite_part, values=values)
     state = state_of(optimizer, parameter).values()
     if found is None and any(issubclass(type(x), Tensor) and badness(x) & (POS_INF | NEG_INF) for x in state):
-        found = _replayed(optimizer, given, known, line, _at_most, values=values)
+        found = _replay(optimizer, given, known, line, _clipped, values=values)
         if found is not None:
             found.why = _STOOD_IN
     return found
@@ -102,10 +102,10 @@ def replay_until_closure(
         line: where the user called ``step``, for ops that torch's own code runs.
         values: whether facts may hold single values.
     """
-    return _replayed(optimizer, given, before, line, _mended, values=values, closure=True) if given else None
+    return _replay(optimizer, given, before, line, _finite_part, values=values, closure=True) if given else None
 
 
-def _replayed(
+def _replay(
     optimizer: torch.optim.Optimizer,
     given: Sequence[tuple[Tensor, Tensor]],
     before: Mapping[int, Tensor],
@@ -119,13 +119,13 @@ def _replayed(
     random = RandomState.now()
     try:
         with kernels.apart_from_user_modes():
-            again, clones, known = _copied(optimizer, given, before, mended)
+            again, clones, known = _copy_optimizer(optimizer, given, before, mended)
         tracer = _Sandbox(known, values=values)
         tracer.allowed = frozenset(known)
         tracer.fallback = line
         step: Any = type(optimizer).step
         with with_functions(), tracer, torch.no_grad(), contextlib.suppress(_ReachedError):
-            getattr(step, "__wrapped__", step)(again, *([_reached] if closure else []))
+            getattr(step, "__wrapped__", step)(again, *([_stop_at_closure] if closure else []))
     except Exception as error:  # noqa: BLE001 - the user's optimizer may do anything; parameter_events reports instead
         attach.let_through(error)
         return None
@@ -140,11 +140,11 @@ def _replayed(
     return None if found is None or not found.origins else Examination("origin", "optimizer", found=done, slice=found)
 
 
-def _reached() -> Tensor:
+def _stop_at_closure() -> Tensor:
     raise _ReachedError
 
 
-def _copied(
+def _copy_optimizer(
     optimizer: torch.optim.Optimizer,
     given: Sequence[tuple[Tensor, Tensor]],
     before: Mapping[int, Tensor],
@@ -158,10 +158,10 @@ def _copied(
     clones: dict[int, nn.Parameter] = {}
     states: dict[Tensor, dict[str, Any]] = {}
     for parameter, grad in given:
-        start = before.get(id(parameter), _mended(parameter.detach()))
+        start = before.get(id(parameter), _finite_part(parameter.detach()))
         clone = memo[id(parameter)] = clones[id(parameter)] = nn.Parameter(start.detach().clone())
         clone.grad = grad.detach().clone()
-        state = {k: _state(k, v, mended) for k, v in state_of(optimizer, parameter).items()}
+        state = {k: _copy_state(k, v, mended) for k, v in state_of(optimizer, parameter).items()}
         if state:
             states[clone] = state
         tensors = {"weight": clone, "grad": clone.grad, **dict(tensor_leaves.tensors(state))}
@@ -183,25 +183,25 @@ def _copied(
     return again, list(clones.values()), known
 
 
-def _state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
+def _copy_state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy of an optimizer state as it may have been before the step: ``step`` counts one less."""
     if name == "step":
         return value - 1
     if issubclass(type(value), Tensor):
         return mended(value.detach().clone())
     if type(value) in (list, tuple):  # Shampoo's factors, L-BFGS's history
-        return type(value)(_state("", x, mended) for x in value)
+        return type(value)(_copy_state("", x, mended) for x in value)
     if type(value) is dict:
-        return {k: _state("", x, mended) for k, x in value.items()}
+        return {k: _copy_state("", x, mended) for k, x in value.items()}
     return object_copies.deep_copy(value, {})
 
 
-def _mended(x: Tensor) -> Tensor:
+def _finite_part(x: Tensor) -> Tensor:
     """Return a float tensor with non-finite elements set to 0; any other tensor unchanged."""
     return torch.nan_to_num(x, 0.0, 0.0, 0.0) if x.is_floating_point() else x
 
 
-def _at_most(x: Tensor) -> Tensor:
+def _clipped(x: Tensor) -> Tensor:
     """Return a float tensor with infinities set to the format's extremes, and NaN to 0: no value was larger before."""
     return torch.nan_to_num(x, 0.0) if x.is_floating_point() else x
 

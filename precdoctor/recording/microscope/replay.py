@@ -19,7 +19,7 @@ from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.scene.compiled_function import CompiledFunction
-from precdoctor.recording.scene.loss_graph import Taken
+from precdoctor.recording.scene.loss_graph import GradCall
 from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
 from precdoctor.recording.scene.step_snapshot import RootCall
 
@@ -64,7 +64,7 @@ def replay(
     names: Names,
     *,
     backward: bool = False,
-    taken: Taken | None = None,
+    grad_call: GradCall | None = None,
     buffers: bool = False,
     wanted: frozenset[int] = frozenset(),
     values: bool = True,
@@ -73,7 +73,7 @@ def replay(
 
     Args:
         backward: whether to replay the backward pass, from the gradients that the run computed for the outputs.
-        taken: a call of ``torch.autograd.grad`` whose backward pass is to be replayed instead.
+        grad_call: a call of ``torch.autograd.grad`` whose backward pass is to be replayed instead.
         buffers: whether to look for buffers that the forward pass makes non-finite.
         wanted: ops whose full facts are wanted, by their index in an earlier replay of the same call.
         values: whether facts may hold single values.
@@ -84,18 +84,20 @@ def replay(
     module = unwrap(call.module)
     modules = static.modules(module)
     call.random.restore()
-    with as_first_called(call, modules), without_hooks(modules), buffers_aside(modules, call.buffers), eager():
-        tracer = Tracer(_known(module, names), wanted, values=values)
+    with with_first_attributes(call, modules), without_hooks(modules), buffers_aside(modules, call.buffers), eager():
+        tracer = Tracer(_known_storages(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
         before = {id(b) for b in static.buffers(module) if badness(b)} if buffers else set()
-        _run(done, call, module, names, backward=backward, taken=taken)
+        _run(done, call, module, names, backward=backward, grad_call=grad_call)
         for name, buffer in static.named_buffers(module) if buffers else ():
             if id(buffer) not in before and (bad := badness(buffer.detach())):
                 done.bad_buffers.append((name, bad, tracer.source(buffer)))
     return done
 
 
-def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backward: bool, taken: Taken | None) -> None:
+def _run(
+    done: Replay, call: RootCall, module: nn.Module, names: Names, *, backward: bool, grad_call: GradCall | None
+) -> None:
     """Run the module and, if asked for, its backward pass under the tracer."""
     tracer = done.tracer
     with (
@@ -103,10 +105,10 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
         Autocast.again(call.autocast),
         torch.enable_grad(),
     ):
-        arguments = ready(call)
+        arguments = copied_arguments(call)
         _note_arguments(tracer, call, arguments)
         own = dict(static.named_parameters(module))
-        given = call.bound or {name: _before(call, name, own[name]) for name in call.writes if name in own}
+        given = call.bound or {name: _weight_before(call, name, own[name]) for name in call.writes if name in own}
         bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in given.items()}
         for name, x in bound.items():
             tracer.note(x, External("computed" if name in call.computed else "weight", name))
@@ -118,17 +120,17 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
                 else module(*arguments[0], **arguments[1])
             )
         _judge_outputs(done, call, result)
-        if backward or taken is not None:
+        if backward or grad_call is not None:
             weights = {**own, **bound}
             brought = call.gradients if step is None else {"": step.brought(result)}
-            if taken is not None:
-                brought = call.taken.get(taken.number, {})
-                memory = set(map(storage_key, taken.asked_for()))
+            if grad_call is not None:
+                brought = call.grad_call_gradients.get(grad_call.number, {})
+                memory = set(map(storage_key, grad_call.inputs()))
                 weights = {n: p for n, p in weights.items() if storage_key(call.bound.get(n, own.get(n, p))) in memory}
             _backward(done, brought, weights, result, arguments, alone=module is call.module)
 
 
-def _before(call: RootCall, name: str, weight: Tensor) -> Tensor:
+def _weight_before(call: RootCall, name: str, weight: Tensor) -> Tensor:
     """Return a parameter, which the forward pass writes to, as it was before the call.
 
     Unknown at the module's first call: then its current values, with non-finite ones set to 0.
@@ -141,7 +143,7 @@ def _before(call: RootCall, name: str, weight: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def as_first_called(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
+def with_first_attributes(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
     """Give modules the attributes (such as ``ready``) that the first call found, if that one wrote to parameters."""
     if call.first is None:
         yield
@@ -165,7 +167,7 @@ def eager() -> Iterator[None]:
         yield
 
 
-def ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def copied_arguments(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return copies of the arguments, which a forward may write to; those that need gradients are leaves."""
     copies: dict[int, Tensor] = {}
 
@@ -283,7 +285,7 @@ def gradients_aside(inputs: list[Tensor]) -> Iterator[None]:
             dictionary.update(items)
 
 
-def _known(module: nn.Module, names: Names) -> dict[int, External]:
+def _known_storages(module: nn.Module, names: Names) -> dict[int, External]:
     """Return the weights and buffers by storage."""
     known: dict[int, External] = {}
 

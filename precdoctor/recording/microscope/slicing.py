@@ -80,10 +80,10 @@ def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice 
 
 def _path(records: Sequence[OpRecord], indices: Sequence[int]) -> tuple[int, ...]:
     """Return the slice's ops without copies and views; if there are too many, its beginning and end."""
-    told = [i for i in indices if records[i].suspect or not _passes_on(records[i].op)] or list(indices)
-    if len(told) <= _MAX_PATH:
-        return tuple(told)
-    return (*told[: _MAX_PATH - 2], *told[-2:])
+    shown = [i for i in indices if records[i].suspect or not _only_moves(records[i].op)] or list(indices)
+    if len(shown) <= _MAX_PATH:
+        return tuple(shown)
+    return (*shown[: _MAX_PATH - 2], *shown[-2:])
 
 
 def _feeding(records: Sequence[OpRecord], origins: Sequence[int]) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def _feeding(records: Sequence[OpRecord], origins: Sequence[int]) -> tuple[int, 
     return tuple(found[:_MAX_FEEDING])
 
 
-def _passes_on(op: str) -> bool:
+def _only_moves(op: str) -> bool:
     """Return whether an op only moves values."""
     name = op.split(".")[1] if "." in op else op
     return name in _MOVING

@@ -123,7 +123,7 @@ class Tracer(Retiring):
         if self.over:
             return func(*args, **kwargs)
         if self.window is not None and len(self.records) >= self.window:
-            self._begin_anew()
+            self._restart()
         if len(self.records) >= MAX_OPS:
             self.complete = False
             return func(*args, **kwargs)
@@ -197,7 +197,7 @@ class Tracer(Retiring):
             record.facts = closer_look(func, args, kwargs, swapped, results, values=self._values, spot=self._spot)
             record.facts |= self._caller(record.line)
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """Forget all records: tensors made so far count as made before the trace."""
         self.records.clear()
         self._writers.clear()

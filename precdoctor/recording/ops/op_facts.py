@@ -110,7 +110,7 @@ def closer_look(
         spot = None
     named = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
     for name, argument in named:
-        for x in _listed(argument):
+        for x in _as_list(argument):
             if isinstance(x, Tensor):
                 if len(operands) < _MAX_OPERANDS and (x.is_floating_point() or x.is_complex()):
                     x = swapped.get(id(x), x)  # noqa: PLW2901 - as it was before
@@ -118,7 +118,7 @@ def closer_look(
                     if values and spot is not None:
                         operands[-1]["value"] = value_at(x, *spot)
                 elif op_name(func).rstrip("_") in _DIVIDES and not (x.is_floating_point() or x.is_complex()):
-                    integers.append({"argument": name, **_whole(x, spot if values else None)})
+                    integers.append({"argument": name, **_integer_facts(x, spot if values else None)})
                 elif x.dtype is torch.bool and values and spot is not None:  # the choice of a ``where`` there
                     settings.setdefault(name, bool(chosen) if (chosen := value_at(x, *spot)) is not None else None)
             elif (plain := plain_setting(x)) is not None:
@@ -135,14 +135,14 @@ def closer_look(
     }
 
 
-def _whole(x: Tensor, spot: Spot | None) -> dict[str, Any]:
+def _integer_facts(x: Tensor, spot: Spot | None) -> dict[str, Any]:
     """Return the facts of a tensor of integers or Booleans."""
     real = x.double()
     facts = {**describe(real), "dtype": dtype_name(x.dtype)}
     return facts if spot is None else {**facts, "value": value_at(real, *spot)}
 
 
-def _listed(argument: Any) -> list[Any]:
+def _as_list(argument: Any) -> list[Any]:
     """Return a list of tensors as it is, any other argument as a list of one."""
     if isinstance(argument, (list, tuple)) and any(isinstance(x, Tensor) for x in argument):
         return list(argument)

@@ -70,11 +70,11 @@ class CompiledCalls:
         self._before, self._after = before, after
         self._forward_begins, self._instrumented = forward_begins, instrumented
         self._region = region
-        self._known: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
+        self._stand_ins: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
             weakref.WeakKeyDictionary()
         )
-        self._enter = guarded(context)(self._entering)
-        self._end = guarded(context)(self._ended)
+        self._enter = guarded(context)(self._begin_call)
+        self._end = guarded(context)(self._end_call)
 
     def install(self, compiles: Callable[[], None]) -> None:
         """Patch ``torch.compile``; the first call of it installs our hooks, because Dynamo need not be loaded before.
@@ -99,7 +99,7 @@ class CompiledCalls:
 
         self._scene.when_cleared.append(self._release)
         context: Any = eval_frame.OptimizeContext
-        original, entered = context.__call__, self._entered
+        original, entered = context.__call__, self._handle_call
 
         @functools.wraps(original)
         def call(self: Any, function: Any) -> Any:
@@ -123,12 +123,12 @@ class CompiledCalls:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def _entered(self) -> Callable[[], None]:
+    def _handle_call(self) -> Callable[[], None]:
         """Handle a compiled function that is about to be called; return a callback for its end."""
         return self._enter() or _nothing
 
-    def _entering(self) -> Callable[[], None] | None:
-        if not self._listens():
+    def _begin_call(self) -> Callable[[], None] | None:
+        if not self._is_own_call():
             return None
         frame = _wrapper()
         own: Mapping[str, Any] = frame.f_locals if frame is not None else {}
@@ -137,7 +137,7 @@ class CompiledCalls:
             return None
         owner, name = _method(function)
         in_place = issubclass(type(owner), nn.Module) and name == _IN_PLACE
-        leave = self._of_module(owner, args) if in_place else self._of_function(function, args, kwargs)
+        leave = self._on_module(owner, args) if in_place else self._on_function(function, args, kwargs)
         ended = self._region(owner if in_place else function, (args, kwargs))  # last: module hooks open the window
         if ended is None:
             return leave
@@ -149,19 +149,19 @@ class CompiledCalls:
 
         return both
 
-    def _of_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
+    def _on_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
         """Keep a call of a compiled function; return a callback for its end, None if it is not kept."""
         inside = getattr(self._context.local, "stack", None)  # in a module, whose replay will call the function again
         if inside or not (self._scene.enabled and torch.is_grad_enabled()):
             return None
         was_open = self._loss_code.running
-        call = self._began(function, args, kwargs)
+        call = self._keep_call(function, args, kwargs)
         if call is None:
             return None
         self._loss_code.close()
         return functools.partial(self._end, call, was_open=was_open)
 
-    def _listens(self) -> bool:
+    def _is_own_call(self) -> bool:
         """Return whether the user's own forward code makes this call, and it runs compiled."""
         return (
             self._context.state in ("armed", "idle")
@@ -172,7 +172,7 @@ class CompiledCalls:
             and _compiles()
         )
 
-    def _of_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
+    def _on_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
         """Run the hooks of a module compiled in place; return a callback that runs those after its forward."""
         if self._instrumented:
             return _nothing
@@ -183,29 +183,29 @@ class CompiledCalls:
 
         return leave
 
-    def _began(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
+    def _keep_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
         """Keep a call of a function unless the step's modules would then lack room; None if it is not kept."""
         scene, context = self._scene, self._context
-        if (known := self._function(function)) is None:
+        if (stand_in := self._stand_in_of(function)) is None:
             return None
-        if known.trains and context.state == "armed":
+        if stand_in.trains and context.state == "armed":
             self._forward_begins()
         scene.begin_step_if_new()
         if scene.refused is not None or len(scene.calls) >= _MAX_CALLS or not scene.has_room((args, kwargs)):
             return None
         reads = reads_of(function)
-        known.take(function, {**reads, **{str(i): x for i, x in enumerate(args)}, **kwargs})
-        trained = [m for m in known.children() if next(static.parameters(m), None) is not None]
+        stand_in.take(function, {**reads, **{str(i): x for i, x in enumerate(args)}, **kwargs})
+        trained = [m for m in stand_in.children() if next(static.parameters(m), None) is not None]
         if context.state != "armed" and not (trained and context.arm()):
             return None
         places = [context.names.place(m, None) for m in trained]
-        call = scene.enter(known, places[0].root if places else "", args, kwargs)
+        call = scene.enter(stand_in, places[0].root if places else "", args, kwargs)
         if call is not None:
             call.parametric = bool(trained)
-            call.owners = known.owners(reads)
+            call.owners = stand_in.owners(reads)
         return call
 
-    def _ended(self, call: RootCall, *, was_open: bool) -> None:
+    def _end_call(self, call: RootCall, *, was_open: bool) -> None:
         """Note the result of a kept call, and note loss code again."""
         result = _result()
         if result is not None and any(call is c for c in self._scene.calls):
@@ -215,21 +215,21 @@ class CompiledCalls:
 
     # --- functions ---------------------------------------------------------------------------------------------------
 
-    def _function(self, function: Any) -> CompiledFunction | None:
+    def _stand_in_of(self, function: Any) -> CompiledFunction | None:
         """Return the stand-in of a function, always the same one; None if it must not be run again."""
         plain = function.__func__ if type(function) is types.MethodType else function
         if type(plain) is not types.FunctionType:
             return None
-        if plain not in self._known:
+        if plain not in self._stand_ins:
             again = runs_again(plain)
-            self._known[plain] = CompiledFunction(trains=not again) if again or trains(plain) else None
-        return self._known[plain]
+            self._stand_ins[plain] = CompiledFunction(trains=not again) if again or trains(plain) else None
+        return self._stand_ins[plain]
 
     def _release(self) -> None:
         """Release the user's modules and functions: the step is over."""
-        for known in self._known.values():
-            if known is not None:
-                known.release()
+        for stand_in in self._stand_ins.values():
+            if stand_in is not None:
+                stand_in.release()
 
 
 def _has_hooks(function: Any) -> bool:

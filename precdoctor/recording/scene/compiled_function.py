@@ -17,7 +17,7 @@ from precdoctor.recording.ops.source_lines import is_foreign
 #: Maximum depth of user functions that call each other whose code is inspected.
 _MAX_DEPTH = 4
 #: Names in code that must not run twice: it trains, needs the other ranks, or has effects outside the process.
-_ONCE = frozenset(
+_NOT_TWICE = frozenset(
     (
         *("backward", "step", "zero_grad", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter"),
         *("reduce_scatter_tensor", "all_to_all", "all_to_all_single", "broadcast", "barrier", "send", "recv", "reduce"),
@@ -29,7 +29,7 @@ _TRAINING = frozenset(("backward", "step", "zero_grad"))
 _GLOBAL_WRITES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
 
 
-class _ReachedError(Exception):
+class _BackwardReachedError(Exception):
     """The replay of a train step has reached its ``backward`` and ends here."""
 
     def __init__(self, loss: Tensor, gradient: Tensor | None) -> None:
@@ -37,16 +37,16 @@ class _ReachedError(Exception):
         self.loss, self.gradient = loss, gradient
 
 
-def _reached(tensors: Any, grad_tensors: Any = None, *_args: Any, **_kwargs: Any) -> None:
+def _stop_at_backward(tensors: Any, grad_tensors: Any = None, *_args: Any, **_kwargs: Any) -> None:
     """Replace ``torch.autograd.backward`` in a replay: raise with the loss and the gradient it was given."""
-    one = tensors if isinstance(tensors, Tensor) else tensors[0]
+    loss = tensors if isinstance(tensors, Tensor) else tensors[0]
     given = grad_tensors[0] if type(grad_tensors) in (tuple, list) else grad_tensors
-    raise _ReachedError(one, given)
+    raise _BackwardReachedError(loss, given)
 
 
 #: Patches for the replay of a train step: functions with effects beyond its variables, up to its backward pass.
-_STEPS: tuple[tuple[Any, str, Any], ...] = (
-    (torch.autograd, "backward", _reached),
+_PATCHES: tuple[tuple[Any, str, Any], ...] = (
+    (torch.autograd, "backward", _stop_at_backward),
     (torch.optim.Optimizer, "zero_grad", lambda *_args, **_kwargs: None),
     (nn.Module, "zero_grad", lambda *_args, **_kwargs: None),
 )
@@ -74,12 +74,12 @@ class CompiledFunction(nn.Module):
     def _to_the_loss(self, *args: Any, **kwargs: Any) -> Any:
         """Run the train step up to ``backward`` and return the loss; gradients are neither read nor cleared."""
         with contextlib.ExitStack() as aside:
-            for owner, name, instead in _STEPS:
+            for owner, name, instead in _PATCHES:
                 aside.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, instead)
             try:
                 self._function(*args, **kwargs)
-            except _ReachedError as reached:
+            except _BackwardReachedError as reached:
                 self.gradient = reached.gradient
                 return reached.loss
         raise RuntimeError("the train step has no backward pass")
@@ -151,7 +151,7 @@ def runs_again(function: types.FunctionType, *, besides: frozenset[str] = frozen
     """
     for each in _called_by(function):
         for code in _codes(each.__code__):
-            if not (_ONCE - besides).isdisjoint(code.co_names) or any(
+            if not (_NOT_TWICE - besides).isdisjoint(code.co_names) or any(
                 i.opname in _GLOBAL_WRITES for i in dis.get_instructions(code)
             ):
                 return False

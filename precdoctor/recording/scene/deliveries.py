@@ -80,8 +80,8 @@ class Deliveries:
         self._context = context
         #: Per iterator the indices it drew, by the number of the batch.
         self._drawn: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
-        self._draw = guarded(context)(self._has_drawn)
-        self._deliver = guarded(context)(self._has_delivered)
+        self._draw = guarded(context)(self._note_indices)
+        self._deliver = guarded(context)(self._note_batch)
         #: The latest batches, oldest first.
         self.latest: deque[Delivery] = deque(maxlen=_BATCHES)
         context.when_forked.append(self.clear)
@@ -126,7 +126,7 @@ class Deliveries:
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
-    def _has_drawn(self, iterator: Any, index: Any) -> None:
+    def _note_indices(self, iterator: Any, index: Any) -> None:
         """Note the indices that an iterator has drawn for its next batch; forget those of batches long delivered."""
         own = static.own(iterator)
         number = own.get("_send_idx", 0)  # workers are sent indices batches ahead
@@ -135,7 +135,7 @@ class Deliveries:
         for old in [n for n in drawn if n < own.get("_rcvd_idx", 0) - 1]:
             del drawn[old]
 
-    def _has_delivered(self, iterator: Any, batch: Any) -> None:
+    def _note_batch(self, iterator: Any, batch: Any) -> None:
         """Note a batch that an iterator has returned."""
         own = static.own(iterator)
         number = own["_rcvd_idx"] - 1 if "_rcvd_idx" in own else 0

@@ -22,7 +22,7 @@ from precdoctor.recording.scene.state_restore import Attributes
 
 
 class FirstCall:
-    """The state of a module before its first call; :meth:`ends` returns the parameters that the call wrote to."""
+    """The state of a module before its first call, to see which parameters that call writes to."""
 
     def __init__(self, module: nn.Module) -> None:
         own = unwrap(module)
@@ -30,7 +30,7 @@ class FirstCall:
         self.attributes = Attributes(static.modules(own))
         self._versions = [(name, weakref.ref(p), tensor_leaves.version(p)) for name, p in static.named_parameters(own)]
 
-    def ends(self) -> frozenset[str]:
+    def written_parameters(self) -> frozenset[str]:
         """Return the names of parameters written to since the call began."""
         now = ((name, ref(), version) for name, ref, version in self._versions)
         return frozenset(
@@ -42,21 +42,21 @@ class Buffers:
     """The buffers of one root, and which of them its forward passes write to."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._all = [
+        self._refs = [
             (weakref.ref(owner), name, weakref.ref(b))
             for owner in static.modules(module)
             for name, b in static.held(owner, "_buffers").items()
             if b is not None and not b.is_inference()
         ]
-        self.there = bool(self._all)
+        self.there = bool(self._refs)
         self._stamps: list[object] | None = None
-        self._written: set[int] | None = None
+        self._written_indices: set[int] | None = None
 
     def before(self, afford: Callable[[Tensor], bool]) -> dict[int, Tensor]:
         """Copy, by ``id``, the buffers known to be written to (at the first call: all), as far as ``afford`` allows."""
         live = list(self._live())
         self._stamps = [stamp for _, stamp, _ in live]
-        wanted = [b for i, _, b in live if (self._written is None or i in self._written) and afford(b)]
+        wanted = [b for i, _, b in live if (self._written_indices is None or i in self._written_indices) and afford(b)]
         return dict(zip(map(id, wanted), _copies(wanted), strict=True))
 
     def after(self) -> None:
@@ -64,11 +64,11 @@ class Buffers:
         live = list(self._live())
         if self._stamps is not None and len(live) == len(self._stamps):
             changed = {i for (i, now, _), then in zip(live, self._stamps, strict=True) if now != then}
-            self._written = (self._written or set()) | changed
+            self._written_indices = (self._written_indices or set()) | changed
 
     def _live(self) -> Iterator[tuple[int, object, Tensor]]:
         """Yield index, version stamp and tensor of each buffer that is still alive."""
-        for i, (owner_ref, name, ref) in enumerate(self._all):
+        for i, (owner_ref, name, ref) in enumerate(self._refs):
             owner, buffer = owner_ref(), ref()
             if owner is not None and buffer is not None:
                 yield i, tensor_leaves.buffer_stamp(owner, name, buffer), buffer

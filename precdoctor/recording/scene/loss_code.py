@@ -68,7 +68,7 @@ class LossCode:
         self._room, self._room_between, self._clears = _MAX_WHOLE, _MAX_BETWEEN, scene.clears
         scene.graph_behind = self.behind
         context.when_closing.append(self.close)
-        context.when_forked.append(self._begin_anew)
+        context.when_forked.append(self._reset)
         self._note = guarded(context)(self._noted_bare)
         self.supported = self.bare = scene.enabled and self._install()
 
@@ -99,7 +99,7 @@ class LossCode:
 
         stored_traces.format_stack = format_stack
         for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
-            _precede(kind, self.close)
+            _turn_off_before(kind, self.close)
         self.open()
         x = (torch.ones((), requires_grad=True) * 2.0).grad_fn
         works = x is not None and _note_on(x) is not None
@@ -108,7 +108,7 @@ class LossCode:
             stored_traces.format_stack = original
         return works
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """Reset the state in a forked child, or for another run in this process."""
         self.close()
         self.bare, self._fresh, self._nodes = self.supported, False, 0
@@ -166,7 +166,7 @@ class LossCode:
             self.bare = False
             self.close()
 
-    def _count_anew(self) -> None:
+    def _reset_limits(self) -> None:
         """Reset the limits of nodes after the scene was cleared."""
         self._clears = self._scene.clears
         self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
@@ -206,7 +206,7 @@ class LossCode:
         root = roots[0]
         given = static.tensors(gradients) if gradients is not None else None
         if self._clears != self._scene.clears:
-            self._count_anew()
+            self._reset_limits()
         bad = is_bad(root) if loss is None or root.numel() != 1 else not math.isfinite(loss)
         limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
@@ -223,7 +223,7 @@ class LossCode:
     def behind(self, x: Tensor) -> LossGraph | None:
         """Return the graph of code between two top-level modules that made a tensor; None for an unchanged output."""
         if self._clears != self._scene.clears:
-            self._count_anew()
+            self._reset_limits()
         if not self.supported or self._room_between <= 0 or x.grad_fn is None:
             return None
         walk = _Walk(self._scene, self._kinds, self._room_between)
@@ -258,12 +258,12 @@ class _Walk:
         self._limit, self._foreign = limit, _MAX_FOREIGN
         self.count = 0
         self.cut = False
-        self._known: dict[int, RawNode | Leaf | None] = {}
+        self._copies: dict[int, RawNode | Leaf | None] = {}
         #: Leaf parameters met, and whether an output of a top-level module with parameters was met.
         self.weights: list[Tensor] = []
-        self._of_module = False
+        self._met_module = False
         #: Keeps nodes alive: an ``id`` identifies a node only while it exists.
-        self._held: list[Any] = []
+        self._keep_alive: list[Any] = []
         self._outputs: dict[tuple[int, int], tuple[RootCall, str]] = {}
         for call in scene.calls:
             for name, key in call.makers.items():
@@ -272,18 +272,18 @@ class _Walk:
     @property
     def is_bare(self) -> bool:
         """Whether it reached weights through noted code only, passing no module with parameters."""
-        return bool(self.weights) and not self._of_module and self._foreign == _MAX_FOREIGN
+        return bool(self.weights) and not self._met_module and self._foreign == _MAX_FOREIGN
 
     def node(self, top: Any) -> RawNode | Leaf | None:
         """Return a copy of the node and of all nodes behind it; without recursion, because loops make deep graphs."""
         if not modes_open():
-            return self._copied(top)
+            return self._copy_graph(top)
         with kernels.apart_from_every_mode():  # a user's mode would see our reads, and get a plain number for a tensor
-            return self._copied(top)
+            return self._copy_graph(top)
 
-    def _copied(self, top: Any) -> RawNode | Leaf | None:
-        found = self._one(top, 0)
-        known, waiting = self._known, [(top, found)]
+    def _copy_graph(self, top: Any) -> RawNode | Leaf | None:
+        first = self._copy_of(top, 0)
+        copies, waiting = self._copies, [(top, first)]
         while waiting:
             original, copy = waiting.pop()
             if type(copy) is not RawNode:
@@ -292,27 +292,27 @@ class _Walk:
                 if following is None:
                     copy.edges.append((None, output))
                     continue
-                is_new = id(following) not in known
-                behind = self._one(following, output)
+                is_new = id(following) not in copies
+                behind = self._copy_of(following, output)
                 copy.edges.append((behind, output))
                 if is_new and type(behind) is RawNode:
                     waiting.append((following, behind))
-        return found
+        return first
 
-    def _one(self, node: Any, output: int) -> RawNode | Leaf | None:
+    def _copy_of(self, node: Any, output: int) -> RawNode | Leaf | None:
         """Return a copy of one node, without edges; None if it is beyond the limits, or was so when first met."""
-        sequence, key, known = node._sequence_nr(), id(node), self._known
-        made = self._outputs.get((sequence, output)) if self._outputs else None
-        if made is not None and made[0].parametric:
-            self._of_module = True
-            return self._leaf(*made)
-        if key in known:
-            return known[key]
-        known[key] = None
-        self._held.append(node)
+        sequence, key, copies = node._sequence_nr(), id(node), self._copies
+        output_of = self._outputs.get((sequence, output)) if self._outputs else None
+        if output_of is not None and output_of[0].parametric:
+            self._met_module = True
+            return self._leaf(*output_of)
+        if key in copies:
+            return copies[key]
+        copies[key] = None
+        self._keep_alive.append(node)
         if type(node) is _ACCUMULATES:
             variable = node.variable
-            leaf = known[key] = Leaf("weight", variable)
+            leaf = copies[key] = Leaf("weight", variable)
             self.weights.append(variable)
             return leaf
         note = _note_on(node)
@@ -323,8 +323,8 @@ class _Walk:
         self._foreign -= note is None
         saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
         copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
-        known[key] = copy
-        if made is not None and (value := self._leaf(*made).value) is not None:
+        copies[key] = copy
+        if output_of is not None and (value := self._leaf(*output_of).value) is not None:
             copy.saved["result"] = value  # the node is the output of a loss module; go on: code before it also counts
         return copy
 
@@ -342,7 +342,7 @@ class _Walk:
         kind = type(node)
         if (names := self._kinds.get(kind)) is None:
             if isinstance(node, BackwardCFunction):
-                return {"own": self._own(node)}
+                return {"own": self._own_function(node)}
             found = (n for n in dir(node) if n.startswith(_SAVED))
             names = self._kinds[kind] = tuple((n, n.removeprefix(_SAVED)) for n in found)
         saved: dict[str, Any] = {}
@@ -359,7 +359,7 @@ class _Walk:
             saved[argument] = value
         return saved
 
-    def _own(self, node: Any) -> OwnFunction | None:
+    def _own_function(self, node: Any) -> OwnFunction | None:
         """Return what a rerun of a Python backward pass needs; None if it cannot be rerun, or its tensors are freed.
 
         Excludes torch's own: checkpoints, and compiled graphs, whose tensors would be held for nothing.
@@ -378,7 +378,7 @@ class _Walk:
         return OwnFunction(node._forward_cls.backward, saved, attributes, tuple(node.needs_input_grad))
 
 
-def _precede(kind: Any, close: Callable[[], None]) -> None:
+def _turn_off_before(kind: Any, close: Callable[[], None]) -> None:
     """Patch a context manager: turn our anomaly mode off before it saves the mode, so that it restores the user's."""
     original = kind.__init__
 

@@ -87,22 +87,22 @@ class LossGraph:
 
 
 @dataclass
-class Taken:
+class GradCall:
     """One call of ``torch.autograd.grad``."""
 
     number: int
     #: The code between the top-level modules and the differentiated tensor; None if there were several.
     graph: LossGraph | None
     #: The tensors with respect to which gradients were taken, and the gradients.
-    asked: list[weakref.ref[Tensor]]
+    input_refs: list[weakref.ref[Tensor]]
     results: list[weakref.ref[Tensor]] = field(default_factory=list)
 
-    def asked_for(self) -> list[Tensor]:
+    def inputs(self) -> list[Tensor]:
         """Return the tensors with respect to which gradients were taken, as far as they are alive."""
-        return [x for r in self.asked if (x := r()) is not None]
+        return [x for r in self.input_refs if (x := r()) is not None]
 
     @property
-    def gone(self) -> bool:
+    def has_lost_results(self) -> bool:
         """Whether it returned nothing, or some of the gradients it returned are gone."""
         return not self.results or any(r() is None for r in self.results)
 

@@ -107,9 +107,9 @@ def _address_in_python() -> int | None:
 
 _TWISTER_BYTES = 625 * 4
 _PROBED = 16 * 4
-_python = _Twister(_address_in_python(), random.getstate, lambda state: state is None or state[2] is not None)
+_python_twister = _Twister(_address_in_python(), random.getstate, lambda state: state is None or state[2] is not None)
 #: Cache of :func:`_numpy_state`: ``get_state``, the object it is bound to, that object's bit generator, its _Twister.
-_numpy: list[Any] = []
+_numpy_cache: list[Any] = []
 
 
 def _numpy_state() -> Any:
@@ -118,8 +118,8 @@ def _numpy_state() -> Any:
     if module is None:
         return None
     ask: Any = module.get_state
-    if _numpy and _numpy[0] is ask and _numpy[1]._bit_generator is _numpy[2]:
-        return _numpy[3].now()
+    if _numpy_cache and _numpy_cache[0] is ask and _numpy_cache[1]._bit_generator is _numpy_cache[2]:
+        return _numpy_cache[3].now()
     owner: Any = getattr(ask, "__self__", None)
     generator: Any = getattr(owner, "_bit_generator", None)
     if type(generator).__name__ != "MT19937":
@@ -127,7 +127,7 @@ def _numpy_state() -> Any:
     address: Any = generator.ctypes.state_address
     read = functools.partial(ask, legacy=False)
     held = _Twister(address, read, lambda state: state is None or state["has_gauss"], _TWISTER_BYTES - _PROBED)
-    _numpy[:] = ask, owner, generator, held
+    _numpy_cache[:] = ask, owner, generator, held
     return held.now()
 
 
@@ -152,7 +152,7 @@ class RandomState(NamedTuple):
             current = torch.cuda.current_device()
             devices = every if used is None else {current, *(d.index for d in used if d.type == "cuda")}
             cuda = tuple((i, torch.cuda.get_rng_state(i)) for i in sorted(devices))
-        return tuple.__new__(cls, (torch.default_generator.get_state(), cuda, _python.now(), _numpy_state()))
+        return tuple.__new__(cls, (torch.default_generator.get_state(), cuda, _python_twister.now(), _numpy_state()))
 
     def restore(self) -> None:
         """Set every generator to the saved state."""
@@ -180,12 +180,12 @@ class Autocast:
         cache = torch.is_autocast_cache_enabled()
         off = not torch._C._is_any_autocast_enabled()
         key = cache, torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")
-        if off and (known := _off.get(key)) is not None:  # the usual case
+        if off and (known := _states_while_off.get(key)) is not None:  # the usual case
             return known
         devices = [d for d in DEVICES if d in {"cuda", "cpu"} or torch.is_autocast_enabled(d)]
         states = tuple(cls(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in devices)
         if off:
-            _off[key] = states
+            _states_while_off[key] = states
         return states
 
     @staticmethod
@@ -214,19 +214,19 @@ class Autocast:
 
 
 #: Autocast states while it is off everywhere, by what can still differ: weight cache, CPU dtype, CUDA dtype.
-_off: dict[tuple[bool, torch.dtype, torch.dtype], tuple[Autocast, ...]] = {}
+_states_while_off: dict[tuple[bool, torch.dtype, torch.dtype], tuple[Autocast, ...]] = {}
 
 
 class Attributes:
     """A snapshot of the plain attributes of modules (or other objects) and of the lists, dicts and sets among them."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
-        self._kept = [(m, dict(own), {k: _contents(v) for k, v in own.items()}) for m in modules for own in [_own(m)]]
+        self._saved = [(m, dict(own), {k: _contents(v) for k, v in own.items()}) for m in modules for own in [_own(m)]]
 
     def restore(self) -> tuple[str, ...]:
         """Put back what has changed; return the changed attributes as ``Class.name``."""
         changed = []
-        for module, values, contents in self._kept:
+        for module, values, contents in self._saved:
             now = _own(module)
             there = static.own(module)
             for name in now.keys() - values.keys():

@@ -28,12 +28,12 @@ from precdoctor.recording.scene.state_restore import Autocast, RandomState
 from precdoctor.recording.slots.deferred import is_capturing
 
 if TYPE_CHECKING:
-    from precdoctor.recording.scene.loss_graph import LossGraph, Taken
+    from precdoctor.recording.scene.loss_graph import GradCall, LossGraph
 
 #: Root calls kept per step: rollouts and decoding loops make thousands.
 _MAX_CALLS = 64
 #: Largest share of the remaining scene memory for a tensor that a replay can do without.
-_ASIDE = 1 / 16
+_OPTIONAL_SHARE = 1 / 16
 _EXACT = frozenset(tensor_leaves.EXACT)
 _functorch_level: Callable[[], int | None] = torch._C._functorch.maybe_current_level
 _BASE: Any = torch._C.TensorBase
@@ -78,7 +78,7 @@ class RootCall:
     #: Outputs whose gradient did not fit into the scene memory; a replay of the loss code may compute it again.
     lost: set[str] = field(default_factory=set)
     #: Output gradients in each call of ``torch.autograd.grad``, by the number of that call in the step.
-    taken: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    grad_call_gradients: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     #: Autograd node behind each output: its sequence number, and the index of the output among the node's outputs.
     makers: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Graphs of the arguments that code between another top-level module and this call has computed.
@@ -111,16 +111,16 @@ class Scene:
         #: The loss code of each backward pass.
         self.losses: list[LossGraph] = []
         #: Calls of ``torch.autograd.grad``, and the number of the one that is running.
-        self.taken: list[Taken] = []
-        self.taking: int | None = None
+        self.grad_calls: list[GradCall] = []
+        self.running_grad_call: int | None = None
         #: Whether a top-level module was called inside torch.func (grad, vmap, jvp ...): such calls are not kept.
         self.transformed = False
         #: Why the step cannot be replayed, if it cannot.
         self.refused: str | None = None
-        self._left: float = memory_limits.for_scene(context.options)
+        self._bytes_left: float = memory_limits.for_scene(context.options)
         self._storages: set[int] = set()
         self._step = -1
-        self._known: static.ByIdentity[nn.Module, TopLevel] = static.ByIdentity()
+        self._top_levels: static.ByIdentity[nn.Module, TopLevel] = static.ByIdentity()
         #: Whether arguments are copied: from the first time that a caller or a forward pass has written to them.
         self._copying = False
         #: Returns whether a step that begins is exempt from the memory limit.
@@ -143,13 +143,13 @@ class Scene:
                     self._copying = True
         self.calls = []
         self.losses = []
-        self.taken = []
-        self.taking = None
+        self.grad_calls = []
+        self.running_grad_call = None
         self.clears += 1
-        for told in self.when_cleared:
-            told()
+        for callback in self.when_cleared:
+            callback()
         self.refused, self.transformed = None, False
-        self._left = memory_limits.for_scene(self._context.options)
+        self._bytes_left = memory_limits.for_scene(self._context.options)
         self._storages.clear()
 
     # --- root calls --------------------------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ class Scene:
             return None
         if len(self.calls) >= _MAX_CALLS:
             self.calls = [call for call in self.calls if not call.prepares_data]
-        known = self._known.get(module) or self._known.put(module, TopLevel(module))
-        if known.why_not is not None or len(self.calls) >= _MAX_CALLS:
-            self._refuse(known.why_not or f"the step calls top-level modules more than {_MAX_CALLS} times")
+        top_level = self._top_levels.get(module) or self._top_levels.put(module, TopLevel(module))
+        if top_level.why_not is not None or len(self.calls) >= _MAX_CALLS:
+            self._refuse(top_level.why_not or f"the step calls top-level modules more than {_MAX_CALLS} times")
             return None
-        given_as, first = (args, kwargs), known.first(module)
+        given_as, first = (args, kwargs), top_level.first(module)
         stand_in = _stand_in(module) if first is None else None
-        args, kwargs, versions = self._kept(args, kwargs)
+        args, kwargs, versions = self._kept_arguments(args, kwargs)
         call = RootCall(
             module if stand_in is None else stand_in,
             root,
@@ -182,7 +182,7 @@ class Scene:
             args,
             kwargs,
             versions,
-            RandomState.now(known.devices(module, first) if first is not None and first.is_cuda else ()),
+            RandomState.now(top_level.devices(module, first) if first is not None and first.is_cuda else ()),
             Autocast.now(),
             first is not None,
             innermost_user_line(),
@@ -190,21 +190,21 @@ class Scene:
         )
         if first is not None and not issubclass(type(first), nn.Parameter):
             keep = _copied if self._copying else _without_graph
-            own = dict(static.named_parameters(module))
-            call.bound = {name: keep(x) for name, x in own.items()}
-            call.computed = frozenset(name for name, x in own.items() if x.grad_fn is not None)
+            parameters = dict(static.named_parameters(module))
+            call.bound = {name: keep(x) for name, x in parameters.items()}
+            call.computed = frozenset(name for name, x in parameters.items() if x.grad_fn is not None)
         for _, x, _ in versions:
             self._afford(x)
         for x in call.bound.values():
             self._afford(x)
-        if self._left < 0:
+        if self._bytes_left < 0:
             self._refuse("its inputs exceed --scene-memory")
             return None
-        call.known, call.writes = known, known.writes
-        if known.buffers.there or known.writes:
-            self._copy_written(call, module, known)
-        if not known.called and stand_in is None and not call.bound:
-            known.called, call.first = True, FirstCall(module)
+        call.known, call.writes = top_level, top_level.writes
+        if top_level.buffers.there or top_level.writes:
+            self._copy_written(call, module, top_level)
+        if not top_level.called and stand_in is None and not call.bound:
+            top_level.called, call.first = True, FirstCall(module)
         if self.calls:
             call.graphs = list(self._graphs_behind(given_as))
         self.calls.append(call)
@@ -214,7 +214,7 @@ class Scene:
         """Return a buffer's values from before the first call that may have written to it; None if none are kept."""
         return next((c.buffers[id(buffer)] for c in self.calls if id(buffer) in c.buffers), None)
 
-    def _kept(
+    def _kept_arguments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], list[tuple[str, Tensor, int]]]:
         """Return positional and keyword arguments to keep, and (name, tensor, version counter) of their tensors."""
@@ -230,14 +230,14 @@ class Scene:
         given = tensor_leaves.tensors({**dict(enumerate(args)), **kwargs}, objects=True)
         return args, dict(kwargs), [(name, x, tensor_leaves.version(x)) for name, x in given]
 
-    def _copy_written(self, call: RootCall, module: nn.Module, known: TopLevel) -> None:
+    def _copy_written(self, call: RootCall, module: nn.Module, top_level: TopLevel) -> None:
         """Copy the buffers and parameters that forward passes of the module write to."""
         with kernels.apart_from_user_modes():
-            call.buffers = known.buffers.before(self.affords)
+            call.buffers = top_level.buffers.before(self.affords)
             call.before = {
                 name: p.detach().clone()
-                for name, p in (static.named_parameters(unwrap(module)) if known.writes else ())
-                if name in known.writes and self.affords(p, _ASIDE)
+                for name, p in (static.named_parameters(unwrap(module)) if top_level.writes else ())
+                if name in top_level.writes and self.affords(p, _OPTIONAL_SHARE)
             }
 
     def _graphs_behind(self, arguments: tuple[Any, Any]) -> Iterator[LossGraph]:
@@ -256,11 +256,11 @@ class Scene:
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
-        known = call.known if not call.stand_in else None
-        if known is not None and known.buffers.there:
-            known.buffers.after()
-        if call.first is not None and known is not None:
-            known.writes = call.writes = call.first.ends()
+        top_level = call.known if not call.stand_in else None
+        if top_level is not None and top_level.buffers.there:
+            top_level.buffers.after()
+        if call.first is not None and top_level is not None:
+            top_level.writes = call.writes = call.first.written_parameters()
             call.first = call.first if call.writes else None
 
     def _hook(self, call: RootCall, name: str) -> Callable[[Tensor | None], None]:
@@ -276,9 +276,11 @@ class Scene:
         """Keep the gradient of an output if ``backward`` or ``torch.autograd.grad`` is running."""
         if call not in self.calls:
             return  # the user runs backward through a graph of an earlier step
-        if self.taking is not None:
+        if self.running_grad_call is not None:
             if self.affords(grad):
-                call.taken.setdefault(self.taking, {})[name] = detached(grad) if modes_open() else grad.detach()
+                call.grad_call_gradients.setdefault(self.running_grad_call, {})[name] = (
+                    detached(grad) if modes_open() else grad.detach()
+                )
         elif not self._context.in_backward:
             return
         elif self.affords(grad):
@@ -294,11 +296,11 @@ class Scene:
             self._step = step
             self.clear()
             if self.unlimited_at is not None and self.unlimited_at(step):
-                self._left = math.inf
+                self._bytes_left = math.inf
 
     def why_not_now(self) -> str | None:
         """Return why the step cannot be replayed at this moment; None if it can."""
-        if self.refused is None and not (self.calls or self.losses or self.taken):
+        if self.refused is None and not (self.calls or self.losses or self.grad_calls):
             inside = "the model runs inside torch.func (grad, vmap, jvp ...)" if self.transformed else None
             return inside or "no module was called in the step"
         kept = (x for call in self.calls for _, x, _ in (*call.versions, *call.outputs))
@@ -315,7 +317,7 @@ class Scene:
             return
         if (storage := x.untyped_storage())._cdata not in self._storages:
             self._storages.add(storage._cdata)
-            self._left -= storage.nbytes()
+            self._bytes_left -= storage.nbytes()
 
     def affords(self, x: Tensor, share: float = 1.0) -> bool:
         """Return whether a tensor fits into ``share`` of the memory left, and subtract its memory if it does.
@@ -326,11 +328,11 @@ class Scene:
             return True
         storage = x.untyped_storage()
         if (key := storage._cdata) in self._storages:
-            return self._left >= 0
-        if (size := storage.nbytes()) > self._left * share:
+            return self._bytes_left >= 0
+        if (size := storage.nbytes()) > self._bytes_left * share:
             return False
         self._storages.add(key)
-        self._left -= size
+        self._bytes_left -= size
         return True
 
     def has_room(self, value: Any) -> bool:
@@ -339,7 +341,7 @@ class Scene:
             x for _, x in tensor_leaves.tensors(value) if x.layout is torch.strided and not tensor_leaves.is_wrapped(x)
         ]
         sizes = {s._cdata: s.nbytes() for s in (x.untyped_storage() for x in dense)}
-        return sum(n for key, n in sizes.items() if key not in self._storages) <= self._left
+        return sum(n for key, n in sizes.items() if key not in self._storages) <= self._bytes_left
 
 
 def _stand_in(module: nn.Module) -> nn.Module | None:

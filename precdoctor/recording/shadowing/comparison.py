@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready, same_bits
+from precdoctor.recording.microscope.replay import copied_arguments, eager, gradients_aside, is_dense, same_bits
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import take_gradients
@@ -60,8 +60,8 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
     found = {n: m for n, m in named if m is module or static.attribute(m, "inplace", False) is not True}
     while True:
         done, watching, reduced = Compared(call), Watching(), Reduced(found)
-        with _replayed(call, module, Autocast.again(call.autocast)):
-            weights = _reduced(done, watching, reduced, module, names)
+        with _isolated(call, module, Autocast.again(call.autocast)):
+            weights = _run_reduced(done, watching, reduced, module, names)
         if not (in_place := {n for n, m in found.items() if n in reduced.in_place and m is not module}):
             break
         found = {n: m for n, m in found.items() if n not in in_place}
@@ -73,10 +73,10 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
     for walk in (AllTheWay(found, reduced), PieceByPiece(found, reduced, wide)):
         widened = Widened(wide, watching.draws)
         with (
-            _replayed(call, module, wide_replay.full_precision(call.autocast)),
+            _isolated(call, module, wide_replay.full_precision(call.autocast)),
             wide_replay.widened_state(static.modules(module), wide) as own,
         ):
-            _widened(
+            _run_widened(
                 done, walk, widened, module, {n: (own[id(p)], g, layer, w) for n, (p, g, layer, w) in weights.items()}
             )
         done.same_draws = done.same_draws and widened.same_draws
@@ -85,7 +85,7 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
 
 
 @contextlib.contextmanager
-def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+def _isolated(call: RootCall, module: nn.Module, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
     """Isolate a replay from the run inside the context."""
     modules = static.modules(module)
     call.random.restore()
@@ -101,13 +101,13 @@ def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractCont
         yield
 
 
-def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, names: Names) -> _Weights:
+def _run_reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, names: Names) -> _Weights:
     """Replay the call as the script made it; return its weights with their gradients."""
     call = done.call
-    args, kwargs = ready(call)
+    args, kwargs = copied_arguments(call)
     with walk.hooked(), mode:
         result = module(*args, **kwargs)
-    _judge(done, call, result)
+    _count_equal(done, call, result)
     parameters = {n: p for n, p in static.named_parameters(module) if p.requires_grad}
     given = (x for _, x in tensor_leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf)
     inputs = [*parameters.values(), *given]
@@ -136,10 +136,10 @@ def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, n
     return weights
 
 
-def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weights: _Weights) -> None:
+def _run_widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weights: _Weights) -> None:
     """Replay the call once in the wide format, and compare."""
     call, wide = done.call, mode.wide
-    args, kwargs = ready(call)
+    args, kwargs = copied_arguments(call)
     wider_copies: dict[int, Tensor] = {}
 
     def widen(x: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def _judge(done: Compared, call: RootCall, result: Any) -> None:
+def _count_equal(done: Compared, call: RootCall, result: Any) -> None:
     """Count the root outputs known from the run, and those that the replay reproduces."""
     originals = {name: kept for name, kept, version in call.outputs if tensor_leaves.version(kept) == version}
     for name, x in tensor_leaves.floating(result):

@@ -97,7 +97,7 @@ def _hooked(hook: Callable[..., Any], hooks: dict[int, Any], with_kwargs: dict[i
     return handle
 
 
-class Known:
+class NotedTensors:
     """Values noted for tensor objects, valid as long as nothing writes to the tensors."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class Reduced(Walk):
         self.output_gradients: dict[Key, dict[str, Tensor]] = {}
         self.layers: dict[str, Layer] = {}
         self.in_place: set[str] = set()
-        self._known = Known()
+        self._known = NotedTensors()
         self._aliases: dict[Key, list[tuple[Tensor, int]]] = {}
 
     def entering(self, key: Key, given: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
@@ -201,7 +201,7 @@ class AllTheWay(Walk):
         self._reduced = reduced
         #: For each call in progress: the largest error among the tensors that its next piece may read.
         self._given: list[float] = []
-        self._errors = Known()
+        self._errors = NotedTensors()
 
     def _error(self, x: Tensor, mine: Tensor | None) -> float:
         """Return the accumulated error of a tensor, computed once; 0 if there is nothing to compare it with."""
@@ -268,7 +268,7 @@ class PieceByPiece(Walk):
         super().__init__(modules)
         self._reduced = reduced
         self._wide = wide
-        self._handed = Known()
+        self._handed = NotedTensors()
         self.ends: list[tuple[Tensor, Tensor]] = []
         self.starts: list[tuple[Tensor, Tensor | None, Layer, str, str]] = []
 
@@ -285,7 +285,7 @@ class PieceByPiece(Walk):
             grad = gradients.get(name)
             if grad is not None and x.requires_grad:
                 self.ends.append((x, grad))
-            changed[id(x)] = self._fed(mine[name], grad, x.requires_grad, (layer, "grad_input", name))
+            changed[id(x)] = self._feed(mine[name], grad, x.requires_grad, (layer, "grad_input", name))
         return changed
 
     def leaving(self, key: Key, made: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
@@ -303,10 +303,10 @@ class PieceByPiece(Walk):
             if grad is not None and x.requires_grad:
                 self.ends.append((x, grad))
             if len(self.stack) > 1:  # no piece follows the root's outputs
-                changed[id(x)] = self._fed(mine[name], grad, x.requires_grad, (layer, "grad_output", name))
+                changed[id(x)] = self._feed(mine[name], grad, x.requires_grad, (layer, "grad_output", name))
         return changed
 
-    def _fed(self, value: Tensor, grad: Tensor | None, requires_grad: bool, who: tuple[Layer, str, str]) -> Tensor:
+    def _feed(self, value: Tensor, grad: Tensor | None, requires_grad: bool, who: tuple[Layer, str, str]) -> Tensor:
         """Return a widened copy of a tensor of the reduced replay, to be given to a piece, which may write to it."""
         fed = value.to(wider(value.dtype, self._wide)) if _counts(value) else value
         if not (requires_grad and (fed.is_floating_point() or fed.is_complex())):

@@ -72,18 +72,18 @@ class Shadow:
             return
         with self._context.off_the_clock():
             if closure:
-                self._refused("the optimizer is given a closure: gradients come into being inside its step")
+                self._log_refusal("the optimizer is given a closure: gradients come into being inside its step")
             elif not finite:
-                self._refused("its loss or gradients are not finite: precdoctor diagnose says why")
+                self._log_refusal("its loss or gradients are not finite: precdoctor diagnose says why")
             elif not self._scene.calls:
-                self._refused(self._scene.refused or "no module was called in it with gradients on")
+                self._log_refusal(self._scene.refused or "no module was called in it with gradients on")
             elif (why := self._scene.why_not_now()) is not None:
-                self._refused(why)
+                self._log_refusal(why)
             else:
                 self._compare(self._scene.calls)
 
-    def _refused(self, why: str) -> None:
-        self._write(None, {"outcome": "refused", "why": why})
+    def _log_refusal(self, why: str) -> None:
+        self._log(None, {"outcome": "refused", "why": why})
 
     def _compare(self, calls: list[RootCall]) -> None:
         """Compare the root calls of the first micro-step."""
@@ -102,14 +102,14 @@ class Shadow:
         try:
             done = compare(call, self._context.names, self._wide)
         except RefusedError as refusal:
-            self._write(call, {"outcome": "refused", "why": str(refusal)})
+            self._log(call, {"outcome": "refused", "why": str(refusal)})
         except Exception as error:  # noqa: BLE001 - the user's forward may refuse to run again, or memory may end
             attach.let_through(error)
-            self._write(call, {"outcome": "failed", "why": attach.sentence(error)})
+            self._log(call, {"outcome": "failed", "why": attach.sentence(error)})
         else:
-            self._tell(call, done, left_out)
+            self._log_layers(call, done, left_out)
 
-    def _tell(self, call: RootCall, done: Compared, left_out: int) -> None:
+    def _log_layers(self, call: RootCall, done: Compared, left_out: int) -> None:
         """Log the comparison of a root call, one event per layer."""
         data: dict[str, Any] = {
             "outcome": "compared" if done.layers else "nothing-reduced",
@@ -120,7 +120,7 @@ class Shadow:
             "changed_arguments": call.changed,
             "calls_left_out": left_out,
         }
-        number = self._write(call, data)
+        number = self._log(call, data)
         for layer in done.layers:
             if layer.points:
                 self._context.event(
@@ -133,7 +133,7 @@ class Shadow:
                     data=layer.as_dict(),
                 )
 
-    def _write(self, call: RootCall | None, data: dict[str, Any]) -> str:
+    def _log(self, call: RootCall | None, data: dict[str, Any]) -> str:
         """Log a ``scan`` event about the step or a root call; return its number."""
         number = f"{attach.global_rank()}-s{self._count}"
         self._count += 1

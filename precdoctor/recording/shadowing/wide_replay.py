@@ -141,7 +141,7 @@ def attributes_aside(modules: Sequence[nn.Module]) -> Iterator[None]:
                 if (
                     name not in machinery
                     and (copied := tensor_leaves.mapped(value, _copy)) is not value
-                    and _holds(value)
+                    and _holds_tensor(value)
                 ):
                     held.append((module, name, value))
                     static.module_dict(module)[name] = copied
@@ -155,12 +155,12 @@ def _copy(x: Tensor) -> Tensor:
     return x if issubclass(type(x), nn.Parameter) else x.detach().clone().requires_grad_(x.requires_grad)
 
 
-def _holds(value: Any) -> bool:
+def _holds_tensor(value: Any) -> bool:
     """Return whether a plain attribute is or holds a tensor that is no parameter."""
     kind = type(value)
     if issubclass(kind, Tensor):
         return not issubclass(kind, nn.Parameter)
-    return kind in _NESTS and any(map(_holds, value.values() if kind is dict else value))
+    return kind in _NESTS and any(map(_holds_tensor, value.values() if kind is dict else value))
 
 
 @contextlib.contextmanager
@@ -237,16 +237,16 @@ def nothing_recomputed() -> Iterator[None]:
     held = {name: getattr(place, name) for name in names if hasattr(place, name)}
     try:
         if names[0] in held:
-            place.CheckpointFunction = _Plain
+            place.CheckpointFunction = _NoCheckpoint
         if names[1] in held:
-            place._checkpoint_without_reentrant_generator = _plain_generator
+            place._checkpoint_without_reentrant_generator = _no_checkpoint
         yield
     finally:
         for name, value in held.items():
             setattr(place, name, value)
 
 
-class _Plain:
+class _NoCheckpoint:
     """Replaces reentrant checkpointing: runs the function."""
 
     @staticmethod
@@ -254,6 +254,6 @@ class _Plain:
         return function(*args)
 
 
-def _plain_generator(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+def _no_checkpoint(*_args: Any, **_kwargs: Any) -> Iterator[None]:
     """Replaces non-reentrant checkpointing: does nothing before or after the forward."""
     yield
