@@ -100,10 +100,8 @@ def _set_flag(change: Change) -> Value:
 def _install_autocast(change: Change, ledger: Ledger) -> None:
     """Make every autocast region in float16 one in bfloat16."""
     kind: Any = torch.amp.autocast_mode.autocast
-    kind.__init__ = _in_bfloat16(kind.__init__, change, ledger)
+    original = kind.__init__
 
-
-def _in_bfloat16(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
     @functools.wraps(original)
     def then_change(region: Any, *args: Any, **kwargs: Any) -> None:
         original(region, *args, **kwargs)
@@ -111,7 +109,7 @@ def _in_bfloat16(original: Callable[..., Any], change: Change, ledger: Ledger) -
             region.fast_dtype = torch.bfloat16
             ledger.done(change, f"autocast on {region.device}", "float16")
 
-    return then_change
+    kind.__init__ = then_change
 
 
 #: Attribute of ``torch.amp.GradScaler`` by setting; whether this torch has it is tested when a scaler is created.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.scan_facts import Findings
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import HALF, Call, names
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 #: Ops that take angles.
@@ -22,7 +22,7 @@ def note_angles(findings: Findings, call: Call, exact: Tensor, dtype: torch.dtyp
         exact: its operand from before the rounding, of the same shape.
         dtype: the format that it was rounded to.
     """
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in HALF:
         return
     seen = call.before(call.args[0]).detach().double()
     off = (seen - exact.detach().double()).abs()

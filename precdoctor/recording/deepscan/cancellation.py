@@ -18,14 +18,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from precdoctor.recording.deepscan.angles import TURNS, note_angles
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import HALF, Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
-_HALF = frozenset((torch.float16, torch.bfloat16))
 #: By format rounded to: the source formats that are wide enough to serve as exact.
 _WIDER = {
-    **dict.fromkeys(_HALF, frozenset((torch.float32, torch.float64))),
+    **dict.fromkeys(HALF, frozenset((torch.float32, torch.float64))),
     torch.float32: frozenset((torch.float64, torch.int64, torch.int32)),
 }
 #: Maximum number of elements followed, and of elements of one tensor that no cast has made.
@@ -147,7 +146,7 @@ class Differences:
 
     def _runs(self, call: Call) -> bool:
         """Return whether a result is a running sum in half, or made of one (a summed-area table)."""
-        half = call.results[0].dtype in _HALF
+        half = call.results[0].dtype in HALF
         return half and (call.name == "cumsum" or any(source.runs for source in self._known_sources(call)))
 
     def _known_sources(self, call: Call) -> list[_Source]:
@@ -171,14 +170,14 @@ class Differences:
         name, source = call.name, call.args[0] if call.args else None
         if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
             return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
-        reduced = call.phase == "loss" and result.dtype in _HALF
+        reduced = call.phase == "loss" and result.dtype in HALF
         reduced &= name in _REDUCES or (name in ("add", "mul") and bool(self._known_sources(call)))
         trained = (result.requires_grad or any(x.requires_grad for x in call.operands)) and name != "gather"
         expands = name in _EXPANDS and self._only_expands(call)
         if not (name in _CARRIES or expands or reduced) or (trained and not reduced and not self._runs(call)):
             return None
         sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
-        rounds = (reduced or expands or (result.dtype in _HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE
+        rounds = (reduced or expands or (result.dtype in HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE
         exact = call.again(sources) if sources or rounds else None
         return exact[0] if exact is not None else None
 
@@ -258,7 +257,7 @@ class Differences:
         if versions != [_version(x) for x in maker.operands]:
             return
         x = call.before(tensors[0]).detach()
-        close = 4 * torch.finfo(x.dtype).eps if x.dtype in (*_HALF, torch.float32) else 0.0
+        close = 4 * torch.finfo(x.dtype).eps if x.dtype in (*HALF, torch.float32) else 0.0
         if 2 * int((result.detach().abs() < close * x.abs()).sum()) < result.numel():
             return
         made = maker.exact()
@@ -300,7 +299,7 @@ class Differences:
 
     def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> bool:
         """Judge a difference of tensors of which some were rounded; return whether it is noise made of data."""
-        half = call.results[0].dtype in _HALF
+        half = call.results[0].dtype in HALF
         inside, sources = call.phase != "loss" and bool(call.where.module), {}
         for x in call.operands:
             source = self._source(x)
@@ -308,7 +307,7 @@ class Differences:
                 sources[id(x)] = source
             elif (
                 x.numel() > 1
-                and (x.dtype in _HALF or not half)
+                and (x.dtype in HALF or not half)
                 and not (half and inside and lived(x) and not x.requires_grad)
             ):
                 return False
@@ -323,7 +322,7 @@ class Differences:
         largest = torch.stack(operands).amax(0)
         data = not any(x.requires_grad for x in call.operands)
         dtype = self._coarsest(call)
-        eps, resolved = float(torch.finfo(dtype).eps), _RESOLVED if dtype in _HALF else _RESOLVED**2
+        eps, resolved = float(torch.finfo(dtype).eps), _RESOLVED if dtype in HALF else _RESOLVED**2
         known = torch.isfinite(size) & (size > resolved * largest) & torch.isfinite(seen)
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)

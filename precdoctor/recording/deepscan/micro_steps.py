@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from precdoctor.recording.deepscan.scan_facts import Findings, line_columns
+from precdoctor.recording.deepscan.scan_facts import Findings
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
-from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.ops.source_lines import innermost_user_line, line_columns
 
 #: Maximum number of weights watched, and of storages made in a backward pass that may be gradients.
 _MAX_WATCHED, _MAX_MADE = 16, 4096

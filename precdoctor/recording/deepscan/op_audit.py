@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, line_columns
-from precdoctor.recording.deepscan.scanned_op import Call, Where, names
+from precdoctor.recording.deepscan.scan_facts import Event, Findings
+from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call, Where, names
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import DRAWS, storage_key, tensors_in
+from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
-_HALF = frozenset((torch.float16, torch.bfloat16))
-_STATES = _HALF | {torch.float32}
 _UPDATES = names("add sub mul div lerp addcmul addcdiv copy")
 #: Ops through which a state is followed; a cast changes no value in FP64, so it is followed too.
 _CHAINS = (_UPDATES - {"copy"}) | {"_to_copy", "clone", "rsub"}
@@ -103,13 +102,13 @@ class Audit:
         """
         items, known = [target for target, _, _ in _items(name, args, kwargs)], _plain(name) in _UPDATES
         for x in items:
-            if not known or x.dtype not in _STATES:  # it may write to a state's bits: stochastic rounding
+            if not known or x.dtype not in FLOATS:  # it may write to a state's bits: stochastic rounding
                 self._chains.pop(storage_key(x) or 0, None)
             if name in _NOISE:
                 self._random.add(storage_key(x) or 0)
         if not known:
             return []
-        followed = (x.dtype in _STATES and (self.lived(x) or storage_key(x) in self._chains) for x in items)
+        followed = (x.dtype in FLOATS and (self.lived(x) or storage_key(x) in self._chains) for x in items)
         return [_sample(x) if follows else None for x, follows in zip(items, followed, strict=True)]
 
     def updated(self, name: str, op: str, phase: str, args: Any, kwargs: Any, old: list[Tensor | None],
@@ -145,7 +144,7 @@ class Audit:
         source, known = storage_key(x) or 0, self._rounded.pop(key, None)
         if known is not None and known[0] == source and torch.equal(known[2], was):
             self._stalls.append(Stall(source, event, known[1]))
-        if was.dtype in _HALF and x.dtype == torch.float32 and self.lived(x) and len(self._rounded) < _MAX_CHAINS:
+        if was.dtype in HALF and x.dtype == torch.float32 and self.lived(x) and len(self._rounded) < _MAX_CHAINS:
             wide = _sample(x)
             if (data := _stall_of(was, now, wide.double())) is not None:
                 self._rounded[source] = key, data, wide
@@ -166,7 +165,7 @@ class Audit:
     def _joint_stall(self, key: int, plain: str, was: Tensor, now: Tensor, exact: Tensor,
                      op: tuple[Tensor, tuple[Any, ...], Any]) -> dict[str, Any] | None:  # fmt: skip
         """Return how a 16-bit state stalled over several writes (``mean.mul_(b).add_(w)``); None if it did not."""
-        if was.dtype not in _HALF:
+        if was.dtype not in HALF:
             return None
         known = self._written.pop(key, None)
         if known is None or plain == "copy" or not torch.equal(known[2], was):
@@ -250,7 +249,7 @@ class Audit:
                 self._note_remainder(operands, result, exact)
             event = self._findings.event_of(call)
             self._chains[key] = _Chain(exact, origins, StorageWeakRef(result.untyped_storage()), (event, name))
-            if result.dtype in _HALF and name != "clone" and not self._is_random(result):
+            if result.dtype in HALF and name != "clone" and not self._is_random(result):
                 self._replace(self._chains[key], key, result)
 
     def _origins(self, x: Tensor) -> list[tuple[StorageWeakRef, int, Tensor]]:
@@ -261,7 +260,7 @@ class Audit:
         chain = self._chains.get(key)
         if chain is not None and not chain.storage.expired():
             return chain.origins
-        if x.dtype in _HALF and self.lived(x):
+        if x.dtype in HALF and self.lived(x):
             return [(StorageWeakRef(x.untyped_storage()), key, _sample(x))]
         return []
 
@@ -357,7 +356,7 @@ def _sample(x: Tensor) -> Tensor:
 def _stall_of(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
     """Return how many of the elements that should change in FP64 have kept their bits; None if none should change."""
     old = was.double()
-    if exact.shape != old.shape or was.dtype not in _STATES:
+    if exact.shape != old.shape or was.dtype not in FLOATS:
         return None
     move = (exact - old).abs()
     moved = torch.isfinite(exact) & torch.isfinite(old) & (move > _MOVES * old.abs()) & (move > 0)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.scanned_op import Call, Counts
 from precdoctor.recording.ops.op_facts import closer_look
-from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import describe
 
 #: Maximum number of facts per scan, and of entries in :class:`Coverage`.
@@ -63,11 +63,6 @@ class Findings:
     def events(self) -> list[Event]:
         """Return the facts in the order in which their kinds and places were first found."""
         return [event for _, event in self._facts.values()]
-
-
-def line_columns(line: Line | None) -> dict[str, Any]:
-    """Return the columns ``file``, ``line`` and ``code`` of an event; empty without a line."""
-    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
 
 
 def worst(wrong: Tensor, size: Tensor, seen: Tensor, exact: Tensor) -> dict[str, float]:

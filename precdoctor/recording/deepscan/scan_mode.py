@@ -17,7 +17,7 @@ from precdoctor.recording.deepscan.op_audit import Audit
 from precdoctor.recording.deepscan.repeats import Repeats
 from precdoctor.recording.deepscan.saturation import Saturation
 from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
-from precdoctor.recording.deepscan.scanned_op import Call, Where
+from precdoctor.recording.deepscan.scanned_op import HALF, Call, Where
 from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
@@ -43,7 +43,6 @@ MAX_OPS, _MAX_ASIDE = 20_000, 50_000
 _MAX_FOLLOWED_ASIDE, _MAX_DATA = 2_000, 1 << 20
 #: Maximum time of one scan, in ns: evaluation and data code may run inside it.
 _MAX_NS = 60 * 10**9
-_HALF = frozenset((torch.float16, torch.bfloat16))
 #: Phases in which ops are examined as forward ops; and phases in which only states, sums, casts and differences are.
 _FORWARD, _STAGES_ASIDE = frozenset(("forward", "loss")), frozenset(("script", "optimizer"))
 #: Maximum number of optimizers whose states are named.
@@ -187,7 +186,7 @@ class ScanMode(WindowMode):
             return {}
         self._samples_before = self._audit.before(name, args, kwargs)
         target = args[0] if args and isinstance(args[0], Tensor) else None
-        summed = target is not None and target.dtype in _HALF and self._sums.sums(name)
+        summed = target is not None and target.dtype in HALF and self._sums.sums(name)
         if target is None or not (summed or self._floors.guards(name, args)) or target.numel() > self._limit:
             return {}
         return {} if _is_elsewhere(target) else {id(target): target.detach().clone()}
@@ -202,7 +201,7 @@ class ScanMode(WindowMode):
             self._audit.born(name, result)
         if any(map(_is_elsewhere, whole)):
             return
-        sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
+        sums = bool(results) and results[0].dtype in HALF and self._sums.sums(name)
         stays = any(x is not None for x in self._samples_before)
         follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
         follows |= phase == "optimizer" or self._casts.expects(name) or self._floors.follows(name)
@@ -227,7 +226,6 @@ class ScanMode(WindowMode):
             self._audit.chained(call)
             if phase == "optimizer":
                 self.trails.after(call)
-        self._casts.looked_up(call)
         self._casts.after(call)
         self._floors.after(call)
         if sums or (data and results):
@@ -269,7 +267,6 @@ class ScanMode(WindowMode):
         if phase in _FORWARD:
             self._effects.after(call)
             self.trails.after(call)
-            self._casts.looked_up(call)
             self._casts.after(call)
             self._differences.after(call, self._audit.lived)
             self._audit.chained(call)

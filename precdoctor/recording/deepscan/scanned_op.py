@@ -16,6 +16,9 @@ from precdoctor.recording.ops.dispatched_ops import tensors_in
 from precdoctor.recording.ops.op_facts import in_fp64
 from precdoctor.recording.ops.source_lines import Line
 
+HALF = frozenset((torch.float16, torch.bfloat16))
+FLOATS = HALF | {torch.float32}
+
 
 @dataclass(frozen=True)
 class Where:

@@ -18,13 +18,11 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects, Error
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call, names
 from precdoctor.recording.model import static
 from precdoctor.recording.model.tensor_leaves import version
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
-_HALF = frozenset((torch.float16, torch.bfloat16))
-_FLOATS = _HALF | {torch.float32}
 _REDUCTIONS = names(
     "sum mean var std var_mean std_mean norm linalg_vector_norm logsumexp prod dot vdot mv addmv cumsum cumprod "
     "logcumsumexp embedding_dense_backward index_put _index_put_impl index_add scatter_add scatter_reduce "
@@ -100,9 +98,9 @@ class Sums:
 
     def after(self, call: Call) -> None:
         """Examine any op."""
-        if not call.results or call.results[0].dtype not in _FLOATS:
+        if not call.results or call.results[0].dtype not in FLOATS:
             return
-        if call.results[0].dtype in _HALF:
+        if call.results[0].dtype in HALF:
             if call.plain_name in _REDUCTIONS:
                 self._reduction(call)
             elif call.plain_name == "add":

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects, Room, Shadows
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import FLOATS, Call, names
 
 #: Maximum number of trails per scan and per place, and of ops that a trail is followed through.
 _MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
@@ -36,7 +36,6 @@ _CAN_FLUSH = names(
 _FLUSHED = 0.25
 #: Ops that keep a number away from zero by adding a constant, or bounding it.
 _GUARDS = names("clamp clamp_min add")
-_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
 class _Trail:
@@ -102,7 +101,7 @@ class Trails:
         results, aside = call.results[:1] if several else call.results, call.phase == "optimizer"
         if aside and results[0].dtype == torch.float32:
             return
-        counts = [c for x in results if (c := call.counts(x)) is not None and x.dtype in _FLOATS]
+        counts = [c for x in results if (c := call.counts(x)) is not None and x.dtype in FLOATS]
         if len(counts) < len(results):
             return
         if any(c.bad for c in counts) and not _fills_with_nonfinite(call):
@@ -155,7 +154,7 @@ class Trails:
 
     def _judge(self, call: Call, trail: _Trail, number: int, result: Tensor, value: Tensor) -> Tensor | None:
         """Return a shadow for one result; None if the run's result is as good, or the trail is over because of it."""
-        if result.dtype not in _FLOATS and result.dtype != torch.float64:
+        if result.dtype not in FLOATS and result.dtype != torch.float64:
             self._lose(trail)
             return None
         limits = torch.finfo(result.dtype)

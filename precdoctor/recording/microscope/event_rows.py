@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from precdoctor.recording.microscope.tracer import External, OpRecord
-from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import describe
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         more["path"] = list(done.slice.path)
         more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
     row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
-    return {**row, **place(call.line if call is not None else None)}
+    return {**row, **line_columns(call.line if call is not None else None)}
 
 
 def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
@@ -68,16 +68,12 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
         "root": call.root if call is not None else record.root or "",
         "module": record.module,
     }
-    return {**row, "op": record.op, **place(record.line or (call.line if call is not None else None)), "data": data}
+    line = record.line or (call.line if call is not None else None)
+    return {**row, "op": record.op, **line_columns(line), "data": data}
 
 
 def _source(source: tuple[int, ...] | External) -> Any:
     return {"kind": source.kind, "name": source.name} if isinstance(source, External) else list(source[-4:])
-
-
-def place(line: Line | None) -> dict[str, Any]:
-    """Return the fields of an event for a source line; empty without one."""
-    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
 
 
 def origin(done: Examination) -> str:

@@ -22,7 +22,7 @@ from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.model.optimizer_contents import parameters_of
-from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.ops.source_lines import innermost_user_line, line_columns
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.recorder.step_context import StepContext
@@ -92,13 +92,12 @@ class Guard:
         Raises:
             SystemExit: to stop the run (``--on-nonfinite stop``); the log is closed.
         """
-        policy = self._context.options.on_nonfinite
-        if policy == "observe":
+        if self._policy == "observe":
             return False
         if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
         judge_last = None if self._last_gradients.left is None else self._last_gradients.take(self._context.step)
-        if policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
+        if self._policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
         # Waiting for what was launched last suffices: the rest has arrived by then.
@@ -262,7 +261,7 @@ class Guard:
             context.event("incident", **incident)
         else:
             facts = optimizer_replay.parameter_events(optimizer, bad, before, self._named, values=values)
-            where = event_rows.place(line)
+            where = line_columns(line)
             rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
             data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
             context.event("incident", id=number, data=data)

@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -46,6 +46,11 @@ class Line(NamedTuple):
     def in_library(self) -> bool:
         """Whether the line belongs to an installed package."""
         return is_installed(self.file)
+
+
+def line_columns(line: Line | None) -> dict[str, Any]:
+    """Return the columns ``file``, ``line`` and ``code`` of an event; empty without a line."""
+    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
 
 
 def is_foreign(file: str) -> bool:

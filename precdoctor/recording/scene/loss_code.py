@@ -167,9 +167,9 @@ class LossCode:
             self.close()
 
     def _reset_limits(self) -> None:
-        """Reset the limits of nodes after the scene was cleared."""
-        self._clears = self._scene.clears
-        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+        """Reset the limits of nodes if the scene was cleared meanwhile."""
+        if self._clears != self._scene.clears:
+            self._room, self._room_between, self._clears = _MAX_WHOLE, _MAX_BETWEEN, self._scene.clears
 
     def close(self) -> None:
         """Stop noting: a top-level module or ``backward`` begins, or the step ends."""
@@ -205,8 +205,7 @@ class LossCode:
             return None
         root = roots[0]
         given = static.tensors(gradients) if gradients is not None else None
-        if self._clears != self._scene.clears:
-            self._reset_limits()
+        self._reset_limits()
         bad = is_bad(root) if loss is None or root.numel() != 1 else not math.isfinite(loss)
         limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
@@ -222,8 +221,7 @@ class LossCode:
 
     def behind(self, x: Tensor) -> LossGraph | None:
         """Return the graph of code between two top-level modules that made a tensor; None for an unchanged output."""
-        if self._clears != self._scene.clears:
-            self._reset_limits()
+        self._reset_limits()
         if not self.supported or self._room_between <= 0 or x.grad_fn is None:
             return None
         walk = _Walk(self._scene, self._kinds, self._room_between)

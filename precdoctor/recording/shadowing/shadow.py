@@ -12,6 +12,7 @@ import torch
 
 from precdoctor.recording.model import static
 from precdoctor.recording.model.module_names import unwrap
+from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
@@ -56,7 +57,7 @@ class Shadow:
 
     def _may_be_due(self, step: int) -> bool:
         """Return whether the step that begins may be compared; the optimizer that will end it is not known yet."""
-        return any(self._wants(step, n) for n in (*self._attempts.values(), 0 if not self._attempts else -1))
+        return any(self._wants(step, n) for n in self._attempts.values() or (0,))
 
     def step_begins(self, optimizer: str, *, closure: bool, finite: bool) -> None:
         """Compare the step if it is due: an optimizer is about to step.
@@ -137,9 +138,9 @@ class Shadow:
         """Log a ``scan`` event about the step or a root call; return its number."""
         number = f"{attach.global_rank()}-s{self._count}"
         self._count += 1
-        where: dict[str, Any] = {} if call is None else {"root": call.root, "micro_step": call.micro_step}
-        if call is not None and call.line is not None:
-            where |= {"file": call.line.shown, "line": call.line.number, "code": call.line.code}
+        where: dict[str, Any] = {}
+        if call is not None:
+            where = {"root": call.root, "micro_step": call.micro_step, **line_columns(call.line)}
         about = {"what": "shadow", "reference": dtype_name(self._wide)}
         self._context.event("scan", id=number, **where, data={**about, **data})
         return number
