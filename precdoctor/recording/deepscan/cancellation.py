@@ -70,24 +70,24 @@ class _Source:
 
     Attributes:
         dtype: the coarsest format that they went through.
-        ours: whether ``exact`` is a copy that may be written to; else a tensor of the run.
+        is_copy: whether ``exact`` is a copy that may be written to; else a tensor of the run.
         version: of ``exact``, to see whether the run has written to it.
         expands: whether one of ``_EXPANDS`` made it in FP32.
         pairs: whether a matrix product among these made it: each with each.
-        runs: whether it comes from a running sum in half, which is followed even if it has a gradient.
+        is_running_sum: whether it comes from a running sum in half, which is followed even if it has a gradient.
     """
 
     rounded: StorageWeakRef
     exact: Tensor
     dtype: torch.dtype
-    ours: bool
+    is_copy: bool
     version: int | None
     expands: bool = False
     pairs: bool = False
-    runs: bool = False
+    is_running_sum: bool = False
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether the rounded tensor is alive and ``exact`` was not written to."""
         return not self.rounded.expired() and self.version == _version(self.exact)
 
@@ -137,21 +137,21 @@ class Differences:
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
         expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
         pairs = call.name in _PAIRS or any(source.pairs for source in self._known_sources(call))
-        self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands, pairs=pairs,
-                   runs=self._runs(call))  # fmt: skip
+        self._keep(key, result, exact, self._coarsest(call), is_copy=not theirs, expands=expands, pairs=pairs,
+                   is_running_sum=self._is_running_sum(call))  # fmt: skip
 
     def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, **kind: bool) -> None:
         memory = StorageWeakRef(x.untyped_storage())
         self._sources[key] = _Source(memory, exact, dtype, version=_version(exact), **kind)
 
-    def _runs(self, call: Call) -> bool:
+    def _is_running_sum(self, call: Call) -> bool:
         """Return whether a result is a running sum in half, or made of one (a summed-area table)."""
         half = call.results[0].dtype in HALF
-        return half and (call.name == "cumsum" or any(source.runs for source in self._known_sources(call)))
+        return half and (call.name == "cumsum" or any(source.is_running_sum for source in self._known_sources(call)))
 
     def _known_sources(self, call: Call) -> list[_Source]:
         found = (self._sources.get(storage_key(x) or 0) for x in call.operands)
-        return [source for source in found if source is not None and source.holds]
+        return [source for source in found if source is not None and source.is_valid]
 
     def _only_expands(self, call: Call) -> bool:
         """Return whether FP32 arithmetic on data alone has rounded the operands."""
@@ -174,7 +174,7 @@ class Differences:
         reduced &= name in _REDUCES or (name in ("add", "mul") and bool(self._known_sources(call)))
         trained = (result.requires_grad or any(x.requires_grad for x in call.operands)) and name != "gather"
         expands = name in _EXPANDS and self._only_expands(call)
-        if not (name in _CARRIES or expands or reduced) or (trained and not reduced and not self._runs(call)):
+        if not (name in _CARRIES or expands or reduced) or (trained and not reduced and not self._is_running_sum(call)):
             return None
         sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
         rounds = (reduced or expands or (result.dtype in HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE
@@ -190,27 +190,27 @@ class Differences:
             self.written(target)
             return
         held, size = self._sources.get(key), target.untyped_storage().nbytes() // target.element_size()
-        whole = held is not None and held.holds and held.exact.numel() == size and held.exact.is_contiguous()
+        whole = held is not None and held.is_valid and held.exact.numel() == size and held.exact.is_contiguous()
         image = held.exact.reshape(-1) if held is not None and whole else target.detach().as_strided((size,), (1,), 0)
-        if held is None or not whole or not held.ours or image.dtype != torch.float64:
+        if held is None or not whole or not held.is_copy or image.dtype != torch.float64:
             if size > self._room:
                 self.written(target)
                 return
             self._room -= size
             image = image.to(torch.float64, copy=True)
         image.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(wide.detach())
-        self._keep(key, target, image, target.dtype, ours=True)
+        self._keep(key, target, image, target.dtype, is_copy=True)
 
-    def after(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
+    def after(self, call: Call, is_older: Callable[[Tensor], bool]) -> None:
         """Judge an op of a forward pass, of loss code or of the script, and keep the numbers behind its result.
 
         In loss code, casts of any numbers are judged. In a module both operands must be data or constants: casts of
-        tensors that no op of the window has made, or older than the window (``lived``).
+        tensors that no op of the window has made, or older than the window (``is_older``).
         """
         if not call.results:
             return
         if call.plain_name in _SUBTRACTS:
-            if self._subtract(call, lived) or self._note_coarse(call):
+            if self._subtract(call, is_older) or self._note_coarse(call):
                 self.written(call.results[0])  # the noise is noted once, here; later ops only inherit it
                 return
             self._judge_complement(call)
@@ -297,7 +297,7 @@ class Differences:
         if (key := storage_key(x)) is not None and (key in self._pending or len(self._pending) < _MAX_PENDING):
             self._pending[key] = StorageWeakRef(x.untyped_storage()), event, measured
 
-    def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> bool:
+    def _subtract(self, call: Call, is_older: Callable[[Tensor], bool]) -> bool:
         """Judge a difference of tensors of which some were rounded; return whether it is noise made of data."""
         half = call.results[0].dtype in HALF
         inside, sources = call.phase != "loss" and bool(call.where.module), {}
@@ -308,7 +308,7 @@ class Differences:
             elif (
                 x.numel() > 1
                 and (x.dtype in HALF or not half)
-                and not (half and inside and lived(x) and not x.requires_grad)
+                and not (half and inside and is_older(x) and not x.requires_grad)
             ):
                 return False
         wide = call.again({k: v.double() for k, v in sources.items()}) if sources else None
@@ -370,7 +370,7 @@ class Differences:
         """Return the numbers behind a tensor or the tensor it is a view of; None if unknown."""
         key = storage_key(x)
         found = self._sources.get(key) if key is not None else None
-        if found is None or not found.holds:
+        if found is None or not found.is_valid:
             return None
         exact = found.exact
         return exact.as_strided(x.shape, x.stride(), exact.storage_offset() + x.storage_offset())

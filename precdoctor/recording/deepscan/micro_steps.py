@@ -38,13 +38,13 @@ class MicroSteps:
         """Whether there are gradients that may be read or dropped."""
         return bool(self._watched)
 
-    def made(self, result: Any) -> None:
+    def note_results(self, result: Any) -> None:
         """Note results of an op of the backward pass: each may be, or become, a gradient."""
         for x in tensors_in(result) if len(self._made) < _MAX_MADE else ():
             if (key := storage_key(x)) is not None:
                 self._made[key] = StorageWeakRef(x.untyped_storage())
 
-    def read(self, name: str, args: Any, kwargs: Any) -> None:
+    def note_use(self, name: str, args: Any, kwargs: Any) -> None:
         """Stop watching if an op outside the backward pass copies, sums or measures a gradient: it is used then."""
         if name in _CLEARS:
             return

@@ -82,14 +82,14 @@ class Audit:
         #: The product of the numbers that a state was multiplied by, the largest of them, and the op of that one.
         self._factors: dict[int, tuple[float, float, Event]] = {}
 
-    def born(self, name: str, result: Any) -> None:
+    def note_new(self, name: str, result: Any) -> None:
         """Note memory that the window has seen being made: no state from before."""
         for x in tensors_in(result):
             if (key := storage_key(x)) is not None:
                 self._born.add(key)
                 (self._random.add if name in _NOISE else self._random.discard)(key)
 
-    def lived(self, x: Tensor) -> bool:
+    def is_older(self, x: Tensor) -> bool:
         """Return whether a tensor's memory is older than the window."""
         key = storage_key(x)
         return key is not None and key not in self._born
@@ -108,7 +108,7 @@ class Audit:
                 self._random.add(storage_key(x) or 0)
         if not known:
             return []
-        followed = (x.dtype in FLOATS and (self.lived(x) or storage_key(x) in self._chains) for x in items)
+        followed = (x.dtype in FLOATS and (self.is_older(x) or storage_key(x) in self._chains) for x in items)
         return [_sample(x) if follows else None for x, follows in zip(items, followed, strict=True)]
 
     def updated(self, name: str, op: str, phase: str, args: Any, kwargs: Any, old: list[Tensor | None],
@@ -128,7 +128,7 @@ class Audit:
             self._follow(key, plain, target, given, named, event)
             if exact is not None and (by is target or (plain in ("mul", "div") and _is_number(by))):
                 self._note_factor(key, float((exact / was.double()).nanmedian()), event)
-            if exact is None or not self.lived(target):
+            if exact is None or not self.is_older(target):
                 continue  # a fresh copy: the wider tensor that it is copied from holds what it lacks
             found = [_stall_of(was, now, exact), self._joint_stall(key, plain, was, now, exact, (target, given, named))]
             self._stalls += [Stall(key, event, data) for data in found if data is not None]
@@ -144,7 +144,7 @@ class Audit:
         source, known = storage_key(x) or 0, self._rounded.pop(key, None)
         if known is not None and known[0] == source and torch.equal(known[2], was):
             self._stalls.append(Stall(source, event, known[1]))
-        if was.dtype in HALF and x.dtype == torch.float32 and self.lived(x) and len(self._rounded) < _MAX_CHAINS:
+        if was.dtype in HALF and x.dtype == torch.float32 and self.is_older(x) and len(self._rounded) < _MAX_CHAINS:
             wide = _sample(x)
             if (data := _stall_of(was, now, wide.double())) is not None:
                 self._rounded[source] = key, data, wide
@@ -260,7 +260,7 @@ class Audit:
         chain = self._chains.get(key)
         if chain is not None and not chain.storage.expired():
             return chain.origins
-        if x.dtype in HALF and self.lived(x):
+        if x.dtype in HALF and self.is_older(x):
             return [(StorageWeakRef(x.untyped_storage()), key, _sample(x))]
         return []
 

@@ -136,7 +136,7 @@ class ScanMode(WindowMode):
             return func(*args, **kwargs)
         phase = self.phase()
         if self._micro_steps.watches and phase != "backward":
-            self.guarded(lambda: self._micro_steps.read(op_name(func), args, kwargs))
+            self.guarded(lambda: self._micro_steps.note_use(op_name(func), args, kwargs))
         if phase not in _STAGES_ASIDE:
             swapped = self.guarded(lambda: self._before(func, args, kwargs))
             sequence = sequence_number()
@@ -198,7 +198,7 @@ class ScanMode(WindowMode):
         results = [x for x in whole if x.is_floating_point()]
         within = name.endswith("_")
         if not within:
-            self._audit.born(name, result)
+            self._audit.note_new(name, result)
         if any(map(_is_elsewhere, whole)):
             return
         sums = bool(results) and results[0].dtype in HALF and self._sums.sums(name)
@@ -219,7 +219,7 @@ class ScanMode(WindowMode):
         if data:
             self._effects.after(call)
         if phase == "script":
-            self._differences.after(call, self._audit.lived)
+            self._differences.after(call, self._audit.is_older)
         else:
             self._differences.remember(call)
         if results and not within:
@@ -255,9 +255,9 @@ class ScanMode(WindowMode):
         name, phase, whole = op_name(func), self.phase(), list(tensors_in(result))
         results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
-            self._audit.born(name, result)
+            self._audit.note_new(name, result)
         if phase == "backward" and not func.is_view:
-            self._micro_steps.made(result)
+            self._micro_steps.note_results(result)
         if name in UNINITIALISED or any(map(_is_elsewhere, whole)):
             return
         where = self.where(phase, sequence)
@@ -268,7 +268,7 @@ class ScanMode(WindowMode):
             self._effects.after(call)
             self.trails.after(call)
             self._casts.after(call)
-            self._differences.after(call, self._audit.lived)
+            self._differences.after(call, self._audit.is_older)
             self._audit.chained(call)
             self._floors.after(call)
             self._saturation.forward(call)

@@ -48,7 +48,7 @@ class Buffers:
             for name, b in static.held(owner, "_buffers").items()
             if b is not None and not b.is_inference()
         ]
-        self.there = bool(self._refs)
+        self.has_any = bool(self._refs)
         self._stamps: list[object] | None = None
         self._written_indices: set[int] | None = None
 

@@ -84,7 +84,7 @@ class RootCall:
     #: Graphs of the arguments that code between another top-level module and this call has computed.
     graphs: list[LossGraph] = field(default_factory=list)
     #: Facts about the module that hold for all its calls.
-    known: TopLevel | None = None
+    top_level: TopLevel | None = None
     #: Objects other than modules whose attributes a replay may write to.
     owners: tuple[object, ...] = ()
 
@@ -200,8 +200,8 @@ class Scene:
         if self._bytes_left < 0:
             self._refuse("its inputs exceed --scene-memory")
             return None
-        call.known, call.writes = top_level, top_level.writes
-        if top_level.buffers.there or top_level.writes:
+        call.top_level, call.writes = top_level, top_level.writes
+        if top_level.buffers.has_any or top_level.writes:
             self._copy_written(call, module, top_level)
         if not top_level.called and stand_in is None and not call.bound:
             top_level.called, call.first = True, FirstCall(module)
@@ -256,8 +256,8 @@ class Scene:
             if x.requires_grad and x.grad_fn is not None:
                 call.makers[name] = (x.grad_fn._sequence_nr(), x.output_nr)
                 x.register_hook(self._hook(call, name))
-        top_level = call.known if not call.stand_in else None
-        if top_level is not None and top_level.buffers.there:
+        top_level = call.top_level if not call.stand_in else None
+        if top_level is not None and top_level.buffers.has_any:
             top_level.buffers.after()
         if call.first is not None and top_level is not None:
             top_level.writes = call.writes = call.first.written_parameters()
