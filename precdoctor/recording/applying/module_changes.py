@@ -75,6 +75,7 @@ class ModuleFormats:
         nn.Module._call_impl = call  # type: ignore[method-assign, assignment]
 
     def _meet(self, module: nn.Module) -> None:
+        """Look for named modules in all known models if a new model was called."""
         self._names.place(module, None)
         if self._names.version == self._version:
             return  # no new model: a loss module created anew each step
@@ -88,6 +89,7 @@ class ModuleFormats:
                     self._look_in(model, change)
 
     def _look_in(self, model: nn.Module, change: Change) -> None:
+        """Change the module that a change names, if the model has it."""
         for module in model.modules():
             place = self._names.find(module)
             if place is not None and place.module == change.module and not place.is_wrapper:
@@ -96,6 +98,7 @@ class ModuleFormats:
                 return
 
     def _take(self, module: nn.Module, change: Change) -> None:
+        """Make a module's forward run with a change."""
         if isinstance(module, torch.jit.ScriptModule):
             self._ledger.refused(change, "a scripted module cannot be changed")
             return

@@ -150,6 +150,7 @@ class Differences:
         return half and (call.name == "cumsum" or any(source.is_running_sum for source in self._known_sources(call)))
 
     def _known_sources(self, call: Call) -> list[_Source]:
+        """Return the valid sources of an op's operands."""
         found = (self._sources.get(storage_key(x) or 0) for x in call.operands)
         return [source for source in found if source is not None and source.is_valid]
 
@@ -167,6 +168,7 @@ class Differences:
         return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
 
     def _before_rounding(self, call: Call, result: Tensor) -> Tensor | None:
+        """Return the exact values of a result that is followed; None if it is not."""
         name, source = call.name, call.args[0] if call.args else None
         if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
             return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None

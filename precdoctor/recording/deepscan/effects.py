@@ -81,6 +81,7 @@ class Shadows(Generic[Owner]):
             self._drop(key)
 
     def _drop(self, key: int) -> None:
+        """Remove a shadow by ``id`` of its tensor, and give its room back."""
         held = self._held.pop(key, None)
         if held is not None:
             self._room.left += held[1].numel()

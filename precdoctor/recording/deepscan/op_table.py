@@ -176,6 +176,7 @@ class OpTable:
         return self._columns
 
     def _read(self, argument: str | None, x: Tensor, *, made: bool = False) -> Read:
+        """Measure a tensor: the columns of an operand, or of a result (``made``), which has no producer."""
         key = None if made else storage_key(x)
         writer = self._writers.get(key) if key is not None else None
         producer = writer[1] if writer is not None else None
@@ -192,6 +193,7 @@ class OpTable:
         }
 
     def _append(self, head: dict[str, Any], side: str, tensors: Iterable[Read]) -> None:
+        """Add a row per tensor on one ``side`` (in | out) of an op."""
         for position, x in enumerate(tensors):
             for name, value in {**head, "side": side, "position": position, **x}.items():
                 self._columns.setdefault(name, []).append(value)

@@ -337,6 +337,7 @@ class Sums:
 
 
 def _seen(total: Tensor, *, within: bool) -> Tensor | None:
+    """Return a copy of an in-place total; None for any other."""
     return total.detach().clone() if within else None
 
 

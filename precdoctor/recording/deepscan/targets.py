@@ -75,6 +75,7 @@ class Targets:
         return found
 
     def _read(self) -> dict[int, dict[str, Any]]:
+        """Return what each storage is to the training."""
         known: dict[int, dict[str, Any]] = {}
         for root, module, name, parameter in self._parameters():
             trained = root.trained and parameter.requires_grad
@@ -89,6 +90,7 @@ class Targets:
 
 
 def _add(known: dict[int, dict[str, Any]], x: Any, target: str, about: dict[str, Any]) -> None:
+    """Note what a tensor's storage is, if it has one."""
     key = storage_key(x) if issubclass(type(x), Tensor) else None
     if key is not None:
         known[key] = {"target": target, **about}

@@ -308,6 +308,7 @@ class Guard:
     # --- loss and gradients ------------------------------------------------------------------------------------------
 
     def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
+        """Return whether a gradient is non-finite, from an earlier look if that covers the optimizer."""
         if look is not None and (look.of is None or look.covers(parameters_of(optimizer))):
             known = look.amax if type(look.amax) is float else largest(look.amax)
             if (finite := math.isfinite(known)) or look.of is None:
@@ -349,6 +350,7 @@ class Guard:
     def _examine(
         self, *, loss_bad: bool, gradients_bad: bool, more: dict[str, Any], poisoned: list[Poisoned], streak: Streak
     ) -> None:
+        """Log an incident; examine the step if few were examined so far."""
         context = self._context
         number = self._number()
         data: dict[str, Any] = {

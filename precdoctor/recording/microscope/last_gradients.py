@@ -46,6 +46,7 @@ class LastGradients:
         return lambda: self._judge(*left)
 
     def _judge(self, step: int, amax: Deferred) -> None:
+        """Log an incident if the amax is non-finite."""
         if math.isfinite(read(amax) or 0.0):
             return
         policy = self._context.options.on_nonfinite
@@ -55,6 +56,7 @@ class LastGradients:
         attach.say(f"step {step}: a gradient is not finite ({TOO_LATE}); training goes on")
 
     def _judge_at_end(self) -> None:
+        """Judge the amax that is left when the process closes its log."""
         try:
             if (judge := self.take(self._context.step + 1)) is not None:
                 judge()

@@ -116,6 +116,7 @@ class LiveTrace:
             self._found()
 
     def _is_bad(self, x: Tensor) -> bool:
+        """Return whether a tensor holds a non-finite value, without the trace seeing the check."""
         with kernels.apart_from_every_mode():
             return bool(badness(x.detach()))
 

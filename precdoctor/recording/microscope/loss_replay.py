@@ -35,6 +35,8 @@ _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))
 
 
 class _LossTracer(Tracer):
+    """A tracer for the replay of loss code."""
+
     def admit(self, written: list[Tensor]) -> None:
         """Refuse an op that writes to a tensor it has not made; only a hand-written ``backward`` writes at all."""
         if any(not self.made(x) for x in written):

@@ -128,6 +128,7 @@ class CompiledCalls:
         return self._enter() or _nothing
 
     def _begin_call(self) -> Callable[[], None] | None:
+        """Handle a call of compiled code; return a callback for its end, None if there is nothing to do then."""
         if not self._is_own_call():
             return None
         frame = _wrapper()

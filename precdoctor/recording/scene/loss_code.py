@@ -280,6 +280,7 @@ class _Walk:
             return self._copy_graph(top)
 
     def _copy_graph(self, top: Any) -> RawNode | Leaf | None:
+        """Copy a node and the graph behind it, with a stack in place of recursion."""
         first = self._copy_of(top, 0)
         copies, waiting = self._copies, [(top, first)]
         while waiting:

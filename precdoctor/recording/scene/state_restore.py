@@ -325,6 +325,7 @@ def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _is_torchs(hook: Any) -> bool:
+    """Return whether a hook is defined in torch."""
     function = hook.__func__ if type(hook) is MethodType else hook
     owner = function if type(function) is FunctionType else type(hook)
     return str(owner.__module__).split(".")[0] == "torch"

@@ -51,6 +51,7 @@ class Walk:
                 handle.remove()
 
     def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Hook before a module's forward; may replace its arguments."""
         if _in_backward() != -1:
             return None  # a custom autograd function recomputes the module
         name = self._names[id(module)]
@@ -62,6 +63,7 @@ class Walk:
         return None if not changed else (_replaced(args, changed), _replaced(kwargs, changed))
 
     def _leave(self, _module: nn.Module, _args: Any, result: Any) -> Any:
+        """Hook after a module's forward; may replace its results."""
         if _in_backward() != -1:
             return None
         key = self.stack[-1]
