@@ -137,7 +137,7 @@ class StepWindow:
         if open_modes:
             sweep()
         if not self.is_open and self._take_mode(module) and self._allows(module):
-            self._enter("script")
+            self._enter()
 
     def enter_root(self, module: nn.Module) -> None:
         """Open the window at a root call, or note the root in the open one.
@@ -154,7 +154,7 @@ class StepWindow:
             self._last, self._thread = weakref.ref(module), threading.get_ident()
         asked = self._asked_step == self._context.current.step and not self._context.evidence
         if not self.is_open and not asked and self._take_mode(module) and self._allows(module):
-            self._enter("script")
+            self._enter()
         elif self.is_open and (why := unfit(module)) is not None:
             self._close()
             self._refuse(module, why)
@@ -220,10 +220,10 @@ class StepWindow:
             place = self._context.names.find(unwrap(module)) if module is not None else None
             watcher.refused(place.root if place is not None else "", why)
 
-    def _enter(self, stage: str) -> None:
+    def _enter(self) -> None:
         """Put the mode on the stack and register the module hooks."""
         assert self._mode is not None
-        self._mode.stage, self._mode.micro_step = stage, self._context.micro_step
+        self._mode.stage, self._mode.micro_step = "script", self._context.micro_step
         place, (before, after) = nn.modules.module, self._hooks
         self._handles = [
             place.register_module_forward_pre_hook(before),

@@ -87,7 +87,7 @@ def replay_loss(
     loss = made.get(id(graph.top))
     if not isinstance(loss, Tensor):
         done.no_backward = "the loss code cannot be run again to its end"
-        _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
+        _judge_parts(done, [made[id(node)] for node in nodes])
         return done
     done.compared, done.equal = 1, int(torch.equal(torch.nan_to_num(loss.detach()), torch.nan_to_num(graph.value)))
     if bad := badness(loss.detach()):
@@ -95,16 +95,16 @@ def replay_loss(
         found = done.slice()
         if found is None or not (found.origins or found.made_worse(tracer.records)):
             done.bad_outputs.clear()  # the code before a loss module made it, whose saved result was used here
-            _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
+            _judge_parts(done, [made[id(node)] for node in nodes])
     if backward and loss.requires_grad:
         _backward(done, loss, graph, [(leaf, x) for leaf, x in leaves if x.requires_grad])
     return done
 
 
-def _judge_parts(done: Replay, values: list[Tensor]) -> None:
+def _judge_parts(done: Replay, values: list[Any]) -> None:
     """Note the first bad value on the way to the loss, which could not be computed or has no origin."""
     for x in values:
-        source = done.tracer.source(x)
+        source = done.tracer.source(x) if isinstance(x, Tensor) else _UNKNOWN
         if not isinstance(source, External) and (bad := badness(x.detach())):
             done.bad_outputs.append(("", bad, source))
             return
