@@ -115,7 +115,7 @@ class Casts:
                 share = known[2]["wrapped"] / known[2]["numel"]
                 self._findings.add_event("cast", known[1], share, **known[2], read_by=op_reference(call))
 
-    def _looked_up(self, call: Call) -> None:
+    def _follow_lookups(self, call: Call) -> None:
         """Follow integers read from floats of too few bits; note a fact once they are used as indices."""
         if call.name == "_to_copy":
             self._watch_indices(call)
@@ -184,7 +184,7 @@ class Casts:
 
     def after(self, call: Call) -> None:
         """Examine an op of a forward pass or of the code around it."""
-        self._looked_up(call)
+        self._follow_lookups(call)
         if self.wraps(call.name, call.whole):
             self._watch_wrapped(call)
         elif self._wrapped and call.results:

@@ -110,16 +110,16 @@ def _replay(
     given: Sequence[tuple[Tensor, Tensor]],
     before: Mapping[int, Tensor],
     line: Line | None,
-    mended: Callable[[Tensor], Tensor],
+    as_before: Callable[[Tensor], Tensor],
     *,
     values: bool,
     closure: bool = False,
 ) -> Examination | None:
-    """Replay the step and find the op; ``mended`` turns a state into what it may have been before the step."""
+    """Replay the step and find the op; ``as_before`` turns a state into what it may have been before the step."""
     random = RandomState.now()
     try:
         with kernels.apart_from_user_modes():
-            again, clones, known = _copy_optimizer(optimizer, given, before, mended)
+            again, clones, known = _copy_optimizer(optimizer, given, before, as_before)
         tracer = _Sandbox(known, values=values)
         tracer.allowed = frozenset(known)
         tracer.fallback = line
@@ -148,7 +148,7 @@ def _copy_optimizer(
     optimizer: torch.optim.Optimizer,
     given: Sequence[tuple[Tensor, Tensor]],
     before: Mapping[int, Tensor],
-    mended: Callable[[Tensor], Tensor],
+    as_before: Callable[[Tensor], Tensor],
 ) -> tuple[torch.optim.Optimizer, list[nn.Parameter], dict[int, External]]:
     """Return a copy of the optimizer with copies of some parameters, these copies, and the memory it may write to."""
     memo: dict[int, Any] = {id(p): p for p in parameters_of(optimizer)}
@@ -161,7 +161,7 @@ def _copy_optimizer(
         start = before.get(id(parameter), _finite_part(parameter.detach()))
         clone = memo[id(parameter)] = clones[id(parameter)] = nn.Parameter(start.detach().clone())
         clone.grad = grad.detach().clone()
-        state = {k: _copy_state(k, v, mended) for k, v in state_of(optimizer, parameter).items()}
+        state = {k: _copy_state(k, v, as_before) for k, v in state_of(optimizer, parameter).items()}
         if state:
             states[clone] = state
         tensors = {"weight": clone, "grad": clone.grad, **dict(tensor_leaves.tensors(state))}
@@ -183,16 +183,16 @@ def _copy_optimizer(
     return again, list(clones.values()), known
 
 
-def _copy_state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
+def _copy_state(name: str, value: Any, as_before: Callable[[Tensor], Tensor]) -> Any:
     """Return a copy of an optimizer state as it may have been before the step: ``step`` counts one less."""
     if name == "step":
         return value - 1
     if issubclass(type(value), Tensor):
-        return mended(value.detach().clone())
+        return as_before(value.detach().clone())
     if type(value) in (list, tuple):  # Shampoo's factors, L-BFGS's history
-        return type(value)(_copy_state("", x, mended) for x in value)
+        return type(value)(_copy_state("", x, as_before) for x in value)
     if type(value) is dict:
-        return {k: _copy_state("", x, mended) for k, x in value.items()}
+        return {k: _copy_state("", x, as_before) for k, x in value.items()}
     return object_copies.deep_copy(value, {})
 
 

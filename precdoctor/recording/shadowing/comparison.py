@@ -164,9 +164,9 @@ def _run_widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, w
         return
     with mode:
         gradients = _gradients(pairs, inputs)
-    for (_, mine, layer, name), grad in zip(weights.values(), gradients, strict=False):
+    for (_, reduced, layer, name), grad in zip(weights.values(), gradients, strict=False):
         if grad is not None:
-            layer.point("weight_grad").add_accumulated(relative_l2(mine, grad), None, name, mine)
+            layer.point("weight_grad").add_accumulated(relative_l2(reduced, grad), None, name, reduced)
 
 
 def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Gradients:

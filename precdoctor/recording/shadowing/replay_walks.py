@@ -202,58 +202,58 @@ class AllTheWay(Walk):
         super().__init__(modules)
         self._reduced = reduced
         #: For each call in progress: the largest error among the tensors that its next piece may read.
-        self._given: list[float] = []
+        self._errors_before: list[float] = []
         self._errors = NotedTensors()
 
-    def _error(self, x: Tensor, mine: Tensor | None) -> float:
+    def _error(self, x: Tensor, reduced: Tensor | None) -> float:
         """Return the accumulated error of a tensor, computed once; 0 if there is nothing to compare it with."""
         error: float | None = self._errors.get(x)
         if error is None:
-            error = relative_l2(mine, x) if mine is not None and _counts(x) else 0.0
+            error = relative_l2(reduced, x) if reduced is not None and _counts(x) else 0.0
             self._errors.add(x, error)
         return error
 
     def entering(self, key: Key, given: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Compare the inputs that the caller's code made."""
-        mine, worst = self._reduced.inputs.get(key, {}), 0.0
+        reduced, worst = self._reduced.inputs.get(key, {}), 0.0
         fresh = self._reduced.fresh.get(key, set())
         layer = self._reduced.layers.get(key[0])
         for name, x in given:
-            error = self._error(x, mine.get(name))
+            error = self._error(x, reduced.get(name))
             worst = max(worst, error)
             if name in fresh and layer is not None and _counts(x):
-                before = self._given[-1] if self._given else 0.0
-                layer.point("input").add_accumulated(error, before, name, mine[name])
-        self._given.append(worst)
+                before = self._errors_before[-1] if self._errors_before else 0.0
+                layer.point("input").add_accumulated(error, before, name, reduced[name])
+        self._errors_before.append(worst)
         return {}
 
     def leaving(self, key: Key, made: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Compare the outputs, and hook them to compare their gradients."""
-        given, worst, copies = self._given.pop(), 0.0, dict[int, Tensor]()
-        mine = self._reduced.outputs.get(key, {})
+        given, worst, copies = self._errors_before.pop(), 0.0, dict[int, Tensor]()
+        reduced = self._reduced.outputs.get(key, {})
         layer = self._reduced.layers.get(key[0])
         for name, x in made:
-            error = self._error(x, mine.get(name))
+            error = self._error(x, reduced.get(name))
             worst = max(worst, error)
-            if name not in mine or not _counts(x) or layer is None:
+            if name not in reduced or not _counts(x) or layer is None:
                 continue
-            layer.point("output").add_accumulated(error, given, name, mine[name])
+            layer.point("output").add_accumulated(error, given, name, reduced[name])
             grad = self._reduced.output_gradients.get(key, {}).get(name)
             if x.requires_grad and grad is not None and id(x) not in copies:
                 copies[id(x)] = copied = x.clone()
                 copied.register_hook(_comparing(layer, grad, name))
                 self._errors.add(copied, error)
-        if self._given:
-            self._given[-1] = max(self._given[-1], worst)
+        if self._errors_before:
+            self._errors_before[-1] = max(self._errors_before[-1], worst)
         return copies
 
 
-def _comparing(layer: Layer, mine: Tensor, name: str) -> Callable[[Tensor | None], None]:
+def _comparing(layer: Layer, reduced: Tensor, name: str) -> Callable[[Tensor | None], None]:
     """Return a tensor hook that compares the gradient with that of the reduced replay."""
 
     def compare(grad: Tensor | None) -> None:
         if grad is not None:
-            layer.point("grad_output").add_accumulated(relative_l2(mine, grad), None, name, mine)
+            layer.point("grad_output").add_accumulated(relative_l2(reduced, grad), None, name, reduced)
 
     return compare
 
@@ -276,36 +276,36 @@ class PieceByPiece(Walk):
 
     def entering(self, key: Key, given: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Compare the inputs that the caller's code made; give the module those of the reduced replay."""
-        mine, gradients = self._reduced.inputs.get(key, {}), self._reduced.input_gradients.get(key, {})
+        reduced, gradients = self._reduced.inputs.get(key, {}), self._reduced.input_gradients.get(key, {})
         fresh, changed = self._reduced.fresh.get(key, set()), dict[int, Tensor]()
         layer = self._reduced.layers.get(key[0])
         for name, x in given:
-            if layer is None or name not in mine or id(x) in changed or mine[name].shape != x.shape:
+            if layer is None or name not in reduced or id(x) in changed or reduced[name].shape != x.shape:
                 continue
             if name in fresh and _counts(x) and self._handed.get(x) is None:
-                layer.point("input").add_local(relative_l2(mine[name], x), name, mine[name])
+                layer.point("input").add_local(relative_l2(reduced[name], x), name, reduced[name])
             grad = gradients.get(name)
             if grad is not None and x.requires_grad:
                 self.ends.append((x, grad))
-            changed[id(x)] = self._feed(mine[name], grad, x.requires_grad, (layer, "grad_input", name))
+            changed[id(x)] = self._feed(reduced[name], grad, x.requires_grad, (layer, "grad_input", name))
         return changed
 
     def leaving(self, key: Key, made: list[tuple[str, Tensor]]) -> dict[int, Tensor]:
         """Compare the outputs; give the caller those of the reduced replay."""
-        mine, gradients = self._reduced.outputs.get(key, {}), self._reduced.output_gradients.get(key, {})
+        reduced, gradients = self._reduced.outputs.get(key, {}), self._reduced.output_gradients.get(key, {})
         layer, changed = self._reduced.layers.get(key[0]), dict[int, Tensor]()
         for name, x in made:
-            if layer is None or name not in mine or self._handed.get(x) is not None or id(x) in changed:
+            if layer is None or name not in reduced or self._handed.get(x) is not None or id(x) in changed:
                 continue
-            if mine[name].shape != x.shape:
+            if reduced[name].shape != x.shape:
                 continue
             if _counts(x):
-                layer.point("output").add_local(relative_l2(mine[name], x), name, mine[name])
+                layer.point("output").add_local(relative_l2(reduced[name], x), name, reduced[name])
             grad = gradients.get(name)
             if grad is not None and x.requires_grad:
                 self.ends.append((x, grad))
             if len(self.stack) > 1:  # no piece follows the root's outputs
-                changed[id(x)] = self._feed(mine[name], grad, x.requires_grad, (layer, "grad_output", name))
+                changed[id(x)] = self._feed(reduced[name], grad, x.requires_grad, (layer, "grad_output", name))
         return changed
 
     def _feed(self, value: Tensor, grad: Tensor | None, requires_grad: bool, who: tuple[Layer, str, str]) -> Tensor:
@@ -343,11 +343,11 @@ class PieceByPiece(Walk):
         brought = [g.to(x.dtype) for x, g in self.ends]
         found: Gradients = take_gradients(ends, inputs, brought, allow_unused=True, retain_graph=True)
         flipped: Gradients = take_gradients(ends, inputs, [_flipped(g) for g in brought], allow_unused=True)
-        told = [(mine, layer, kind, name) for _, mine, layer, kind, name in self.starts]
-        told += [(mine, layer, "weight_grad", name) for _, mine, layer, name in weights.values()]
-        for (mine, layer, kind, name), grad, other in zip(told, found, flipped, strict=True):
-            if mine is not None and grad is not None and other is not None:
-                layer.point(kind).add_local(relative_l2(mine, grad) / max(1.0, ratio(other, grad)), name, mine)
+        compared = [(reduced, layer, kind, name) for _, reduced, layer, kind, name in self.starts]
+        compared += [(reduced, layer, "weight_grad", name) for _, reduced, layer, name in weights.values()]
+        for (reduced, layer, kind, name), grad, other in zip(compared, found, flipped, strict=True):
+            if reduced is not None and grad is not None and other is not None:
+                layer.point(kind).add_local(relative_l2(reduced, grad) / max(1.0, ratio(other, grad)), name, reduced)
 
 
 def _flipped(x: Tensor) -> Tensor:
