@@ -1,6 +1,6 @@
-"""``record --apply``: the changes of a prescription file, made inside the training process.
+"""``record --apply``: makes the changes of a prescription file inside the training process.
 
-The one place where recording changes a training, and only where it was asked to. The files of the user's program stay
-as they are: classes of torch are patched, flags set, optimizers and modules adjusted as they are met. Every change is
-printed on stderr and logged as an ``applied`` event, and so is every one that found nothing to act on.
+The one place where recording changes a training, and only on request. The user's source files stay as they are: torch
+classes are patched, flags are set, optimizers and modules are changed when they are first seen. Each change is printed
+on stderr and logged as an ``applied`` event, also if it could not be made.
 """

@@ -1,7 +1,6 @@
-"""All changes of one process, installed in two halves around the recorder's own hooks; those of modules lie beside it.
+"""Makes all changes of a process: torch flags, autocast format, loss scalers, optimizers' eps, FP32 master weights.
 
-Flags of torch, the format of autocast, loss scalers as the script makes them, and optimizers: their eps, and FP32
-master weights for 16-bit ones.
+Installed in two halves, before and after the recorder's own hooks. Changes of modules are in :mod:`module_changes`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Applier:
         ]
 
     def install_before(self) -> None:
-        """What has to be in place before the recorder's hooks: they are to see the training as it was changed."""
+        """Install what must precede the recorder's hooks, which are to see the training as changed."""
         _install_flags(self._of("flag."), self._ledger, self._context)
         _install_scaler_changes(self._of("scaler."), self._ledger)
         for change in self._of("autocast."):
@@ -51,7 +50,7 @@ class Applier:
             self._ledger.refused(change, "the order of calls is the script's: call scaler.unscale_(optimizer) first")
 
     def install_after(self) -> None:
-        """What has to come after them."""
+        """Install what must follow the recorder's hooks."""
         for masters in self._masters:
             masters.install_after()
 
@@ -60,28 +59,30 @@ class Applier:
 
 
 def _install_flags(changes: Sequence[Change], ledger: Ledger, context: StepContext) -> None:
-    """Set them now, and once more when training begins: scripts set such flags on their first lines."""
-    first = {change: _tried(change, ledger) for change in changes}
+    """Set flags now, and again when training begins: scripts set such flags on their first lines."""
+    first = {change: _try_to_set(change, ledger) for change in changes}
 
     def again() -> None:
         for change, before in first.items():
-            was = _tried(change, ledger)
+            was = _try_to_set(change, ledger)
             if was is not None:
                 ledger.done(change, f"torch {torch.__version__}", was if was != change.to else before)
 
     context.when_armed.insert(0, again)
 
 
-def _tried(change: Change, ledger: Ledger) -> Value | None:
+def _try_to_set(change: Change, ledger: Ledger) -> Value | None:
+    """Set a flag; return its former value, None if torch refuses."""
     try:
-        return _set(change)
-    except RuntimeError as error:  # torch refuses a mixture of its older and newer spellings
+        return _set_flag(change)
+    except RuntimeError as error:  # torch refuses to mix its older and newer flags for the same setting
         attach.let_through(error)
         ledger.refused(change, f"torch refuses it: {error}")
         return None
 
 
-def _set(change: Change) -> Value:
+def _set_flag(change: Change) -> Value:
+    """Set a flag; return its former value."""
     name = change.setting.removeprefix("flag.")
     if name == "float32_matmul_precision":
         before: Value = torch.get_float32_matmul_precision()
@@ -97,12 +98,10 @@ def _set(change: Change) -> Value:
 
 
 def _install_autocast(change: Change, ledger: Ledger) -> None:
-    """Have every autocast region that would be float16 be bfloat16."""
+    """Make every autocast region in float16 one in bfloat16."""
     kind: Any = torch.amp.autocast_mode.autocast
-    kind.__init__ = _in_bfloat16(kind.__init__, change, ledger)
+    original = kind.__init__
 
-
-def _in_bfloat16(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
     @functools.wraps(original)
     def then_change(region: Any, *args: Any, **kwargs: Any) -> None:
         original(region, *args, **kwargs)
@@ -110,10 +109,10 @@ def _in_bfloat16(original: Callable[..., Any], change: Change, ledger: Ledger) -
             region.fast_dtype = torch.bfloat16
             ledger.done(change, f"autocast on {region.device}", "float16")
 
-    return then_change
+    kind.__init__ = then_change
 
 
-#: Attribute of ``torch.amp.GradScaler`` per setting, feature-tested when a scaler is made.
+#: Attribute of ``torch.amp.GradScaler`` by setting; whether this torch has it is tested when a scaler is created.
 _ATTRIBUTES = {
     "scaler.init_scale": "_init_scale",
     "scaler.growth_interval": "_growth_interval",
@@ -122,18 +121,19 @@ _ATTRIBUTES = {
 
 
 def _install_scaler_changes(changes: Sequence[Change], ledger: Ledger) -> None:
-    """Patch ``torch.amp.GradScaler``, which every scaler of torch derives from."""
+    """Patch ``torch.amp.GradScaler``, from which every scaler of torch derives."""
     kind: Any = torch.amp.GradScaler
     for change in changes:
         if change.setting == "scaler.min_scale":
             kind.update = _with_floor(kind.update, change, ledger)
             continue
-        kind.__init__ = _constructed(kind.__init__, change, ledger)
-        if change.setting == "scaler.growth_interval":  # a checkpoint brings the old one back
-            kind.load_state_dict = _constructed(kind.load_state_dict, change, ledger)
+        kind.__init__ = _setting_attribute(kind.__init__, change, ledger)
+        if change.setting == "scaler.growth_interval":  # loading a checkpoint restores the old value
+            kind.load_state_dict = _setting_attribute(kind.load_state_dict, change, ledger)
 
 
-def _constructed(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
+def _setting_attribute(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
+    """Return a method of GradScaler that also sets the attribute after the original has run."""
     attribute = _ATTRIBUTES[change.setting]
 
     @functools.wraps(original)
@@ -153,11 +153,13 @@ def _constructed(original: Callable[..., Any], change: Change, ledger: Ledger) -
 
 
 def _with_floor(original: Callable[..., Any], change: Change, ledger: Ledger) -> Callable[..., Any]:
+    """Return an ``update`` that keeps the loss scale above a minimum."""
+
     @functools.wraps(original)
     def update(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
         if scaler.is_enabled() and scaler._scale is not None:
-            scaler._scale.clamp_(min=float(change.to))  # on the device: nobody waits for it
+            scaler._scale.clamp_(min=float(change.to))  # on the device, without waiting for it
             ledger.done(change, type(scaler).__name__, 0.0)
         return result
 
@@ -168,7 +170,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _install_eps(change: Change, ledger: Ledger) -> None:
-    """Set eps as parameter groups are made, and before each step: a checkpoint brings the old one back."""
+    """Set eps when parameter groups are added and before each step: loading a checkpoint restores the old value."""
 
     def adjust(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
@@ -189,19 +191,19 @@ def _install_eps(change: Change, ledger: Ledger) -> None:
 
 
 def _is_meant(was: float, change: Change) -> bool:
-    """Of several optimizers those with the eps that was diagnosed."""
+    """Return whether an optimizer is meant, by its eps: that of the diagnosis, if it is known."""
     return not isinstance(change.before, (int, float)) or math.isclose(was, change.before, rel_tol=1e-6)
 
 
 class MasterWeights:
     """Lets an optimizer step on FP32 copies of 16-bit weights.
 
-    For the time of the step a parameter *is* its FP32 master (``Parameter.data``), so that the optimizer, whatever it
-    is, keeps its state in FP32 and adds its update there; afterwards the 16-bit weight is the master rounded. A weight
-    the script changes itself between steps is taken over, element by element.
+    During the step a parameter *is* its FP32 master (``Parameter.data``), so that any optimizer keeps its state in FP32
+    and adds its update there; afterwards the 16-bit weight is the rounded master. Elements that the script has changed
+    between steps are copied to the master.
 
-    Not done with a closure (it would run the model on FP32 weights) nor under ``torch.distributed``, whose wrappers
-    hold on to parameters in ways of their own. Masters are not part of a checkpoint.
+    Not done with a closure (it would run the model on FP32 weights), nor under ``torch.distributed``, whose wrappers
+    keep references to parameters. Masters are not part of a checkpoint.
     """
 
     def __init__(self, change: Change, ledger: Ledger) -> None:
@@ -211,16 +213,17 @@ class MasterWeights:
         self._away: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def install_before(self) -> None:
-        """To be called before the recorder registers its hooks: it is to see the FP32 weights before the step."""
+        """Register the pre-step hook; call this before the recorder's hooks are: they are to see FP32 weights."""
         register_optimizer_step_pre_hook(self._take_over)
 
     def install_after(self) -> None:
-        """To be called after that: it is to see them also after the step."""
+        """Register the post-step hook; call this after the recorder's hooks are: they are still to see FP32 weights."""
         register_optimizer_step_post_hook(self._give_back)
 
     def _take_over(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Replace the 16-bit weights of a stepping optimizer by their masters, and widen the gradients."""
         if self._away:
-            return  # an optimizer that drives another one
+            return  # the step of an optimizer inside that of another one
         half = [p for g in optimizer.param_groups for p in g["params"] if p.dtype in _HALF and p.grad is not None]
         if not half:
             return
@@ -241,6 +244,7 @@ class MasterWeights:
         self._ledger.done(self._change, type(optimizer).__name__, was)
 
     def _master(self, parameter: Tensor) -> Tensor:
+        """Return a parameter's master; elements changed since the last step are taken from the parameter."""
         master = self._masters.get(parameter)
         if master is None:
             return self._masters.put(parameter, parameter.detach().float().clone())
@@ -248,6 +252,7 @@ class MasterWeights:
         return master.copy_(torch.where(unmoved, master, parameter.detach().float()))
 
     def _give_back(self, _optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Give the parameters their 16-bit weights back, rounded from the masters, and their gradients."""
         away, self._away = self._away, []
         with torch.no_grad():
             for parameter, data, gradient in away:

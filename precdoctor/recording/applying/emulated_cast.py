@@ -1,6 +1,6 @@
-"""A cast of a whole tensor to a narrow format and back, on its device; the twin of the casts in ``numerics``.
+"""Emulates casts of whole tensors to narrow formats and back, on their device, as ``numerics`` does in NumPy.
 
-The result has the values that the format can hold, in the dtype that came in; what the cast did is counted beside it.
+The result has values that the format can hold, in the original dtype; counts and squared errors come with it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from precdoctor.numerics.blocks import BlockFormat, ScaleRule
 from precdoctor.numerics.formats import Format, Kind
 from precdoctor.numerics.narrow_cast import NarrowCast
 
-#: What :func:`cast` counts: finite non-zero elements, those that become zero, those beyond the largest value, the sum
-#: of squared errors, the sum of squares.
+#: The counts of :func:`cast`: finite non-zero elements, those that become zero, those beyond the maximum, the sum of
+#: squared errors, the sum of squares.
 COUNTS = ("elements", "flushed", "saturated", "noise", "signal")
 _FP32_BIAS, _FP32_MANTISSA = 127, 23
 _LARGEST = torch.finfo(torch.float32).max
 
 
 def cast(x: Tensor, how: NarrowCast) -> tuple[Tensor, Tensor]:
-    """``x`` as the format holds it, and :data:`COUNTS`.
+    """Return ``x`` with values as the format holds them, and the :data:`COUNTS`.
 
-    NaN and Inf stay as they are. Finite elements beyond the range become Inf where the format has it and is no block
-    format, else its maximum.
+    NaN and Inf stay as they are. Finite elements beyond the range become Inf in formats that have it, unless in blocks;
+    otherwise the format's maximum.
 
     Args:
-        x: floating point, any shape; taken in FP32.
+        x: floating point, any shape; cast from FP32.
         how: the format and its scaling.
 
     Returns:
-        A new tensor with dtype, shape and device of ``x``; float64 of shape ``(5,)`` on the same device.
+        A new tensor with dtype, shape and device of ``x``; counts of shape ``(5,)`` on that device, float64 (float32 on
+        MPS).
     """
     with torch.no_grad():
         wide = x.detach().to(torch.float32)
@@ -43,13 +44,14 @@ def cast(x: Tensor, how: NarrowCast) -> tuple[Tensor, Tensor]:
             quotient, beyond = _rounded(given * scale, how.format, saturate=not how.format.has_infinity)
             back, zero = quotient / scale, quotient == 0.0
         nonzero = given != 0.0
-        exact = torch.float32 if x.device.type == "mps" else torch.float64  # which has no FP64
+        exact = torch.float32 if x.device.type == "mps" else torch.float64  # MPS has no FP64
         sums = (nonzero, zero & nonzero, beyond, (back - given).to(exact).square(), given.to(exact).square())
         counts = torch.stack([s.sum(dtype=exact) for s in sums])
         return torch.where(finite, back, wide).to(x.dtype), counts
 
 
 def _scale(given: Tensor, how: NarrowCast) -> Tensor:
+    """Return the scale of a cast, as a tensor: the given one, or the one that maps the amax to the format's maximum."""
     if how.scale is not None:
         return torch.full((), how.scale, device=given.device)
     amax = given.abs().amax() if given.numel() else given.new_zeros(())
@@ -57,12 +59,12 @@ def _scale(given: Tensor, how: NarrowCast) -> Tensor:
 
 
 def _rounded(x: Tensor, fmt: Format, *, saturate: bool) -> tuple[Tensor, Tensor]:
-    """Finite FP32 numbers rounded to nearest even, and which of them lie beyond the format."""
+    """Return FP32 numbers rounded to nearest even, and which of them lie beyond the format."""
     if fmt.bits == 32:
         return x, torch.zeros_like(x, dtype=torch.bool)
     if fmt.bits == 16:
         out = x.to(torch.bfloat16 if fmt.exponent_bits == 8 else torch.float16).to(torch.float32)
-    else:  # the binade is in the bits; an ulp there is a normal FP32 number for all narrower formats
+    else:  # ulps of all narrower formats are normal FP32 numbers, so they can be built from exponent bits
         exponent = (x.view(torch.int32) >> _FP32_MANTISSA & 0xFF) - _FP32_BIAS
         ulp = _power_of_two(exponent.clamp(min=1 - fmt.bias) - fmt.mantissa_bits)
         out = (x / ulp).round() * ulp
@@ -72,12 +74,12 @@ def _rounded(x: Tensor, fmt: Format, *, saturate: bool) -> tuple[Tensor, Tensor]
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """FP32, for int32 exponents from -126 to 127."""
+    """Return powers of two in FP32, for int32 exponents from -126 to 127."""
     return (exponent + _FP32_BIAS << _FP32_MANTISSA).view(torch.float32)
 
 
 def _cast_blocks(given: Tensor, fmt: BlockFormat, rule: ScaleRule) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, which elements are clipped, and which are zero; a block is so many elements of the last dimension."""
+    """Return values, which elements are clipped, and which are zero; blocks run along the last dimension."""
     columns, width = (given.shape[-1] if given.dim() else 1), fmt.block[1]
     rows = given.numel() // max(columns, 1)
     matrix = torch.nn.functional.pad(given.reshape(rows, columns), (0, -columns % width))
@@ -96,7 +98,7 @@ def _cast_blocks(given: Tensor, fmt: BlockFormat, rule: ScaleRule) -> tuple[Tens
 
 
 def _block_divisors(amax: Tensor, fmt: BlockFormat, rule: ScaleRule) -> Tensor:
-    """The scale of each block from its amax, as the scale format holds it; 1 for a block of zeros."""
+    """Return the scale of each block, from its amax, as the scale format holds it; 1 for a block of zeros."""
     if rule is ScaleRule.AMAX:
         scales = _rounded(amax / fmt.element.max, fmt.scale, saturate=True)[0]
     else:

@@ -1,4 +1,4 @@
-"""The changes that were made, each printed once and logged, and those that found nothing to act on."""
+"""Prints each change once and logs it; reports changes that could not be made."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change, Value
 
-#: Modules and optimizers named one by one for a change; a loss module made anew each step is met for ever.
+#: Maximum number of modules and optimizers named per change: a loss module created anew each step would never end.
 _MAX_NOTED = 16
 
 
 class Ledger:
-    """Keeps account of the changes of one process.
+    """The changes of one process, made and refused.
 
-    Nothing is printed until the process trains: launchers and data loaders also import torch.
+    Nothing is printed before the process trains, because launchers and data loaders also import torch.
     """
 
     def __init__(self, context: StepContext, changes: Sequence[Change]) -> None:
@@ -24,16 +24,16 @@ class Ledger:
         self._noted: dict[tuple[Change, str], int] = {}
         self._refused: set[tuple[Change, str]] = set()
         self._pending: dict[Change, str] = {}
-        self._unsaid: list[str] = []
+        self._unprinted: list[str] = []
         context.when_armed.append(self._armed)
         context.when_closing.append(self._closing)
 
     def done(self, change: Change, what: str, was: Value | None) -> None:
-        """A change was made.
+        """Report that a change was made.
 
         Args:
-            what: on what, in words: ``GradScaler``, or a module's FQN in backticks.
-            was: the value it had.
+            what: the changed object, in words: ``GradScaler``, or a module's FQN in backticks.
+            was: the former value.
         """
         count = self._noted[change, what] = self._noted.get((change, what), 0) + 1
         if count > 1 or len(self._noted) > _MAX_NOTED * len(self._changes):
@@ -43,11 +43,11 @@ class Ledger:
         self._say(f"applied {change.setting} {before}{_words(change.to)} ({what})")
 
     def pending(self, change: Change, why: str) -> None:
-        """What a change is about was found; ``why`` explains, should nothing come of it until the end."""
+        """Note that a change has found its object; ``why`` is reported if it was not made by the end."""
         self._pending[change] = why
 
     def refused(self, change: Change, why: str) -> None:
-        """A change was not made; ``why`` is a clause that goes on after "because"."""
+        """Report that a change was not made; ``why`` is a clause that follows "because"."""
         if (change, why) not in self._refused:
             self._refused.add((change, why))
             self._event(change, done=False, why=why)
@@ -60,25 +60,25 @@ class Ledger:
 
     def _say(self, message: str) -> None:
         if self._context.state == "idle":
-            self._unsaid.append(message)
+            self._unprinted.append(message)
         elif attach.global_rank() == 0:
             attach.say(message)
 
     def _armed(self) -> None:
-        unsaid, self._unsaid = self._unsaid, []
+        unsaid, self._unprinted = self._unprinted, []
         for message in unsaid:
             self._say(message)
 
     def _closing(self) -> None:
-        """Whatever never met what it is about."""
+        """Report the changes that have never found their object."""
         met = {change for change, _ in (*self._noted, *self._refused)}
         for change in self._changes:
             if change not in met:
-                missed = _MISSED.get(change.setting.partition(".")[0], "nothing it is about was met")
+                missed = _WHY_MISSED.get(change.setting.partition(".")[0], "nothing it is about was met")
                 self.refused(change, self._pending.get(change, missed))
 
 
-_MISSED = {
+_WHY_MISSED = {
     "module": "the training has no module of this name",
     "autocast": "no autocast region asked for float16",
     "scaler": "the training made no GradScaler",

@@ -1,5 +1,6 @@
-"""Named modules run in another format: autocast off (or in BF16), inputs cast, 16-bit weights widened; or their
-operands cast to narrow formats and back.
+"""Runs named modules in another format: autocast off (or in BF16), inputs cast, 16-bit weights widened.
+
+Or casts their operands to narrow formats and back.
 """
 
 from __future__ import annotations
@@ -26,28 +27,28 @@ Run = Callable[[nn.Module, Callable[..., Any], Any, Any], Any]
 
 
 class ModuleFormats:
-    """Finds the modules as models are met, and changes how their ``forward`` runs.
+    """Finds the named modules in models when these are first called, and changes how their ``forward`` runs.
 
-    The *class's* forward is patched and asks whether the module at hand is one of those: nothing is put into the module
-    itself, so that it is copied, pickled and saved as before.
+    The *class's* forward is patched and checks whether the module is one of them. Nothing is added to the module
+    itself, so it can be copied, pickled and saved as before.
     """
 
     def __init__(self, context: StepContext, changes: Sequence[Change], ledger: Ledger) -> None:
         self._context = context
         self._changes = tuple(changes)
         self._ledger = ledger
-        #: Names of its own: ranks that are not recorded also make the changes.
+        #: Not the recorder's names: ranks that are not recorded also make the changes.
         self._names = Names()
         self._version = self._names.version
         self._targets: weakref.WeakKeyDictionary[nn.Module, dict[Change, Run]] = weakref.WeakKeyDictionary()
         self._patched: set[type] = set()
-        #: Modules inside their forward: a subclass may call that of a class that is patched as well.
+        #: Modules whose forward is running: a subclass may call the forward of a base class that is also patched.
         self._running: set[int] = set()
-        #: Roots that are to be changed themselves.
+        #: Names of roots that are to be changed themselves.
         self._roots = {change.root for change in self._changes if not change.module}
 
     def install(self) -> None:
-        """Look at every module that is called for the first time; a model is known by its first call."""
+        """Examine each module that is called for the first time; a model is known from its first call on."""
         meet = guarded(self._context)(self._meet)
 
         def precdoctor_apply(module: nn.Module, _args: Any) -> None:
@@ -59,7 +60,9 @@ class ModuleFormats:
             self._meet_before_calls(precdoctor_apply)
 
     def _meet_before_calls(self, look: Callable[[nn.Module, Any], None]) -> None:
-        """Until the roots to be changed are known: by the time hooks run, a call has taken its ``forward`` already."""
+        """Examine modules before calls until the roots to be changed are known: hooks come after ``forward`` was looked
+        up.
+        """
         original: Callable[..., Any] = nn.Module._call_impl
 
         @functools.wraps(original)
@@ -72,9 +75,10 @@ class ModuleFormats:
         nn.Module._call_impl = call  # type: ignore[method-assign, assignment]
 
     def _meet(self, module: nn.Module) -> None:
+        """Look for named modules in all known models if a new model was called."""
         self._names.place(module, None)
         if self._names.version == self._version:
-            return  # a loss module made anew each step
+            return  # no new model: a loss module created anew each step
         self._version = self._names.version
         for root in tuple(self._names.roots.values()):
             model = root.module()
@@ -85,6 +89,7 @@ class ModuleFormats:
                     self._look_in(model, change)
 
     def _look_in(self, model: nn.Module, change: Change) -> None:
+        """Change the module that a change names, if the model has it."""
         for module in model.modules():
             place = self._names.find(module)
             if place is not None and place.module == change.module and not place.is_wrapper:
@@ -93,6 +98,7 @@ class ModuleFormats:
                 return
 
     def _take(self, module: nn.Module, change: Change) -> None:
+        """Make a module's forward run with a change."""
         if isinstance(module, torch.jit.ScriptModule):
             self._ledger.refused(change, "a scripted module cannot be changed")
             return
@@ -104,7 +110,7 @@ class ModuleFormats:
         kind = type(module)
         if len(runs) > 1:
             return
-        if "forward" in vars(module):  # put there by a library; it hides the class's
+        if "forward" in vars(module):  # a library has put it there; it hides that of the class
             own = module.forward
             module.forward = functools.wraps(own)(lambda *args, **kwargs: self._run(module, own, args, kwargs))
         elif kind not in self._patched:
@@ -112,7 +118,7 @@ class ModuleFormats:
             kind.forward = self._forward_of(kind.forward)
 
     def _casting(self, change: Change) -> Run | None:
-        """Its operands cast; it counts as done once its forward runs."""
+        """Return a function that runs a forward with its operands cast; the change counts as done once that runs."""
         if is_distributed():
             self._ledger.refused(change, "casts are not applied under torch.distributed")
             return None
@@ -128,7 +134,7 @@ class ModuleFormats:
         return run
 
     def _converted(self, module: nn.Module, change: Change) -> Run | None:
-        """In another dtype."""
+        """Convert a module to another dtype; return a function that runs its forward in that."""
         dtype = torch.float32 if change.to == "float32" else torch.bfloat16
         narrow = [p for p in module.parameters() if p.dtype in _HALF and p.dtype is not dtype]
         if narrow and is_distributed():
@@ -148,6 +154,7 @@ class ModuleFormats:
         return forward
 
     def _run(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run a forward with all changes of the module; unchanged inside its own forward."""
         runs = self._targets.get(module)
         if not runs or id(module) in self._running:
             return call(*args, **kwargs)
@@ -165,11 +172,12 @@ def _called(run: Run, module: nn.Module, call: Callable[..., Any], *args: Any, *
 
 
 def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``call(*args, **kwargs)`` with floating-point tensors in ``dtype`` and autocast off, or in that format.
+    """Return ``call(*args, **kwargs)`` with floating-point tensors in ``dtype``, and autocast off or in BF16 like
+    these.
 
-    Under an enclosing autocast the result is FP32: autocast casts that where it needs to, and refuses to mix its own
-    16-bit format with the other one. Without one the result goes back to the 16-bit format that came in, because the
-    modules after it hold their weights in that.
+    Under an enclosing autocast the result is FP32: autocast casts that where needed, but does not mix its 16-bit format
+    with the other one. Otherwise the result gets the 16-bit format of the input back, in which later modules hold their
+    weights.
     """
     given = _first_tensor((args, kwargs))
     device = given.device.type if given is not None else "cpu"
@@ -183,7 +191,7 @@ def run_in(dtype: torch.dtype, call: Callable[..., Any], args: Any, kwargs: Any)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """Floating-point tensors of at most 32 bits in nested tuples, lists and dicts, in ``dtype``; all else as it is."""
+    """Return nested tuples, lists and dicts with floating-point tensors of at most 32 bits in ``dtype``."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.dtype in (torch.float32, *_HALF) else value
     if isinstance(value, tuple):
@@ -197,6 +205,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _first_tensor(value: Any) -> Tensor | None:
+    """Return the first floating-point tensor of at most 32 bits in nested containers; None if there is none."""
     if isinstance(value, Tensor):
         return value if value.dtype in (torch.float32, *_HALF) else None
     if isinstance(value, dict):

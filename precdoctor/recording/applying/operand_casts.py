@@ -1,4 +1,4 @@
-"""The weights, inputs and output gradients of one module cast to narrow formats and back: a plan, tried."""
+"""Casts weights, inputs and output gradients of a module to narrow formats and back, to try out a plan."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.runlog.changes import Change
 
 _PLAIN = (Tensor, nn.Parameter)
-#: Steps of which the counts are held.
+#: Maximum number of steps whose counts are kept.
 _MAX_STEPS = 1024
 
 
 class OperandCasts:
-    """Runs a module's forward with its operands cast, and logs a ``casts`` event for each of them at the end.
+    """Runs a module's forward with its operands cast, and logs a ``casts`` event for each operand at the end.
 
-    Gradients pass the casts of weights and inputs straight through. What the casts did is summed up on the device, by
-    step; nobody waits for it.
+    Gradients pass the casts of weights and inputs unchanged. Counts are summed per step on the device, without waiting.
     """
 
     def __init__(self, context: StepContext, change: Change, ledger: Ledger) -> None:
@@ -37,7 +36,7 @@ class OperandCasts:
         context.when_closing.append(self._closing)
 
     def run(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """``call(*args, **kwargs)``, which is the forward of ``module``."""
+        """Return ``call(*args, **kwargs)``, the forward of ``module``, with operands cast."""
         with self._cast_weights(module):
             result = call(*self._cast_inputs(args), **kwargs)
         if "grad_output" not in self._casts or not torch.is_grad_enabled():
@@ -47,20 +46,20 @@ class OperandCasts:
         def with_cast_gradient(x: Tensor) -> Tensor:
             if id(x) not in names or not _is_operand(x) or not x.requires_grad:
                 return x
-            return _through(_CastGradient, x, self._cast("grad_output", names[id(x)]))
+            return _apply(_CastGradient, x, self._cast("grad_output", names[id(x)]))
 
         return tensor_leaves.mapped(result, with_cast_gradient)
 
     def _cast_inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Tensors among the positional arguments, each object once: attention asks whether its three are the same."""
+        """Cast tensors among the positional arguments, each object once: attention tests whether query is key."""
         if "input" not in self._casts:
             return args
-        made = {id(x): _through(_Straight, x, self._cast("input")) for x in args if _is_operand(x)}
+        made = {id(x): _apply(_Straight, x, self._cast("input")) for x in args if _is_operand(x)}
         return tuple(made.get(id(x), x) for x in args)
 
     @contextmanager
     def _cast_weights(self, module: nn.Module) -> Iterator[None]:
-        """The module's own matrices replaced while its forward runs; autograd keeps what the products took."""
+        """Replace the module's own matrices by cast ones inside the context; autograd keeps the cast ones."""
         held = {
             name: p
             for name, p in (module._parameters.items() if "weight" in self._casts else ())
@@ -69,8 +68,8 @@ class OperandCasts:
         if not held:
             yield
             return
-        made = {name: _through(_Straight, p, self._cast("weight", name)) for name, p in held.items()}
-        flat = vars(module).get("_flat_weights")  # recurrent modules of torch hand this list to their kernels
+        made = {name: _apply(_Straight, p, self._cast("weight", name)) for name, p in held.items()}
+        flat = vars(module).get("_flat_weights")  # torch's recurrent modules pass this list to their kernels
         parameters: Any = module._parameters
         try:
             parameters.update(made)
@@ -84,9 +83,9 @@ class OperandCasts:
                 vars(module)["_flat_weights"] = flat
 
     def _cast(self, role: str, name: str = "") -> Callable[[Tensor], Tensor]:
-        """Casts one operand and adds what that did to the counts of the step in progress.
+        """Return a function that casts one operand and adds to the counts of the current step.
 
-        Evaluation, without gradients, is not counted. A tensor that cannot be cast stays as it is.
+        Calls without gradients (evaluation) are not counted. A tensor that cannot be cast is returned as a plain copy.
         """
         how, counted = self._casts[role], self._counts.setdefault((role, name), {})
         step, training = self._context.step, torch.is_grad_enabled()
@@ -109,6 +108,7 @@ class OperandCasts:
         return apply
 
     def _closing(self) -> None:
+        """Log the counts of all operands."""
         for (role, name), by_step in self._counts.items():
             how = self._casts[role]
             columns = torch.stack(list(by_step.values())).cpu().T.tolist() if by_step else [[] for _ in COUNTS]
@@ -121,17 +121,19 @@ class OperandCasts:
             self._context.event("casts", **place, data={**data, "steps": list(by_step), **counts})
 
 
-def _through(function: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+def _apply(function: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
+    """Apply an autograd function."""
     made: Tensor = function.apply(x, apply)
     return made
 
 
 def _is_operand(x: Any) -> bool:
+    """Return whether a value is a plain, dense floating-point tensor or parameter."""
     return type(x) in _PLAIN and x.is_floating_point() and x.layout is torch.strided
 
 
 class _Straight(torch.autograd.Function):
-    """The cast forwards, nothing backwards."""
+    """Casts in the forward pass; passes the gradient unchanged."""
 
     @staticmethod
     def forward(_ctx: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
@@ -143,7 +145,7 @@ class _Straight(torch.autograd.Function):
 
 
 class _CastGradient(torch.autograd.Function):
-    """Nothing forwards, the cast backwards; a copy, because scripts change outputs in place."""
+    """Passes a copy in the forward pass, because scripts change outputs in place; casts the gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, apply: Callable[[Tensor], Tensor]) -> Tensor:
@@ -152,4 +154,4 @@ class _CastGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _through(_Straight, gradient, ctx.apply_cast), None
+        return _apply(_Straight, gradient, ctx.apply_cast), None

@@ -1,1 +1,1 @@
-"""The deep scan: a few healthy steps traced op by op as the run makes them, for what module outputs cannot show."""
+"""The deep scan: examines the ops of a few healthy steps as they run, for what module outputs cannot show."""

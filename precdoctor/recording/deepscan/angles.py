@@ -1,4 +1,4 @@
-"""Sines and cosines of angles made of data that was rounded to half precision before: how many radians off they are."""
+"""Detects sines and cosines of angles that were rounded to half precision, and measures the error in radians."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.scan_facts import Findings
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import HALF, Call, names
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
 #: Ops that take angles.
 TURNS = names("sin cos")
-#: Radians: errors below it are no fact; from the second on an element counts as wrong.
+#: Errors in radians: from the first on a fact is noted, from the second on an element counts as wrong.
 _NOTED, _WRONG = 2.0**-4, 2.0**-3
 
 
 def note_angles(findings: Findings, call: Call, exact: Tensor, dtype: torch.dtype) -> None:
-    """Note an op whose angles are off.
+    """Note an op whose angles are off because they were rounded.
 
     Args:
         exact: its operand from before the rounding, of the same shape.
         dtype: the format that it was rounded to.
     """
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in HALF:
         return
     seen = call.before(call.args[0]).detach().double()
     off = (seen - exact.detach().double()).abs()
@@ -30,11 +30,11 @@ def note_angles(findings: Findings, call: Call, exact: Tensor, dtype: torch.dtyp
     error = float(torch.where(known, off, 0.0).max()) if off.numel() else 0.0
     if error >= _NOTED:
         wrong, largest = int((known & (off >= _WRONG)).sum()), float(torch.where(known, seen.abs(), 0.0).max())
-        told = {
+        facts = {
             "error": error,
             "wrong": wrong,
             "of": int(known.sum()),
             "largest": largest,
             "rounded_to": dtype_name(dtype),
         }
-        findings.add("angle", call, error, **told)
+        findings.add("angle", call, error, **facts)

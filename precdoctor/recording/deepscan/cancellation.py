@@ -1,7 +1,7 @@
-"""Differences of numbers that were rounded before: where they cancel, that rounding is what is left.
+"""Detects cancellation: differences of numbers rounded earlier, of which little more than that rounding is left.
 
-Data and what is made of it (casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64 from
-before its first rounding on, by the memory it lies in.
+Data and what is made of it (by casts, concatenation, running sums, arithmetic without a gradient) is followed in FP64
+from before its first rounding on, by storage.
 """
 
 from __future__ import annotations
@@ -18,105 +18,104 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from precdoctor.recording.deepscan.angles import TURNS, note_angles
 from precdoctor.recording.deepscan.effects import Effects
 from precdoctor.recording.deepscan.scan_facts import Event, Findings, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scanned_op import HALF, Call, names
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
-_HALF = frozenset((torch.float16, torch.bfloat16))
-#: Formats that are rounded to, and those that are wide enough beside each of them.
+#: By format rounded to: the source formats that are wide enough to serve as exact.
 _WIDER = {
-    **dict.fromkeys(_HALF, frozenset((torch.float32, torch.float64))),
+    **dict.fromkeys(HALF, frozenset((torch.float32, torch.float64))),
     torch.float32: frozenset((torch.float64, torch.int64, torch.int32)),
 }
-#: Elements of rounded numbers that are followed; of one tensor that no cast has made.
+#: Maximum number of elements followed, and of elements of one tensor that no cast has made.
 _MAX_SOURCES, _MAX_MADE = 1 << 22, 1 << 18
-#: Ops that pass data on, and those that round it to half by themselves.
+#: Ops that round to half by themselves, and all ops through which data is followed.
 _ROUNDS = names("cumsum cumprod add sub mul div")
 _CARRIES = _ROUNDS | names(
     "_to_copy clone cat stack index index_select gather where neg abs flip roll repeat floor trunc ceil mean "
     "constant_pad_nd reflection_pad1d replication_pad1d masked_fill tril triu rsub"
 )
-#: Ops that subtract: two numbers, or the whole part of one.
+#: Ops that subtract two numbers, or the integer part of one.
 _SUBTRACTS = names("sub rsub add frac remainder fmod")
-#: Ops that subtract a mean inside.
+#: Ops that subtract a mean internally.
 _CENTRES = names("native_layer_norm native_batch_norm native_group_norm")
-#: Ops whose result may be next to a constant that it is subtracted from: ``1 - sigmoid(x)``, ``exp(x) - 1``.
+#: Ops whose result may be close to a constant in a difference: ``1 - sigmoid(x)``, ``exp(x) - 1``.
 _NEXT_TO = names("sigmoid tanh exp _softmax softmax cos sum mean prod div mul mm bmm pow sqrt erf")
-#: Ops that round data in FP32 to what an expanded difference is made of: ``x^2 - 2 x y + y^2``. Mostly what becomes of
-#: such a difference is followed by :mod:`trails`; here it counts where something is chosen by it.
+#: FP32 ops that make the terms of an expanded difference (``x^2 - 2 x y + y^2``) from data. Such a difference is noted
+#: here only if something is chosen by it, or each is paired with each; :mod:`sums` follows those of moments.
 _EXPANDS = names("mm bmm sum mean pow mul")
 _PAIRS = names("mm bmm")
 _CHOOSES = names("topk sort argsort argmin argmax kthvalue")
 _MAX_PENDING = 64
-#: Ops between a difference and the choice.
+#: Ops allowed between a difference and the choice.
 _KEEPS = names("neg abs sqrt clamp clamp_min")
 _FOLLOWED = TURNS | _CARRIES | _EXPANDS | _CHOOSES | _KEEPS | _SUBTRACTS | _CENTRES | {"copy_", "sub_"}
-#: Ops of loss code that round their result to half: probabilities, their logarithms and totals of them, products.
+#: Ops of loss code whose rounded result is followed: probabilities, their logarithms, sums, products.
 _REDUCES = names("sum mean _log_softmax _softmax log exp sigmoid log_sigmoid_forward mm bmm")
-#: Error of a difference, relative to what it should be, from which on it is noise; and of a column, in L2.
+#: Relative error from which on a difference is noise; for a column, of its L2 norm.
 _NOISE, _COLUMN = 0.5, 0.25
-#: Of data, in L2: no number format of eight bits is as coarse.
+#: The same for data as a whole: no 8-bit format is that coarse.
 _DATA = 0.125
-#: Differences below this share of their operands are rounding of FP32: two copies of a model give the same.
+#: Differences below this share of their operands are left out: FP32 rounding, as between two copies of a model.
 _RESOLVED = 2.0**-20
-#: From here on FP32 has no odd integers.
+#: Above this FP32 holds no odd integers.
 _WHOLE = 2.0**24
-#: Rows from which on the columns of a matrix are judged one by one: features of different kinds.
+#: Fewest rows for which the columns of a matrix are judged separately: features of different kinds.
 _ROWS = 16
 
 
 @dataclass
 class _Source:
-    """The numbers behind a rounded tensor's memory, laid out as it is.
+    """The numbers behind a rounded tensor, in the layout of its memory.
 
     Attributes:
         dtype: the coarsest format that they went through.
-        ours: a copy, which may be written to; else a tensor of the run.
-        version: of a tensor of the run.
-        expands: it was made in FP32 by one of ``_EXPANDS``.
-        pairs: by a product of matrices among them: each with each.
-        runs: it is made of a running sum in half, which is followed where it is trained as well.
+        is_copy: whether ``exact`` is a copy that may be written to; else a tensor of the run.
+        version: of ``exact``, to see whether the run has written to it.
+        expands: whether one of ``_EXPANDS`` made it in FP32.
+        pairs: whether a matrix product among these made it: each with each.
+        is_running_sum: whether it comes from a running sum in half, which is followed even if it has a gradient.
     """
 
     rounded: StorageWeakRef
     exact: Tensor
     dtype: torch.dtype
-    ours: bool
+    is_copy: bool
     version: int | None
     expands: bool = False
     pairs: bool = False
-    runs: bool = False
+    is_running_sum: bool = False
 
     @property
-    def holds(self) -> bool:
-        """Whether the rounded tensor lives, and its source is what it was."""
+    def is_valid(self) -> bool:
+        """Whether the rounded tensor is alive and ``exact`` was not written to."""
         return not self.rounded.expired() and self.version == _version(self.exact)
 
 
 class Differences:
-    """Keeps the numbers behind what was rounded, and judges the differences that it goes into."""
+    """Keeps the numbers behind rounded tensors, and judges differences of them."""
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
-        #: The last ops that may have made something next to a constant, and the versions of their operands.
-        self._last: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
+        #: The last ops whose result may be close to a constant, and the versions of their operands.
+        self._last_calls: deque[tuple[Call, list[int | None]]] = deque(maxlen=2)
         self._sources: dict[int, _Source] = {}
         self._room = _MAX_SOURCES
-        #: Of differences of expanded data: what is to be told where something is chosen by them.
+        #: Facts about differences of expanded data, to be noted if something is chosen by them.
         self._pending: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
 
     @staticmethod
     def follows(name: str) -> bool:
-        """Whether an op by this name passes rounded data on, or subtracts it."""
+        """Return whether an op of this name rounds, carries, subtracts or chooses data."""
         return name in _FOLLOWED
 
     def written(self, x: Tensor) -> None:
-        """Something else has been written to its memory."""
+        """Forget the numbers behind a tensor: something else was written to its memory."""
         if (key := storage_key(x)) is not None:
             self._sources.pop(key, None)
 
     def remember(self, call: Call) -> None:
-        """Keep the values of a result before it was rounded."""
+        """Keep the numbers behind the result of an op."""
         if call.name.endswith("_"):
             if call.name == "copy_":
                 self._copy(call)
@@ -137,53 +136,55 @@ class Differences:
         self._room -= result.numel()
         theirs = any(storage_key(x) == storage_key(exact) for x in tensors_in(call.args))
         expands = (call.name in _EXPANDS and self._only_expands(call)) or self._expanded(call)
-        pairs = call.name in _PAIRS or any(source.pairs for source in self._known(call))
-        self._keep(key, result, exact, self._coarsest(call), ours=not theirs, expands=expands, pairs=pairs,
-                   runs=self._runs(call))  # fmt: skip
+        pairs = call.name in _PAIRS or any(source.pairs for source in self._known_sources(call))
+        self._keep(key, result, exact, self._coarsest(call), is_copy=not theirs, expands=expands, pairs=pairs,
+                   is_running_sum=self._is_running_sum(call))  # fmt: skip
 
     def _keep(self, key: int, x: Tensor, exact: Tensor, dtype: torch.dtype, **kind: bool) -> None:
         memory = StorageWeakRef(x.untyped_storage())
         self._sources[key] = _Source(memory, exact, dtype, version=_version(exact), **kind)
 
-    def _runs(self, call: Call) -> bool:
-        """Whether it is a running sum in half, or made of one (a summed-area table)."""
-        half = call.results[0].dtype in _HALF
-        return half and (call.name == "cumsum" or any(source.runs for source in self._known(call)))
+    def _is_running_sum(self, call: Call) -> bool:
+        """Return whether a result is a running sum in half, or made of one (a summed-area table)."""
+        half = call.results[0].dtype in HALF
+        return half and (call.name == "cumsum" or any(source.is_running_sum for source in self._known_sources(call)))
 
-    def _known(self, call: Call) -> list[_Source]:
+    def _known_sources(self, call: Call) -> list[_Source]:
+        """Return the valid sources of an op's operands."""
         found = (self._sources.get(storage_key(x) or 0) for x in call.operands)
-        return [source for source in found if source is not None and source.holds]
+        return [source for source in found if source is not None and source.is_valid]
 
     def _only_expands(self, call: Call) -> bool:
-        """Whether nothing that goes into it was rounded in another way than by FP32 arithmetic on data."""
-        return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known(call))
+        """Return whether FP32 arithmetic on data alone has rounded the operands."""
+        return call.results[0].dtype == torch.float32 and all(source.expands for source in self._known_sources(call))
 
     def _expanded(self, call: Call) -> bool:
-        """Whether FP32 arithmetic rounded some of what goes into it, and nothing was rounded to a coarser format."""
-        return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known(call))
+        """Return whether FP32 arithmetic rounded an operand, and nothing was rounded to a coarser format."""
+        return self._coarsest(call) == torch.float32 and any(source.expands for source in self._known_sources(call))
 
     def _coarsest(self, call: Call) -> torch.dtype:
-        """Of the formats that an op's result and the numbers behind its operands were rounded to."""
-        known = (source.dtype for source in self._known(call))
+        """Return the coarsest format among that of the result and those that the operands went through."""
+        known = (source.dtype for source in self._known_sources(call))
         return max((call.results[0].dtype, *known), key=lambda dtype: torch.finfo(dtype).eps)
 
     def _before_rounding(self, call: Call, result: Tensor) -> Tensor | None:
+        """Return the exact values of a result that is followed; None if it is not."""
         name, source = call.name, call.args[0] if call.args else None
         if name == "_to_copy" and isinstance(source, Tensor) and self._source(source) is None:
             return source.detach() if source.dtype in _WIDER.get(result.dtype, ()) else None
-        reduced = call.phase == "loss" and result.dtype in _HALF
-        reduced &= name in _REDUCES or (name in ("add", "mul") and bool(self._known(call)))
+        reduced = call.phase == "loss" and result.dtype in HALF
+        reduced &= name in _REDUCES or (name in ("add", "mul") and bool(self._known_sources(call)))
         trained = (result.requires_grad or any(x.requires_grad for x in call.operands)) and name != "gather"
         expands = name in _EXPANDS and self._only_expands(call)
-        if not (name in _CARRIES or expands or reduced) or (trained and not reduced and not self._runs(call)):
+        if not (name in _CARRIES or expands or reduced) or (trained and not reduced and not self._is_running_sum(call)):
             return None
         sources = {id(x): found.double() for x in call.operands if (found := self._source(x)) is not None}
-        rounds = (reduced or expands or (result.dtype in _HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE
+        rounds = (reduced or expands or (result.dtype in HALF and name in _ROUNDS)) and result.numel() <= _MAX_MADE
         exact = call.again(sources) if sources or rounds else None
         return exact[0] if exact is not None else None
 
     def _copy(self, call: Call) -> None:
-        """``buffer[i] = x``: all that lies in the memory of a buffer, with what has been copied into it."""
+        """Keep the numbers behind a whole buffer of which a part is filled: ``buffer[i] = x``."""
         target, source = call.args[0], call.args[1]
         key, known = storage_key(target), self._source(source)
         wide = known if known is not None else source
@@ -191,44 +192,44 @@ class Differences:
             self.written(target)
             return
         held, size = self._sources.get(key), target.untyped_storage().nbytes() // target.element_size()
-        whole = held is not None and held.holds and held.exact.numel() == size and held.exact.is_contiguous()
+        whole = held is not None and held.is_valid and held.exact.numel() == size and held.exact.is_contiguous()
         image = held.exact.reshape(-1) if held is not None and whole else target.detach().as_strided((size,), (1,), 0)
-        if held is None or not whole or not held.ours or image.dtype != torch.float64:
+        if held is None or not whole or not held.is_copy or image.dtype != torch.float64:
             if size > self._room:
                 self.written(target)
                 return
             self._room -= size
             image = image.to(torch.float64, copy=True)
         image.as_strided(target.shape, target.stride(), target.storage_offset()).copy_(wide.detach())
-        self._keep(key, target, image, target.dtype, ours=True)
+        self._keep(key, target, image, target.dtype, is_copy=True)
 
-    def after(self, call: Call, lived: Callable[[Tensor], bool]) -> None:
-        """An op of a forward pass, of loss code or of the script has run.
+    def after(self, call: Call, is_older: Callable[[Tensor], bool]) -> None:
+        """Judge an op of a forward pass, of loss code or of the script, and keep the numbers behind its result.
 
-        Loss code may subtract casts of whatever was computed. In a module both must be data or constants: casts of what
-        no op of the window has made, or tensors that are older than it (``lived``).
+        In loss code, casts of any numbers are judged. In a module both operands must be data or constants: casts of
+        tensors that no op of the window has made, or older than the window (``is_older``).
         """
         if not call.results:
             return
         if call.plain_name in _SUBTRACTS:
-            if self._subtract(call, lived) or self._coarse(call):
-                self.written(call.results[0])  # what is made of noise inherits it: told once, where it arises
+            if self._subtract(call, is_older) or self._note_coarse(call):
+                self.written(call.results[0])  # the noise is noted once, here; later ops only inherit it
                 return
-            self._complement(call)
+            self._judge_complement(call)
         elif call.name in _CENTRES and call.args:
-            self._centre(call)
+            self._judge_normalisation(call)
         elif call.name in _CHOOSES | _KEEPS:
-            self._choose(call)
+            self._note_choice(call)
         elif call.name in TURNS and (source := self._source(call.args[0])) is not None:
             note_angles(self._findings, call, source, self._coarsest(call))
         self.remember(call)
         if call.phase in ("forward", "loss") and call.name in _NEXT_TO:
-            self._last.append((call, [_version(x) for x in call.operands]))
+            self._last_calls.append((call, [_version(x) for x in call.operands]))
 
-    def _coarse(self, call: Call) -> bool:
-        """Data above 2^24 that was rounded to FP32 before any scan (Unix times): differences of one ulp or none.
+    def _note_coarse(self, call: Call) -> bool:
+        """Note differences of FP32 data above 2^24, rounded before any scan (Unix times), if most are an ulp or zero.
 
-        Each number may be off by half an ulp, so such a difference says nothing. Whether it does is noted and returned.
+        Each operand may be off by half an ulp, so they carry no information. Return whether a fact was noted.
         """
         data = [x for x in call.operands if x.numel() > 1]
         result = call.results[0]
@@ -241,24 +242,24 @@ class Differences:
         ulp = torch.exp2(torch.floor(torch.log2(largest))) * torch.finfo(torch.float32).eps
         wrong, of = known & (seen <= ulp), int(known.sum())
         many, zeros = int(wrong.sum()), int((wrong & (seen == 0)).sum())
-        if 2 * of < seen.numel() or 2 * many < of or zeros == seen.numel():  # the last: a tensor minus itself
+        if 2 * of < seen.numel() or 2 * many < of or zeros == seen.numel():  # all zero: a tensor minus itself
             return False
-        told = {"wrong": many, "of": of, "zeros": zeros, "ulp": float(ulp[known].median())}
-        self._findings.add("cancellation", call, many / of, **told, largest=float(largest[known].max()),
+        facts = {"wrong": many, "of": of, "zeros": zeros, "ulp": float(ulp[known].median())}
+        self._findings.add("cancellation", call, many / of, **facts, largest=float(largest[known].max()),
                            dtype="float32", rounded_before=True)  # fmt: skip
         return True
 
-    def _complement(self, call: Call) -> None:
-        """A constant and what an op has just made: where both are next to each other, its rounding is what is left."""
+    def _judge_complement(self, call: Call) -> None:
+        """Judge the difference of a constant and the result of the last ops, if these are close to each other."""
         result, tensors = call.results[0], [x for x in call.operands if x.numel() > 1]
-        found = next((m for m in self._last if len(tensors) == 1 and m[0].results[0] is tensors[0]), None)
+        found = next((m for m in self._last_calls if len(tensors) == 1 and m[0].results[0] is tensors[0]), None)
         if found is None or call.plain_name not in ("sub", "rsub", "add") or result.numel() > _MAX_MADE:
             return
         maker, versions = found
         if versions != [_version(x) for x in maker.operands]:
             return
         x = call.before(tensors[0]).detach()
-        close = 4 * torch.finfo(x.dtype).eps if x.dtype in (*_HALF, torch.float32) else 0.0
+        close = 4 * torch.finfo(x.dtype).eps if x.dtype in (*HALF, torch.float32) else 0.0
         if 2 * int((result.detach().abs() < close * x.abs()).sum()) < result.numel():
             return
         made = maker.exact()
@@ -266,8 +267,8 @@ class Differences:
         if wide is not None:
             self._judge(call, wide[0], followed=True)
 
-    def _centre(self, call: Call) -> None:
-        """Data is normalised that was rounded before: with a mean that is large beside what is left of it."""
+    def _judge_normalisation(self, call: Call) -> None:
+        """Note a normalisation of data that was rounded before, if its mean is so large that the rounding dominates."""
         x, result = call.args[0], call.results[0]
         source = self._source(x)
         wide = call.again({id(x): source.double()}) if source is not None and not source.requires_grad else None
@@ -283,8 +284,8 @@ class Differences:
             dtype = dtype_name(self._coarsest(call))
             self._findings.add("cancellation", call, **_measured(call, exact, wrong, known, off, largest), dtype=dtype)
 
-    def _choose(self, call: Call) -> None:
-        """Something is chosen by a difference, or it is on the way there."""
+    def _note_choice(self, call: Call) -> None:
+        """Note a pending fact if something is chosen by its difference; else carry it on to the result."""
         for x in call.operands:
             memory, event, measured = self._pending.get(storage_key(x) or 0, (None, None, None))
             if memory is None or event is None or measured is None or memory.expired():
@@ -292,15 +293,15 @@ class Differences:
             if call.name in _CHOOSES:
                 self._findings.add_event("cancellation", event, **measured)
             else:
-                self._await(call.results[0], event, measured)
+                self._hold_back(call.results[0], event, measured)
 
-    def _await(self, x: Tensor, event: Event, measured: dict[str, Any]) -> None:
+    def _hold_back(self, x: Tensor, event: Event, measured: dict[str, Any]) -> None:
         if (key := storage_key(x)) is not None and (key in self._pending or len(self._pending) < _MAX_PENDING):
             self._pending[key] = StorageWeakRef(x.untyped_storage()), event, measured
 
-    def _subtract(self, call: Call, lived: Callable[[Tensor], bool]) -> bool:
-        """Judge a difference; whether it is noise made of data."""
-        half = call.results[0].dtype in _HALF
+    def _subtract(self, call: Call, is_older: Callable[[Tensor], bool]) -> bool:
+        """Judge a difference of tensors of which some were rounded; return whether it is noise made of data."""
+        half = call.results[0].dtype in HALF
         inside, sources = call.phase != "loss" and bool(call.where.module), {}
         for x in call.operands:
             source = self._source(x)
@@ -308,22 +309,22 @@ class Differences:
                 sources[id(x)] = source
             elif (
                 x.numel() > 1
-                and (x.dtype in _HALF or not half)
-                and not (half and inside and lived(x) and not x.requires_grad)
+                and (x.dtype in HALF or not half)
+                and not (half and inside and is_older(x) and not x.requires_grad)
             ):
                 return False
         wide = call.again({k: v.double() for k, v in sources.items()}) if sources else None
         return wide is not None and self._judge(call, wide[0])
 
     def _judge(self, call: Call, exact: Tensor, *, followed: bool = False) -> bool:
-        """Note a difference that is rounding for the most part; whether it is noise made of data."""
+        """Note a difference that consists mostly of rounding errors; return whether it is noise made of data."""
         result = call.results[0]
         seen, size = result.detach().double(), exact.abs()
         operands = [call.before(x).detach().double().abs().broadcast_to(size.shape) for x in call.operands]
         largest = torch.stack(operands).amax(0)
         data = not any(x.requires_grad for x in call.operands)
         dtype = self._coarsest(call)
-        eps, resolved = float(torch.finfo(dtype).eps), _RESOLVED if dtype in _HALF else _RESOLVED**2
+        eps, resolved = float(torch.finfo(dtype).eps), _RESOLVED if dtype in HALF else _RESOLVED**2
         known = torch.isfinite(size) & (size > resolved * largest) & torch.isfinite(seen)
         off = torch.where(known, (seen - exact).abs(), 0.0)
         wrong = known & (off > _NOISE * size) & (size < 2 * eps * largest)
@@ -331,7 +332,7 @@ class Differences:
             return False
         expands = self._expanded(call) and not followed
         model = call.phase in ("forward", "loss")
-        if expands and model and any(s.pairs for s in self._known(call)):  # those of moments are followed as sums
+        if expands and model and any(s.pairs for s in self._known_sources(call)):  # Sums follows those of moments
             self._follow(call, exact, wrong, known, off, largest, dtype, pairs=True)
         all_wrong, all_known = wrong, known
         if size.dim() > 1 and size.shape[-1] > 1 and size.numel() >= _ROWS * size.shape[-1]:
@@ -352,33 +353,33 @@ class Differences:
             return False
         measured = _measured(call, exact, wrong, known, off, largest) | {"dtype": dtype_name(dtype)}
         if expands:
-            self._await(result, self._findings.event_of(call), measured)
+            self._hold_back(result, self._findings.event_of(call), measured)
             return False
         self._findings.add("cancellation", call, **measured)
         return bool(measured["of_data"]) and measured["noise"] >= _DATA
 
     def _follow(self, call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor,
                 dtype: torch.dtype, *, pairs: bool = False) -> None:  # fmt: skip
-        """What the wrong elements of a difference do to the results they end in decides."""
+        """Follow the wrong elements of a difference to their effect."""
         measured = _measured(call, exact, wrong, known, off, largest)
         measured |= {"dtype": dtype_name(dtype), "of_data": False}
-        if pairs and wrong.dim() > 1:  # of distances to many the near ones decide, few as they may be
+        if pairs and wrong.dim() > 1:  # of many distances the few small ones decide: count rows with a wrong one
             measured |= {"rows": wrong[..., 0].numel(), "rows_wrong": int(wrong.any(-1).sum())}
         right, weight = torch.where(wrong, exact, call.results[0].detach().double()), measured.pop("weight")
         self._effects.begin("cancellation", self._findings.event_of(call), weight, call.results[0], right, **measured)
 
     def _source(self, x: Tensor) -> Tensor | None:
-        """What a tensor, or the one that it is a view of, was before it was cast."""
+        """Return the numbers behind a tensor or the tensor it is a view of; None if unknown."""
         key = storage_key(x)
         found = self._sources.get(key) if key is not None else None
-        if found is None or not found.holds:
+        if found is None or not found.is_valid:
             return None
         exact = found.exact
         return exact.as_strided(x.shape, x.stride(), exact.storage_offset() + x.storage_offset())
 
 
 def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tensor, largest: Tensor) -> dict[str, Any]:
-    """The weight of the fact, and its numbers."""
+    """Return the weight of the fact and its measured values."""
     seen, size = call.results[0].detach().double(), exact.abs()
     many, of = int(wrong.sum()), int(known.sum())
     return {
@@ -395,5 +396,5 @@ def _measured(call: Call, exact: Tensor, wrong: Tensor, known: Tensor, off: Tens
 
 
 def _version(x: Tensor) -> int | None:
-    """How often it has been written to; None in inference mode, which does not count."""
+    """Return how often a tensor was written to; None in inference mode, which does not count."""
     return None if x.is_inference() else x._version

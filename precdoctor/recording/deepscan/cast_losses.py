@@ -1,4 +1,4 @@
-"""Casts that lose most of a tensor, and integers that no longer tell each other apart."""
+"""Detects casts that lose much of a tensor, integers that become equal in a cast, and integers that wrap round."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from precdoctor.numerics import EXP_MIN
 from precdoctor.recording import kernels
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
-#: Significant bits, the leading one included: integers up to 2 to this power are exact.
+#: Significant bits, including the leading one: integers up to 2 to this power are exact.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
 _INDEX_BITS = {**_BITS, torch.float32: 24}
-#: Share of elements that must have changed kind (to zero, to the largest value, to an infinity) for a closer look.
+#: A cast is examined from this share of the non-zero elements on that become zero, maximal or infinite.
 _SUSPICIOUS = 0.1
-#: Share of a tensor's sum of magnitudes from which on its loss is noted.
+#: A loss is noted from this share of the tensor's sum of magnitudes on.
 _NOTED = 0.1
-#: Share of the sum of magnitudes that may lie below what is called its bulk.
+#: Share of the sum of magnitudes that does not belong to its bulk.
 _TAIL = 0.01
-#: Tensors of integers of at most so many elements; and of these so many first ones tell whether it is one.
+#: Maximum number of elements of integer tensors; number of first elements checked for being integers.
 _MAX_INTEGERS, _PEEK = 1 << 20, 64
-#: The largest numbers of FP8 formats.
+#: Maxima of FP8 formats.
 _FP8_LIMITS = frozenset((57344.0, 448.0, 240.0))
 _INTEGERS = (torch.int16, torch.int32, torch.int64)
-#: Integers in which arithmetic overflows by mistake; in wider ones it wraps round on purpose (hashes).
+#: Integer formats that overflow by mistake; in wider ones arithmetic wraps round on purpose (hashes).
 _NARROW = (torch.uint8, torch.int8, torch.int16)
 _WRAPS = names("add sub rsub mul neg")
-#: Share of the elements that wrapped round from which on it is noted, if they are read as floats.
+#: Wrapped integers are noted from this share of the elements on, if they are read as floats.
 _WRAPPED = 0.01
-#: Ops that take integers as indices; and integers that are watched until one of them does.
+#: Ops that take integers as indices; maximum number of integer tensors watched until such an op reads them.
 _LOOKUPS, _MAX_INDICES = names("embedding index index_select gather one_hot _embedding_bag nll_loss_forward"), 64
-#: Ops whose results tell apart no more than their integers do: offsets, hashes, multiples of a number of buckets.
+#: Ops whose results have no more distinct values than their integer operands: offsets, hashes, bucket numbers.
 _SHIFTS = names("add sub rsub mul bitwise_xor clamp clamp_min clamp_max minimum maximum clone where masked_fill "
                 "remainder fmod")  # fmt: skip
-#: Ops that move integers among the floats to where they are exact, before they are read: `x - first`.
+#: Ops that shift integers held as floats into the range where floats are exact: ``x - first``.
 _MOVES = names("add sub rsub")
-#: Share of a channel's energy from which on its error takes it: what is left of it is below the noise.
+#: A channel is gone if its error has this share of its energy: the rest is below the noise.
 _GONE = 0.5
-#: Share of a tensor's elements that an FP8 cast has to flush for what they feed to be followed, little as they weigh.
+#: From this share of flushed elements on, the effect of an FP8 cast is followed even if their magnitude is negligible.
 _MANY = 0.25
-#: Least number of elements of a channel, and channels.
+#: Least number of elements per channel, and of channels.
 _PER_CHANNEL, _CHANNELS = 8, 4
 
 #: Least, median and largest.
@@ -59,26 +59,26 @@ _Range = tuple[int, int, int]
 
 
 class Casts:
-    """Looks at every narrowing cast of a forward pass, and of the code around it."""
+    """Examines every narrowing cast of a forward pass and of the code around it, and narrow integer arithmetic."""
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
-        #: Integers that were floats of too few bits before, by their memory.
+        #: Integers cast from floats with too few bits, by storage, until they are used as indices.
         self._indices: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
-        #: Ranges of floats that were integers of too many bits before something was added to them, by the sum's memory.
-        self._moved: dict[int, tuple[StorageWeakRef, _Range]] = {}
-        #: Integers that wrapped round, by their memory, until they are read as floats.
+        #: By storage of a shifted float tensor: the range of its inexact integers before the shift.
+        self._shifted_ranges: dict[int, tuple[StorageWeakRef, _Range]] = {}
+        #: Integers that wrapped round, by storage, until they are read as floats.
         self._wrapped: dict[int, tuple[StorageWeakRef, Event, dict[str, Any]]] = {}
-        #: The last result of a clamp to the range of an FP8 format, and what it was.
+        #: The last result of a clamp to the range of an FP8 format, and the clamp's operand.
         self._clamped: tuple[weakref.ref[Tensor], Tensor] | None = None
 
     @staticmethod
     def wraps(name: str, whole: Sequence[Tensor]) -> bool:
-        """Whether an op by this name may have wrapped round."""
+        """Return whether the result of an op of this name may have wrapped round."""
         return bool(whole) and whole[0].dtype in _NARROW and name in (*_WRAPS, "_to_copy")
 
-    def _wrap(self, call: Call) -> None:
-        """Integer arithmetic, and casts of floats to integers: which results are other numbers?"""
+    def _watch_wrapped(self, call: Call) -> None:
+        """Watch a result of integer arithmetic, or of a cast to integers, of which elements wrapped round."""
         result, source = call.whole[0], call.args[0] if call.args else None
         if result.layout is not torch.strided or result.is_meta or not 1 < result.numel() <= _MAX_INTEGERS:
             return
@@ -108,50 +108,53 @@ class Casts:
         self._wrapped[key] = StorageWeakRef(result.untyped_storage()), self._findings.event_of(call), data
 
     def _read_wrapped(self, call: Call) -> None:
-        """They are read as floats."""
+        """Note wrapped integers that an op reads to compute floats."""
         for x in tensors_in((call.args, call.kwargs)):
             known = self._wrapped.get(storage_key(x) or 0) if not x.is_floating_point() else None
             if known is not None and not known[0].expired():
                 share = known[2]["wrapped"] / known[2]["numel"]
-                self._findings.add_event("cast", known[1], share, **known[2], read_by=said(call))
+                self._findings.add_event("cast", known[1], share, **known[2], read_by=op_reference(call))
 
-    def looked_up(self, call: Call) -> None:
-        """Numbers that are read from a tensor of floats as integers, then used as indices: which exist at all?"""
+    def _follow_lookups(self, call: Call) -> None:
+        """Follow integers read from floats of too few bits; note a fact once they are used as indices."""
         if call.name == "_to_copy":
-            self._from_half(call)
+            self._watch_indices(call)
         elif call.name in _MOVES and call.results:
-            self._move(call)
+            self._note_shift(call)
         elif self._indices and call.name in _SHIFTS:
-            self._shifted(call)
+            self._follow_indices(call)
         elif self._indices and call.plain_name in _LOOKUPS:
             for x in tensors_in((call.args, call.kwargs)):
                 known = self._indices.get(key) if (key := storage_key(x)) is not None else None
                 if known is not None and not known[0].expired():
                     del self._indices[key]  # type: ignore[arg-type] # found by it
-                    self._findings.add_event("cast", known[1], 1.0, **known[2], read_by=said(call))
+                    self._findings.add_event("cast", known[1], 1.0, **known[2], read_by=op_reference(call))
 
     def expects(self, name: str) -> bool:
-        """Whether an op by this name may use such numbers."""
+        """Return whether an op of this name may read integers that are watched."""
         if self._wrapped and name in ("_to_copy", "div", "mul", "sub"):
             return True
         return bool(self._indices) and (name in _LOOKUPS or name in _SHIFTS)
 
-    def _shifted(self, call: Call) -> None:
+    def _follow_indices(self, call: Call) -> None:
+        """Watch the result if an op computes integers from watched ones."""
         key = storage_key(call.whole[0]) if call.whole and call.whole[0].dtype in _INTEGERS else None
         for x in tensors_in((call.args, call.kwargs)):
             known = self._indices.get(storage_key(x) or 0)
             if key is not None and known is not None and not known[0].expired() and len(self._indices) < _MAX_INDICES:
                 self._indices[key] = StorageWeakRef(call.whole[0].untyped_storage()), known[1], known[2]
 
-    def _move(self, call: Call) -> None:
+    def _note_shift(self, call: Call) -> None:
+        """Remember the range of integers held in 16-bit floats before an op shifts them."""
         source, result = call.args[0], call.results[0]
         if not isinstance(source, Tensor) or source.dtype not in _BITS or result.numel() > source.numel():
             return
-        key = storage_key(result) if len(self._moved) < _MAX_INDICES else None
+        key = storage_key(result) if len(self._shifted_ranges) < _MAX_INDICES else None
         if key is not None and _holds_integers(source, _BITS[source.dtype]):
-            self._moved[key] = StorageWeakRef(result.untyped_storage()), _range(source)
+            self._shifted_ranges[key] = StorageWeakRef(result.untyped_storage()), _range(source)
 
-    def _from_half(self, call: Call) -> None:
+    def _watch_indices(self, call: Call) -> None:
+        """Watch the result of a cast to integers from floats that cannot hold all integers in its range."""
         source, result = call.args[0], call.whole[0] if call.whole else None
         if not isinstance(source, Tensor) or source.dtype not in _INDEX_BITS or result is None:
             return
@@ -159,11 +162,11 @@ class Casts:
             return
         if len(self._indices) >= _MAX_INDICES:
             return
-        moved = self._moved.get(storage_key(source) or 0)
+        moved = self._shifted_ranges.get(storage_key(source) or 0)
         least, median, largest = moved[1] if moved is not None and not moved[0].expired() else _range(result)
         if least < 0 or largest <= 2 ** _INDEX_BITS[source.dtype] or (key := storage_key(result)) is None:
             return
-        if largest - least >= _MAX_INTEGERS:  # as many of them, around the median
+        if largest - least >= _MAX_INTEGERS:  # count distinct values in a stretch that holds the median
             least = max(least, min(median, largest + 1 - _MAX_INTEGERS))
             largest = min(largest, least + _MAX_INTEGERS - 1)
         whole = torch.arange(least, largest + 1, device=result.device)
@@ -180,16 +183,17 @@ class Casts:
         self._indices[key] = StorageWeakRef(result.untyped_storage()), self._findings.event_of(call), data
 
     def after(self, call: Call) -> None:
-        """An op of a forward pass, or of the code around it, has run."""
+        """Examine an op of a forward pass or of the code around it."""
+        self._follow_lookups(call)
         if self.wraps(call.name, call.whole):
-            self._wrap(call)
+            self._watch_wrapped(call)
         elif self._wrapped and call.results:
             self._read_wrapped(call)
         if call.name in ("clamp", "clamp_max") and call.results and call.args[-1] in _FP8_LIMITS:
             self._clamped = weakref.ref(call.results[0]), call.args[0].detach()
             return
         if call.name == "arange" and call.results and call.results[0].dtype in _BITS:
-            self._integers(call, None, call.results[0])
+            self._note_equal_integers(call, None, call.results[0])
             return
         if call.name not in ("_to_copy", "copy_") or not call.results:
             return
@@ -198,16 +202,16 @@ class Casts:
             return
         if source.dtype in _INTEGERS:
             if result.dtype in _BITS:
-                self._integers(call, source, result)
+                self._note_equal_integers(call, source, result)
         elif source.is_floating_point() and _is_narrower(result.dtype, source.dtype):
             self._range(call, source, result)
             if result.dtype in _BITS and _holds_integers(source, _BITS[result.dtype]):
-                self._integers(call, source, result)
+                self._note_equal_integers(call, source, result)
 
     def _range(self, call: Call, source: Tensor, result: Tensor) -> None:
-        """Flushed to zero, saturated, or overflowed: how much of the tensor's sum of magnitudes is gone?"""
+        """Note how much of a tensor's sum of magnitudes a cast has flushed, saturated or overflowed."""
         if result.dtype == torch.bfloat16:
-            return  # the exponents of FP32
+            return  # same exponent range as FP32
         narrow, clamped, self._clamped = result.element_size() == 1, self._clamped, None
         cut = narrow and clamped is not None and clamped[0]() is source
         source = clamped[1] if clamped is not None and cut else source
@@ -219,7 +223,7 @@ class Casts:
         if max(flushed, clipped) < _SUSPICIOUS * (before.numel - before.zero) or source.numel() > call.limit:
             return
         x, y = source.detach().double(), result.detach().double()
-        kept = torch.isfinite(x) & (y != -torch.inf)  # the largest negative number is a mask, and stays one
+        kept = torch.isfinite(x) & (y != -torch.inf)  # a huge negative number is a mask; as -Inf it still is one
         lost = torch.where(torch.isfinite(y), (x - y).abs(), x.abs())[kept].sum()
         whole = x[kept].abs().sum()
         share = float(lost / whole) if float(whole) > 0 else 0.0
@@ -228,7 +232,7 @@ class Casts:
         if share < _NOTED and not channels and not (narrow and flushed >= _MANY * nonzero):
             return
         counted = {"nonzero": nonzero, "flushed": flushed, "clipped": clipped, "lost": share}
-        if share < _NOTED:  # few loud elements hold the magnitude: only what became of the others counts
+        if share < _NOTED:  # few elements hold the magnitude: follow only those that were flushed
             kept &= (y == 0) & (x != 0)
         if narrow:
             counted["channels"] = channels
@@ -240,7 +244,8 @@ class Casts:
         else:
             self._findings.add_event("cast", event, weight, **measured)
 
-    def _integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:
+    def _note_equal_integers(self, call: Call, source: Tensor | None, result: Tensor) -> None:
+        """Note a cast of integers, or an ``arange`` in half, that makes different integers equal."""
         if not 1 < result.numel() <= _MAX_INTEGERS:
             return
         largest = float(result.detach().double().abs().max())
@@ -249,19 +254,19 @@ class Casts:
         before = result.numel() if source is None else int(torch.unique(source.detach()).numel())
         after = int(torch.unique(result.detach().float()).numel())
         if after < before:
-            told = {"distinct_before": before, "distinct_after": after, "largest": largest}
+            counts = {"distinct_before": before, "distinct_after": after, "largest": largest}
             kinds = _kinds(source, result)
-            self._findings.add("cast", call, 1 - after / before, **kinds, numel=result.numel(), **told)
+            self._findings.add("cast", call, 1 - after / before, **kinds, numel=result.numel(), **counts)
 
 
 def _range(x: Tensor) -> _Range:
-    """Least, median and largest of integers, in whatever format."""
+    """Return least, median and largest of integers in any format."""
     whole = x.detach().long()
     return int(whole.min()), int(whole.median()), int(whole.max())
 
 
 def _channels_gone(x: Tensor, y: Tensor) -> float:
-    """Share of the channels that a cast takes half of the energy of; along the dimension in which it is the largest."""
+    """Return the share of channels of which a cast destroys half the energy; in the worst dimension."""
     shares = [0.0]
     for dim in {1} if x.dim() == 4 else {0, x.dim() - 1} if x.dim() > 1 else ():
         others = [d for d in range(x.dim()) if d != dim]
@@ -274,7 +279,7 @@ def _channels_gone(x: Tensor, y: Tensor) -> float:
 
 
 def _bulk(x: Tensor) -> float:
-    """The power of two above which lie 99 % of the sum of magnitudes of a tensor that is not all zero."""
+    """Return the power of two above which 99 % of a tensor's sum of magnitudes lies; it must not be all zero."""
     ints, _ = kernels.measured(x.detach())
     counts = ints[at.HIST + 1 : at.HIST + at.HIST_WIDTH]
     first = int(counts.nonzero()[0][0])
@@ -284,18 +289,19 @@ def _bulk(x: Tensor) -> float:
 
 
 def _kinds(source: Tensor | None, result: Tensor) -> dict[str, Any]:
+    """Return source and target format of a cast, as an event names them."""
     return {"from": "integers" if source is None else dtype_name(source.dtype), "to": dtype_name(result.dtype)}
 
 
 def _is_narrower(to: torch.dtype, source: torch.dtype) -> bool:
-    """Fewer bits, or a range that ends earlier."""
+    """Return whether a cast goes to fewer bits, or to a smaller maximum."""
     return to.is_floating_point and (to.itemsize < source.itemsize or torch.finfo(to).max < torch.finfo(source).max)
 
 
 def _holds_integers(x: Tensor, bits: int) -> bool:
-    """Whether a float tensor looks like counts or positions beyond 2 to the power of ``bits``; a look at a few first.
+    """Return whether a float tensor holds integers only (counts, positions), some beyond 2 to the power of ``bits``.
 
-    From 2^24 on every FP32 number is an integer.
+    False from 2^24 on, where every FP32 number is an integer.
     """
     if not 1 < x.numel() <= _MAX_INTEGERS:
         return False

@@ -1,10 +1,10 @@
-"""What a wrong tensor does to the results it feeds: followed in FP64 to the first one that dilutes it.
+"""Measures how much a wrong tensor changes the results it feeds, in FP64, up to the first op that dilutes the error.
 
-A bias of 1e-8 that a cast flushes is lost whole, and added to activations of 1 it was nothing. So a fact about a wrong
-tensor also states how wrong the results are that it ends in. Ops that read it are run again in FP64, once on the run's
-values and once on the right ones. A result as wrong as the tensor was (a view, a product, a scaling) is followed in its
-place. The first result that is mostly made of something else settles it: the error's share of it is the effect. Numbers
-that the result's format could not hold in any case do not count.
+A bias of 1e-8 that a cast flushes is lost completely, and added to activations of 1 it never mattered. So a fact about
+a wrong tensor also states how wrong the final results are. Ops that read the tensor are run again in FP64, once on the
+run's values and once on the right ones. A result as wrong as the tensor (a view, a product, a scaling) is followed in
+its place. The first result that consists mostly of other contributions settles it: the error's share of that result is
+the effect. Numbers that the result's format could not hold anyway do not count.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference
 from precdoctor.recording.deepscan.scanned_op import Call, names
 
 Owner = TypeVar("Owner")
-#: Errors followed per scan, ops each is followed through, shadows held at a time.
+#: Maximum number of errors per scan, of ops that an error is followed through, of shadows at a time.
 _MAX_ERRORS, _MAX_HOPS, _MAX_SHADOWS = 64, 64, 64
-#: An error is diluted where its share of a result is below this part of its share of the tensor it began in.
+#: An error is diluted in a result if its share there is below this part of its share of the tensor in which it arose.
 _DILUTED = 0.5
-#: Effects below this are no fact, and elements this close are right: an eighth of a unit in the last place of BF16,
-#: which every op is good to at most.
+#: Effects below this are no fact, and elements this close are right: an eighth of a BF16 ulp, more than any op in BF16
+#: can resolve.
 _NOTED = 2.0**-12
-#: Least number of elements of a row, and of rows, for rows to be looked at one by one.
+#: Least number of elements per row, and of rows, for rows to be judged separately.
 _PER_ROW, _ROWS = 8, 8
-#: Ops that add, and which of their arguments is only added: what they dilute is bounded without running them again.
+#: Ops with an argument that is only added, and its position: its effect can be bounded without running them again.
 _ADDED = {"addmm": 0, "baddbmm": 0, "addmv": 0, "convolution": 2}
 _ADDITIONS = names("add sub")
 _COMPARISONS = names("lt le gt ge eq ne")
-#: Ops that read the shape of a tensor alone: ``backward`` makes its ones like the loss.
+#: Ops that read only a tensor's shape: ``backward`` begins with ``ones_like(loss)``.
 _SHAPES = names("ones_like zeros_like full_like empty_like rand_like randn_like randint_like")
 
 
 @dataclass
 class Room:
-    """FP64 elements that the shadows of one scan may still take, all together."""
+    """Number of FP64 elements that all shadows of one scan together may still take."""
 
     left: int
 
 
 class Shadows(Generic[Owner]):
-    """Tensors of the run with the values they should have, each with the owner that follows it.
+    """The right values, in FP64, of tensors of the run, each with the owner that follows it.
 
     Args:
         room: shared with other shadows of the scan.
-        most: shadows held at a time.
+        most: maximum number of shadows at a time.
     """
 
     def __init__(self, room: Room, most: int) -> None:
@@ -58,12 +58,12 @@ class Shadows(Generic[Owner]):
         self._held: dict[int, tuple[weakref.ref[Tensor], Tensor, Owner]] = {}
 
     def get(self, x: Tensor) -> tuple[Tensor, Owner] | None:
-        """The FP64 values and the owner of a tensor; None without a shadow."""
+        """Return a tensor's FP64 values and their owner; None if it has no shadow."""
         found = self._held.get(id(x))
         return (found[1], found[2]) if found is not None and found[0]() is x else None
 
     def put(self, x: Tensor, value: Tensor, owner: Owner) -> bool:
-        """Hold a shadow in place of the one there is; False where there is no room."""
+        """Replace a tensor's shadow; return False, without a shadow, if there is no room."""
         self.drop(x)
         if len(self._held) >= self._most or value.numel() > self._room.left:
             return False
@@ -72,15 +72,16 @@ class Shadows(Generic[Owner]):
         return True
 
     def drop(self, x: Tensor) -> None:
-        """Let go of a tensor's shadow, if it has one."""
+        """Remove a tensor's shadow, if it has one."""
         self._drop(id(x))
 
     def tidy(self, over: Callable[[Owner], bool]) -> None:
-        """Let go of shadows whose tensors are gone, and of those of owners that need them no more."""
+        """Remove shadows whose tensors are gone or whose owners are ``over``."""
         for key in [k for k, (ref, _, owner) in self._held.items() if ref() is None or over(owner)]:
             self._drop(key)
 
     def _drop(self, key: int) -> None:
+        """Remove a shadow by ``id`` of its tensor, and give its room back."""
         held = self._held.pop(key, None)
         if held is not None:
             self._room.left += held[1].numel()
@@ -88,11 +89,11 @@ class Shadows(Generic[Owner]):
 
 @dataclass(eq=False)
 class Error:
-    """A tensor that is wrong, the fact about it, and what became of it.
+    """A wrong tensor, the fact about it, and its effect.
 
     Attributes:
-        share: of the tensor's magnitude that is wrong, over the elements that are.
-        effect: the largest share of a result that it ended in; None as long as none is known.
+        share: the error's share of the tensor's magnitude, over the wrong elements.
+        effect: the largest share of a final result; None if unknown.
         fed: the op that made that result.
     """
 
@@ -106,35 +107,35 @@ class Error:
     hops: int = 0
 
     def settle(self, effect: float, fed: Event) -> None:
-        """One of the results it ended in."""
+        """Note the effect on a final result, if it is the largest so far."""
         if self.effect is None or effect > self.effect:
             self.effect, self.fed = effect, fed
 
 
 @dataclass(eq=False)
-class _Held:
-    """Errors that a tensor still carries, the effect each has on it, and the op that made it."""
+class _CarriedErrors:
+    """The errors that a tensor carries, the effect of each on it, and the op that made the tensor."""
 
     effects: dict[Error, float | None] = field(default_factory=dict)
     fed: Event | None = None
-    #: Nobody has read it so far.
+    #: Whether no op has read the tensor so far.
     unread: bool = True
-    #: Another look at the tensor that is next to it, perhaps only autograd's.
+    #: Whether the tensor is a view; it may serve autograd alone.
     view: bool = False
 
 
 class Effects:
-    """All errors of one scan whose effects are followed."""
+    """Follows all errors of one scan."""
 
     def __init__(self, findings: Findings, room: Room) -> None:
         self._findings = findings
-        self._shadows: Shadows[_Held] = Shadows(room, _MAX_SHADOWS)
-        self._held: list[_Held] = []
+        self._shadows: Shadows[_CarriedErrors] = Shadows(room, _MAX_SHADOWS)
+        self._held: list[_CarriedErrors] = []
         self._errors: list[Error] = []
 
     @property
     def follows_some(self) -> bool:
-        """Whether a wrong tensor is being followed."""
+        """Whether an error is being followed."""
         return bool(self._errors)
 
     def begin(self, kind: str, event: Event, weight: float, x: Tensor, right: Tensor, **data: Any) -> Error | None:
@@ -142,14 +143,14 @@ class Effects:
 
         Args:
             kind: of the fact.
-            event: the op that made it wrong, by :meth:`Findings.event_of`.
+            event: from :meth:`Findings.event_of`, about the op that made the tensor wrong.
             weight: of the fact among those of one place.
-            x: as the run has it.
-            right: as it should be, in FP64.
-            data: what was measured.
+            x: the tensor of the run.
+            right: its right values, in FP64.
+            data: measured values.
 
         Returns:
-            The error; None where too many are followed already, and the fact is noted without an effect.
+            The error; None if too many are followed already: the fact is then noted without an effect.
         """
         if len(self._errors) >= _MAX_ERRORS:
             self._findings.add_event(kind, event, weight, **data)
@@ -160,23 +161,24 @@ class Effects:
         return error
 
     def carry(self, error: Error, x: Tensor, right: Tensor) -> None:
-        """The error is in this tensor now."""
+        """Follow an error in this tensor from now on."""
         error.hops = 0
         known = self._shadows.get(x)
-        before = known[1] if known is not None else _Held()
-        self._put(x, right, _Held({error: error.effect, **before.effects}, before.fed, view=before.view))
+        before = known[1] if known is not None else _CarriedErrors()
+        self._put(x, right, _CarriedErrors({error: error.effect, **before.effects}, before.fed, view=before.view))
 
-    def _put(self, x: Tensor, right: Tensor, held: _Held) -> None:
+    def _put(self, x: Tensor, right: Tensor, held: _CarriedErrors) -> None:
+        """Give a tensor a shadow; settle its errors if there is no room."""
         self._shadows.tidy(lambda _: False)
         if (known := self._shadows.get(x)) is not None:
             known[1].unread = False
         if self._shadows.put(x, right, held):
             self._held.append(held)
         else:
-            self._end(held)
+            self._settle_all(held)
 
     def after(self, call: Call) -> None:
-        """An op of a forward pass has run."""
+        """Follow the wrong tensors that an op has read: an op of a forward pass has run."""
         given = [(x, *found) for x in call.operands if (found := self._shadows.get(x)) is not None]
         if not given or call.plain_name.startswith("new_") or call.plain_name in _SHAPES:
             return
@@ -193,43 +195,44 @@ class Effects:
         right, seen = call.again({id(x): value for x, value, _ in given}), call.exact()
         if right is None or seen is None or max(e.hops for e in errors) > _MAX_HOPS:
             for _, _, held in given:
-                self._end(held)
+                self._settle_all(held)
             return
         alone = dict.fromkeys(errors, right)
         if len(errors) > 1:
             alone = {e: call.again({id(x): v for x, v, h in given if e in h.effects}) or right for e in errors}
-        several = len(call.func._schema.returns) > 1  # what else they return is for their own backward pass
+        several = len(call.func._schema.returns) > 1  # further results only serve the op's own backward pass
         for number, result in enumerate(call.results[:1] if several else call.results):
             effects = {e: _shares(seen[number], alone[e][number], result.dtype) for e in errors}
             joint = _shares(seen[number], right[number], result.dtype)
             if max(share for share, _ in effects.values()) < _DILUTED * joint[0]:
-                effects = dict.fromkeys(errors, joint)  # factors of one product: each by itself changes nothing
+                effects = dict.fromkeys(errors, joint)  # factors of a product: correcting one alone changes nothing
             self._follow(call, result, right[number], effects)
 
-    def _compare(self, call: Call, given: list[tuple[Tensor, Tensor, _Held]]) -> None:
-        """Where a comparison of the right values comes to the same (a check of arguments), the error had no effect."""
+    def _compare(self, call: Call, given: list[tuple[Tensor, Tensor, _CarriedErrors]]) -> None:
+        """Settle errors at zero if a comparison (a check of arguments) has the same outcome on the right values."""
         right = call.decided({id(x): value for x, value, _ in given}) if call.plain_name in _COMPARISONS else None
         if right is None or not call.whole or not torch.equal(right, call.whole[0]):
             return
         for _, _, held in given:
             held.unread = False
             for error in held.effects:
-                error.settle(0.0, said(call))
+                error.settle(0.0, op_reference(call))
 
     def _follow(self, call: Call, result: Tensor, right: Tensor, effects: dict[Error, tuple[float, float]]) -> None:
-        held = _Held(fed=said(call), view=call.func.is_view)
+        """Follow the errors that a result carries; settle those that it dilutes."""
+        held = _CarriedErrors(fed=op_reference(call), view=call.func.is_view)
         for error, (share, effect) in effects.items():
             if share >= _DILUTED * error.share:
                 held.effects[error] = effect
             else:
-                error.settle(effect, said(call))
+                error.settle(effect, op_reference(call))
         if held.effects:
             self._put(result, right, held)
         else:
             self._shadows.drop(result)
 
-    def _bounded(self, call: Call, given: list[tuple[Tensor, Tensor, _Held]]) -> bool:
-        """Whether all it does is add tensors that are next to nothing beside the result; then they are settled."""
+    def _bounded(self, call: Call, given: list[tuple[Tensor, Tensor, _CarriedErrors]]) -> bool:
+        """Settle errors at zero if the op only adds them and its result dwarfs them; return whether it did."""
         at, result = _ADDED.get(call.plain_name), call.results[0]
         if call.kwargs or (call.plain_name not in _ADDITIONS and (at is None or at >= len(call.args))):
             return False
@@ -242,22 +245,22 @@ class Effects:
         self._shadows.drop(result)
         for _, _, held in given:
             for error in held.effects:
-                error.settle(0.0, said(call))
+                error.settle(0.0, op_reference(call))
         return True
 
-    def _end(self, held: _Held) -> None:
-        """It cannot be followed beyond this tensor."""
+    def _settle_all(self, held: _CarriedErrors) -> None:
+        """Settle the errors of a tensor that cannot be followed further."""
         for error, effect in held.effects.items():
             if effect is not None and held.fed is not None:
                 error.settle(effect, held.fed)
 
     def finish(self) -> None:
-        """The scan is over: note the facts whose errors had an effect, and those whose effect is not known."""
+        """Note the facts whose errors had an effect, or an unknown one, once the scan is over."""
         for view in (False, True):
             for held in self._held:
                 known = view and all(e.effect is not None for e in held.effects)
                 if held.unread and held.view == view and not known:
-                    self._end(held)
+                    self._settle_all(held)
         for error in self._errors:
             effect = error.effect
             if effect is None:
@@ -271,13 +274,13 @@ class Effects:
 
 
 def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """How wrong a result is: |right - seen| beside |right| as :func:`_share` has it, over the elements that differ.
+    """Return how wrong a result is: |right - seen| relative to |right| (:func:`_share`), over elements that differ.
 
-    The second number leaves out what the format of the result cannot hold as a normal number in any case.
+    The second number leaves out elements that the result's format cannot hold as normal numbers.
 
     Args:
-        seen: FP64 on the run's values.
-        right: FP64 on the right ones.
+        seen: FP64 result on the run's values.
+        right: FP64 result on the right values.
         dtype: of the run's result.
     """
     size = right.abs()
@@ -292,13 +295,14 @@ def _shares(seen: Tensor, right: Tensor, dtype: torch.dtype) -> tuple[float, flo
 
 
 def _rows(x: Tensor) -> Tensor:
+    """Sum over the last dimension."""
     return x.sum(-1) if x.dim() else x
 
 
 def _share(off: Tensor, size: Tensor, shape: torch.Size) -> float:
-    """Sum of ``off`` over sum of ``size``, or the same of the median row where that is more; at most 1.
+    """Return the sum of ``off`` over the sum of ``size``, or that ratio in the median row if larger; at most 1.
 
-    One row that is a thousand times as large as the others holds the sum; what most samples or tokens get is in theirs.
+    One row that is a thousand times larger dominates the sums; the median shows the effect on most samples or tokens.
 
     Args:
         off, size: sums over the rows of tensors of this shape.

@@ -1,9 +1,9 @@
-"""Constants that decide: an epsilon, or the bound of a clamp, larger than the numbers it is to protect.
+"""Detects constants that decide a result: an epsilon or a clamp bound larger than the numbers that it should protect.
 
-``rsqrt(var + eps)``, ``x / norm.clamp_min(eps)`` and ``log(p + eps)`` guard against zeros. Where most of what they
-guard is no zero and still below the constant, the constant is what comes out. The op that reads it (a division, a
-logarithm) is run again in FP64 on the numbers without it, and what it made wrong is followed to its effect. Ops that
-normalise have their epsilon inside; they are run again without it.
+``rsqrt(var + eps)``, ``x / norm.clamp_min(eps)`` and ``log(p + eps)`` guard against zeros. If most guarded numbers are
+not zero but below the constant, the result is made of the constant. The op that reads it (a division, a logarithm) is
+run again in FP64 on the numbers without it, and the wrong result is followed to its effect. Ops that normalise have
+their epsilon inside; they are run again without it.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.model import static
 
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
-#: Ops that keep a number above a constant, ops that carry that number on, and those that read it.
+#: Ops that keep a number above a constant, ops through which that number is followed, and ops that read it.
 _GUARDS, _PASSES = names("add clamp clamp_min maximum"), names("sqrt _to_copy clone mul add lerp mean sum")
 _READS = names("rsqrt reciprocal div log pow")
-#: Ops that normalise, and what they return the reciprocal standard deviation as.
+#: Ops that normalise, and the index of the result that is the reciprocal standard deviation.
 _NORMS = {"native_layer_norm": 2, "native_batch_norm": 2, "native_group_norm": 2, "_fused_rms_norm": 1}
-#: The largest constant that is taken for a guard; and in code that makes data, where 0.1 is a width or an offset.
+#: The largest constant that counts as a guard; a smaller one in data code, where 0.1 may be a width or an offset.
 _LARGEST, _LARGEST_IN_DATA = 0.1, 0.01
-#: Share of the numbers that are not zero from which on they are followed; off by more than this, a result is wrong.
+#: Least share of the non-zero numbers that must be below the constant; a result with a larger relative error is wrong.
 _NOTED, _WRONG = 0.25, 0.5
-#: Numbers followed at a time, and elements of one tensor.
+#: Maximum number of guarded tensors at a time, and of elements of one.
 _MAX_HELD, _MAX_ELEMENTS = 64, 1 << 20
-#: In place of an epsilon of zero.
+#: Replaces an epsilon to run an op without one.
 _LEAST = 1e-300
-#: Phases in which a wrong result is followed to what it feeds.
+#: Phases in which the effect of a wrong result is followed.
 _FOLLOWED = frozenset(("script", "forward", "loss"))
 
 
 @dataclass
 class _Guarded:
-    """A result of a guard: what it would be without the constant, and the guard."""
+    """A result of a guard: its value without the constant, and facts about the guard."""
 
     value: Tensor
     event: Event
@@ -49,7 +49,7 @@ class _Guarded:
 
 @dataclass
 class _Place:
-    """A line of optimizer code: all tensors on it together."""
+    """The guards on a line of optimizer code, all tensors together."""
 
     event: Event
     data: dict[str, Any]
@@ -57,27 +57,27 @@ class _Place:
 
 
 class Floors:
-    """Looks at guards and what reads them; :meth:`finish` notes those outside of modules and losses."""
+    """Examines guards and the ops that read them; :meth:`finish` notes those in optimizers."""
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
         self._held: static.ByIdentity[Tensor, _Guarded] = static.ByIdentity()
-        #: By op and line, outside of modules and losses; and the numbers there that are not zero.
+        #: By op and line of optimizer code: the wrong results; the number of guarded elements that are not zero.
         self._places: dict[Any, _Place] = {}
         self._guarded: Counter[Any] = Counter()
 
     @staticmethod
     def follows(name: str) -> bool:
-        """Whether an op by this name may be a guard, or read one."""
+        """Return whether an op of this name may be a guard, or read one."""
         return name.rstrip("_") in _GUARDS or name in _READS or name == "sqrt"
 
     @staticmethod
     def guards(name: str, args: Any) -> bool:
-        """Whether it writes a guarded number over what it was."""
+        """Return whether an in-place op is a guard, so that the number without the constant must be copied before."""
         return name in ("add_", "clamp_", "clamp_min_") and _constant(name.rstrip("_"), args, {}) is not None
 
     def after(self, call: Call) -> None:
-        """An op has run."""
+        """Examine an op that has run."""
         if not call.results:
             return
         if call.name in _NORMS and call.phase in _FOLLOWED:
@@ -90,6 +90,7 @@ class Floors:
             self._begin(call)
 
     def _begin(self, call: Call) -> None:
+        """Keep the value without the constant if the op is a guard that decides much of its result."""
         result = call.results[0]
         constant = _constant(call.plain_name, call.args, call.kwargs)
         floats = constant is not None and {call.args[0].dtype, result.dtype} <= _FLOATS
@@ -117,12 +118,14 @@ class Floors:
         self._keep(result, torch.where(there, value, result.detach().double()), event, data)
 
     def _keep(self, x: Tensor, value: Tensor, event: Event, data: dict[str, Any]) -> None:
+        """Remember a guarded tensor, if there is room."""
         if len(self._held) >= _MAX_HELD:
             self._held.tidy()
         if len(self._held) < _MAX_HELD:
             self._held.put(x, _Guarded(value, event, data))
 
     def _read(self, call: Call, given: dict[int, _Guarded]) -> None:
+        """Run an op that reads a guarded tensor again without the constant; judge it, or follow its result."""
         guarded = next(iter(given.values()))
         reads = call.plain_name in _READS
         if call.plain_name == "div":
@@ -140,6 +143,7 @@ class Floors:
             self._keep(call.results[0], again[0], guarded.event, guarded.data)
 
     def _norm(self, call: Call) -> None:
+        """Judge an op that normalises if its epsilon exceeds many of its variances."""
         at = next((i for i, a in enumerate(call.func._schema.arguments) if a.name == "eps"), len(call.args))
         eps = call.args[at] if at < len(call.args) else None
         spread = call.results[_NORMS[call.name]] if len(call.results) > _NORMS[call.name] else None
@@ -163,6 +167,7 @@ class Floors:
         self._judge(call, self._findings.event_of(call), data, alone[0])
 
     def _judge(self, call: Call, event: Event, data: dict[str, Any], exact: Tensor) -> None:
+        """Note a fact if the constant has made a good part of a result wrong."""
         seen = call.results[0].detach().double()
         size = exact.abs()
         known = torch.isfinite(exact) & (size > 0) & torch.isfinite(seen)
@@ -170,16 +175,16 @@ class Floors:
         many, of = int(wrong.sum()), int(known.sum())
         if call.phase not in _FOLLOWED:
             place = event["op"], event.get("file"), event.get("line")
-            noted = self._places.setdefault(place, _Place(event, {**data, "read_by": said(call)}))
+            noted = self._places.setdefault(place, _Place(event, {**data, "read_by": op_reference(call)}))
             noted.wrong += many
         elif many >= _NOTED * of and many:
             self._effects.begin(
                 "floor", event, many / of, call.results[0], torch.where(wrong, exact, seen), wrong=many, of=of,
-                **worst(wrong, size, seen, exact), read_by=said(call), **data,
+                **worst(wrong, size, seen, exact), read_by=op_reference(call), **data,
             )  # fmt: skip
 
     def finish(self) -> None:
-        """The window is over."""
+        """Note the facts of optimizer code, once the window is over."""
         for key, place in self._places.items():
             of = self._guarded[key]
             if place.wrong and place.wrong >= _NOTED * of:
@@ -188,18 +193,19 @@ class Floors:
 
 
 def _is_elementwise(call: Call) -> bool:
-    """Whether tensors of one shape are divided, as moments are: factors of whole units may be bounded afterwards."""
+    """Return whether two tensors of one shape are divided, as moments are; a factor per unit may be bounded later."""
     shapes = {x.shape for x in call.operands}
     return call.plain_name == "div" and len(call.operands) == 2 and len(shapes) == 1 and 1 not in call.results[0].shape
 
 
 def _place(call: Call) -> tuple[Any, ...]:
+    """Return an op's name and line."""
     line = call.where.line
     return (call.op, line.shown, line.number) if line is not None else (call.op, None, None)
 
 
 def _constant(name: str, args: Any, kwargs: Any) -> float | None:
-    """The number that an op keeps its operand above; None where it is no guard."""
+    """Return the constant above which an op keeps its operand; None if it is no guard."""
     if not args or not isinstance(args[0], Tensor):
         return None
     given = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("other"))

@@ -1,4 +1,4 @@
-"""Gradients of one micro-step that are gone as the next one's backward pass begins, and that nobody has read."""
+"""Detects gradients of a micro-step that are cleared before the next backward pass, although nothing has read them."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from typing import Any
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from precdoctor.recording.deepscan.scan_facts import Findings, line_columns
+from precdoctor.recording.deepscan.scan_facts import Findings
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import storage_key, tensors_in
-from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.ops.source_lines import innermost_user_line, line_columns
 
-#: Weights watched, and storages of a backward pass that may be gradients.
+#: Maximum number of weights watched, and of storages made in a backward pass that may be gradients.
 _MAX_WATCHED, _MAX_MADE = 16, 4096
-#: What clears a gradient.
+#: Ops that clear gradients.
 _CLEARS = frozenset(("zero_", "_foreach_zero_", "fill_"))
 
 
 class MicroSteps:
-    """Watches the first micro-step of a step.
+    """Watches the gradients of a step's first micro-step.
 
     Args:
-        findings: where a fact goes.
+        findings: receives the fact.
         targets: the models' weights.
     """
 
     def __init__(self, findings: Findings, targets: Targets) -> None:
         self._findings, self._targets = findings, targets
         self._made: dict[int, StorageWeakRef] = {}
-        #: Weights that got a gradient that is not zero, and where they are.
+        #: Weights with a non-zero gradient, that gradient, root and module.
         self._watched: list[tuple[weakref.ref[Tensor], weakref.ref[Tensor], str, str]] = []
 
     @property
     def watches(self) -> bool:
-        """Whether there are gradients that may be read, or lost."""
+        """Whether there are gradients that may be read or dropped."""
         return bool(self._watched)
 
-    def made(self, result: Any) -> None:
-        """Results of an op of a backward pass; one of them may be, or become, a gradient."""
+    def note_results(self, result: Any) -> None:
+        """Note results of an op of the backward pass: each may be, or become, a gradient."""
         for x in tensors_in(result) if len(self._made) < _MAX_MADE else ():
             if (key := storage_key(x)) is not None:
                 self._made[key] = StorageWeakRef(x.untyped_storage())
 
-    def read(self, name: str, args: Any, kwargs: Any) -> None:
-        """An op of any other code: gradients that are copied, summed or measured are not lost."""
+    def note_use(self, name: str, args: Any, kwargs: Any) -> None:
+        """Stop watching if an op outside the backward pass copies, sums or measures a gradient: it is used then."""
         if name in _CLEARS:
             return
         for x in tensors_in((args, kwargs)):
@@ -55,7 +55,7 @@ class MicroSteps:
                 return
 
     def backward_ended(self, micro_step: int) -> None:
-        """Gradients are there."""
+        """Watch the weights that got a non-zero gradient in the first micro-step."""
         self._watched = []
         for root, module, parameter, grad in self._targets.gradients(_MAX_WATCHED) if micro_step == 0 else ():
             if bool(grad.any()):
@@ -63,7 +63,7 @@ class MicroSteps:
         self._made = {key: made for key, made in self._made.items() if not made.expired()} if self._watched else {}
 
     def backward_begins(self, micro_step: int) -> None:
-        """The next pass, if no step was made in between."""
+        """Note a fact if all watched gradients were cleared as the second backward pass begins."""
         watched, self._watched, self._made = self._watched, [], {}
         if micro_step != 1 or not watched or not all(_is_cleared(p(), g()) for p, g, _, _ in watched):
             return
@@ -74,7 +74,7 @@ class MicroSteps:
 
 
 def _is_cleared(parameter: Tensor | None, before: Tensor | None) -> bool:
-    """Whether the gradient that a parameter had is gone for good, or zero."""
+    """Return whether the gradient that a parameter had is deleted, or zero."""
     if parameter is None:
         return False
     return before is None if parameter.grad is None else parameter.grad is before and not bool(parameter.grad.any())

@@ -1,7 +1,7 @@
-"""Damage that stays inside finite numbers: states that do not move.
+"""Detects states that do not move although they should: a damage that stays inside finite numbers.
 
-One measure, whatever the code around it looks like: a tensor that was there before this window is written to, or
-replaced by what was computed from it; FP64 moves it and its bits stay. Large tensors are judged on a strided sample.
+There is one measure, whatever the code looks like. A tensor that is older than the window is written to, or replaced by
+what was computed from it; in FP64 it changes, and its bits stay. Large tensors are judged on a strided sample.
 """
 
 from __future__ import annotations
@@ -14,37 +14,36 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, line_columns
-from precdoctor.recording.deepscan.scanned_op import Call, Where, names
+from precdoctor.recording.deepscan.scan_facts import Event, Findings
+from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call, Where, names
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.ops.dispatched_ops import DRAWS, storage_key, tensors_in
+from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.recording.process import attach
 
-_HALF = frozenset((torch.float16, torch.bfloat16))
-_STATES = _HALF | {torch.float32}
 _UPDATES = names("add sub mul div lerp addcmul addcdiv copy")
-#: A cast neither adds nor takes away: it goes along with the value it casts.
+#: Ops through which a state is followed; a cast changes no value in FP64, so it is followed too.
 _CHAINS = (_UPDATES - {"copy"}) | {"_to_copy", "clone", "rsub"}
-#: What may be added to be rounded at random; a mask of dropout is not.
+#: Ops that make random numbers for stochastic rounding; dropout is not one, it makes masks.
 _NOISE = DRAWS - {"native_dropout"}
-#: Elements of a tensor that are compared.
+#: Maximum number of elements of a tensor that are compared.
 _SAMPLE = 4096
-#: Movements below this share of a value are rounding of the FP64 arithmetic itself.
+#: Changes below this share of a value are rounding errors of the FP64 arithmetic itself.
 _MOVES = 2.0**-44
-#: Share of the elements that should move, from which on a state that stays is noted.
+#: A state counts as stalled from this share of unchanged elements on, among those that should change.
 _STALLED = 0.5
-#: Share of what one line moves that lies in such states: two moments may be written on one line.
+#: A line is noted if stalled states hold this share of the elements it should change: it may write two moments.
 _OF_PLACE = 0.25
-#: From here on an FP32 count of ones stands still.
+#: From here on adding 1 to an FP32 number changes nothing.
 _FP32_COUNT = 2.0**24
-#: Chains and casts followed per scan, states noted.
+#: Maximum number of chains and of casts followed per scan; of stalls noted.
 _MAX_CHAINS, _MAX_STALLED = 2048, 512
 
 
 @dataclass
 class _Chain:
-    """What is made of states step by step: its value in FP64, and the states as they were, by storage."""
+    """A tensor computed from states by a chain of ops: its FP64 value, and the states' earlier values by storage."""
 
     exact: Tensor
     origins: list[tuple[StorageWeakRef, int, Tensor]]
@@ -54,65 +53,67 @@ class _Chain:
 
 @dataclass
 class Stall:
-    """A state that stayed, or did not, at one op."""
+    """One write to a state: how many elements should have changed, and how many did not."""
 
     key: int
     event: Event
     data: dict[str, Any] = field(default_factory=dict)
-    #: Of a state that was replaced: both storages.
+    #: If the state was replaced by another tensor: the storages of both.
     new: StorageWeakRef | None = None
     old: StorageWeakRef | None = None
 
 
 class Audit:
-    """Looks at the ops of one scan; :meth:`finish` reports them."""
+    """Compares states with their FP64 values over one scan; :meth:`finish` notes those that stalled."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._born: set[int] = set()
-        #: Random numbers, and what was made of them by ops that are followed: a state that takes them up is rounded at
-        #: random (stochastic rounding), and most of its elements stay in any one step.
+        #: Random numbers and tensors computed from them, by storage. A state to which they are added is rounded
+        #: stochastically, so that most of its elements stay in any one step.
         self._random: set[int] = set()
         self._chains: dict[int, _Chain] = {}
         self._stalls: list[Stall] = []
-        #: States in half that were written to: as they were first, what FP64 makes of that, and as they are now.
+        #: 16-bit states that were written to: sample before the first write, FP64 value, sample after the last write.
         self._written: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        #: States in half that were copied from a wider tensor: which elements stayed, and that tensor, by its key.
+        #: By storage of a wide tensor: the 16-bit state copied from it, how that stalled, a sample of the wide tensor.
         self._rounded: dict[int, tuple[int, dict[str, Any], Tensor]] = {}
         self._compensated: set[int] = set()
-        #: By what number states were multiplied, and the op that does most of it.
+        #: The product of the numbers that a state was multiplied by, the largest of them, and the op of that one.
         self._factors: dict[int, tuple[float, float, Event]] = {}
 
-    def born(self, name: str, result: Any) -> None:
-        """Results of an op: memory that this window has seen made is no state of before it."""
+    def note_new(self, name: str, result: Any) -> None:
+        """Note memory that the window has seen being made: no state from before."""
         for x in tensors_in(result):
             if (key := storage_key(x)) is not None:
                 self._born.add(key)
                 (self._random.add if name in _NOISE else self._random.discard)(key)
 
-    def lived(self, x: Tensor) -> bool:
-        """Whether its memory is older than the window."""
+    def is_older(self, x: Tensor) -> bool:
+        """Return whether a tensor's memory is older than the window."""
         key = storage_key(x)
         return key is not None and key not in self._born
 
     # --- states ------------------------------------------------------------------------------------------------------
 
     def before(self, name: str, args: Any, kwargs: Any) -> list[Tensor | None]:
-        """Samples of the states that an in-place op is about to write to, one per item of its list."""
+        """Return samples of the tensors that an in-place op is about to write to, in the order of its list; None: no
+        state.
+        """
         items, known = [target for target, _, _ in _items(name, args, kwargs)], _plain(name) in _UPDATES
         for x in items:
-            if not known or x.dtype not in _STATES:  # perhaps its bits: rounded stochastically
+            if not known or x.dtype not in FLOATS:  # it may write to a state's bits: stochastic rounding
                 self._chains.pop(storage_key(x) or 0, None)
             if name in _NOISE:
                 self._random.add(storage_key(x) or 0)
         if not known:
             return []
-        followed = (x.dtype in _STATES and (self.lived(x) or storage_key(x) in self._chains) for x in items)
+        followed = (x.dtype in FLOATS and (self.is_older(x) or storage_key(x) in self._chains) for x in items)
         return [_sample(x) if follows else None for x, follows in zip(items, followed, strict=True)]
 
     def updated(self, name: str, op: str, phase: str, args: Any, kwargs: Any, old: list[Tensor | None],
                 where: Where, micro_step: int) -> None:  # fmt: skip
-        """The op has run."""
+        """Compare the states that an in-place op has written to with their FP64 values."""
         for (target, given, named), was in zip(_items(name, args, kwargs), old, strict=True):
             if was is None or len(self._stalls) >= _MAX_STALLED:
                 continue
@@ -123,32 +124,33 @@ class Audit:
             exact = self._run(plain + "_", was.double(), target, given, named) if comes_from else None
             now = _sample(target)
             if plain == "copy" and isinstance(by, Tensor):
-                self._copied(key, by, was, now, event)
-            self._goes_on(key, plain, target, given, named, event)
+                self._follow_copy(key, by, was, now, event)
+            self._follow(key, plain, target, given, named, event)
             if exact is not None and (by is target or (plain in ("mul", "div") and _is_number(by))):
-                self._multiplied(key, float((exact / was.double()).nanmedian()), event)
-            if exact is None or not self.lived(target):
-                continue  # a copy made anew: what it does not hold is held by the wider tensor that it is a copy of
-            found = [_stalled(was, now, exact), self._since_first(key, plain, was, now, exact, (target, given, named))]
+                self._note_factor(key, float((exact / was.double()).nanmedian()), event)
+            if exact is None or not self.is_older(target):
+                continue  # a fresh copy: the wider tensor that it is copied from holds what it lacks
+            found = [_stall_of(was, now, exact), self._joint_stall(key, plain, was, now, exact, (target, given, named))]
             self._stalls += [Stall(key, event, data) for data in found if data is not None]
 
-    def _multiplied(self, key: int, factor: float, event: Event) -> None:
+    def _note_factor(self, key: int, factor: float, event: Event) -> None:
+        """Record that a state was multiplied by a number."""
         product, most, by = self._factors.get(key, (1.0, 1.0, event))
         if key in self._factors or len(self._factors) < _MAX_CHAINS:
             self._factors[key] = product * factor, max(most, factor), event if factor > most else by
 
-    def _copied(self, key: int, x: Tensor, was: Tensor, now: Tensor, event: Event) -> None:
-        """Weights are rounded from a wider copy; where it is filled from them again, what they did not take is gone."""
+    def _follow_copy(self, key: int, x: Tensor, was: Tensor, now: Tensor, event: Event) -> None:
+        """Follow a 16-bit copy of a wider state: if that is filled from the copy later, it loses what the copy lost."""
         source, known = storage_key(x) or 0, self._rounded.pop(key, None)
         if known is not None and known[0] == source and torch.equal(known[2], was):
             self._stalls.append(Stall(source, event, known[1]))
-        if was.dtype in _HALF and x.dtype == torch.float32 and self.lived(x) and len(self._rounded) < _MAX_CHAINS:
+        if was.dtype in HALF and x.dtype == torch.float32 and self.is_older(x) and len(self._rounded) < _MAX_CHAINS:
             wide = _sample(x)
-            if (data := _stalled(was, now, wide.double())) is not None:
+            if (data := _stall_of(was, now, wide.double())) is not None:
                 self._rounded[source] = key, data, wide
 
-    def _goes_on(self, key: int, plain: str, target: Tensor, given: tuple[Any, ...], named: Any, event: Event) -> None:
-        """Follow a state in a wider copy of it (``master.copy_(p)``), and what is then written to the copy."""
+    def _follow(self, key: int, plain: str, target: Tensor, given: tuple[Any, ...], named: Any, event: Event) -> None:
+        """Follow a state into a wider copy of it (``master.copy_(p)``), and follow what is then written to the copy."""
         chain = self._chains.pop(key, None)
         if plain == "copy":
             origins = self._origins(given[0])[:2] if isinstance(given[0], Tensor) else []
@@ -160,10 +162,10 @@ class Audit:
         if exact is not None and len(self._chains) < _MAX_CHAINS:
             self._chains[key] = _Chain(exact, origins, StorageWeakRef(target.untyped_storage()), (event, plain))
 
-    def _since_first(self, key: int, plain: str, was: Tensor, now: Tensor, exact: Tensor,
+    def _joint_stall(self, key: int, plain: str, was: Tensor, now: Tensor, exact: Tensor,
                      op: tuple[Tensor, tuple[Any, ...], Any]) -> dict[str, Any] | None:  # fmt: skip
-        """A state that several ops write to (``mean.mul_(b).add_(w)``): does it stay, all together?"""
-        if was.dtype not in _HALF:
+        """Return how a 16-bit state stalled over several writes (``mean.mul_(b).add_(w)``); None if it did not."""
+        if was.dtype not in HALF:
             return None
         known = self._written.pop(key, None)
         if known is None or plain == "copy" or not torch.equal(known[2], was):
@@ -174,11 +176,11 @@ class Audit:
         if wide is None:
             return None
         self._written[key] = first, wide, now
-        data = _stalled(first, now, wide)
+        data = _stall_of(first, now, wide)
         return data if data is not None and data["stalled"] >= _STALLED * data["moved"] else None
 
     def _comes_from(self, x: Any, target: Tensor) -> bool:
-        """Whether it was computed from the state that it is copied to."""
+        """Return whether a tensor was computed from the state that it is copied to."""
         chain = self._chains.get(storage_key(x) or 0) if isinstance(x, Tensor) else None
         return chain is not None and any(key == storage_key(target) for _, key, _ in chain.origins)
 
@@ -186,7 +188,7 @@ class Audit:
         return storage_key(x) in self._random
 
     def _run(self, name: str, x: Tensor, like: Tensor, args: tuple[Any, ...], kwargs: Any) -> Tensor | None:
-        """The op in FP64 on samples; None where they do not fit each other."""
+        """Run an op in FP64 on samples; None if they do not fit each other."""
         try:
             given = [(x.clone() if a is like else self._value(a, like)) if isinstance(a, Tensor) else a for a in args]
             named = {k: self._value(v, like) if isinstance(v, Tensor) else v for k, v in kwargs.items()
@@ -202,7 +204,7 @@ class Audit:
         return found
 
     def _value(self, x: Tensor, like: Tensor) -> Tensor:
-        """The sample of an operand, in FP64 as far back as the states that it comes from."""
+        """Return the FP64 sample of an operand, computed from the states that it comes from."""
         key = storage_key(x)
         chain = self._chains.get(key) if key is not None else None
         if chain is not None and x.shape == like.shape and not chain.storage.expired():
@@ -211,17 +213,17 @@ class Audit:
             return x.detach().reshape(()).double()
         if x.shape != like.shape:
             if like.numel() > _SAMPLE:
-                raise ValueError("a sample of one is none of the other")
+                raise ValueError("a sample of one is none of the other")  # broadcasting would pair the wrong elements
             x = x.expand(like.shape)
         return _sample(x).double()
 
     @staticmethod
     def follows(name: str) -> bool:
-        """Whether an op by this name takes a state to what replaces it."""
+        """Return whether states are followed through an op of this name."""
         return name in _CHAINS
 
     def chained(self, call: Call) -> None:
-        """An op has made something new of a state: ``m * b + g * (1 - b)``, to be kept in its place, perhaps."""
+        """Follow a tensor that an op has computed from a state (``m * b + g * (1 - b)``): it may replace the state."""
         name = call.plain_name
         if name == "sub":
             self._note_compensation(call)
@@ -247,37 +249,39 @@ class Audit:
                 self._note_remainder(operands, result, exact)
             event = self._findings.event_of(call)
             self._chains[key] = _Chain(exact, origins, StorageWeakRef(result.untyped_storage()), (event, name))
-            if result.dtype in _HALF and name != "clone" and not self._is_random(result):
+            if result.dtype in HALF and name != "clone" and not self._is_random(result):
                 self._replace(self._chains[key], key, result)
 
     def _origins(self, x: Tensor) -> list[tuple[StorageWeakRef, int, Tensor]]:
+        """Return storages and samples of the states that a tensor was computed from; empty if there are none."""
         key = storage_key(x)
         if key is None:
             return []
         chain = self._chains.get(key)
         if chain is not None and not chain.storage.expired():
             return chain.origins
-        if x.dtype in _HALF and self.lived(x):
+        if x.dtype in HALF and self.is_older(x):
             return [(StorageWeakRef(x.untyped_storage()), key, _sample(x))]
         return []
 
     def _replace(self, chain: _Chain, key: int, result: Tensor) -> None:
+        """Note how a state stalls if a tensor computed from it takes its place."""
         new = _sample(result)
         for old, _, was in chain.origins:
             if was.shape == new.shape and was.dtype == new.dtype and len(self._stalls) < _MAX_STALLED:
-                data = _stalled(was, new, chain.exact)
+                data = _stall_of(was, new, chain.exact)
                 if data is not None:
                     stall = Stall(key, chain.call[0], data, new=chain.storage, old=old)
                     self._stalls.append(stall)
 
     def _note_compensation(self, call: Call) -> None:
-        """What a state did not take up is subtracted out, to be added later."""
+        """Exempt a state that is subtracted from something: what it did not take up may be added later (Kahan)."""
         keys = {storage_key(x) for x in call.operands if x.shape == call.results[0].shape}
         stalled = {s.key for s in self._stalls}
         self._compensated |= {k for k in keys if k in stalled and k is not None}
 
     def _note_remainder(self, operands: list[Tensor], result: Tensor, exact: Tensor) -> None:
-        """What a state is to become, less what it is, vanishes by rounding alone: its remainder is being taken."""
+        """Exempt a state whose remainder (new value less old one) is computed, but lost by rounding."""
         shared = [{key for _, key, _ in self._origins(x)} for x in operands]
         if len(shared) == 2 and (of_both := shared[0] & shared[1]):
             vanished, moves = _sample(result).reshape(-1) == 0, exact != 0
@@ -287,15 +291,15 @@ class Audit:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def finish(self, targets: Targets) -> None:
-        """The window is over: note the states that stayed, by what they are."""
+        """Note the stalled states and what they are, once the window is over."""
         places: dict[Any, list[tuple[Stall, dict[str, Any]]]] = {}
         for stall in self._stalls:
             target, event = targets.of(stall.key), stall.event
             if stall.new is not None and stall.new.expired():
-                continue  # an intermediate result
+                continue  # the new tensor was an intermediate result and has replaced nothing
             kept = stall.old is not None and not stall.old.expired()
             if kept and target["target"] != "weight" and stall.data["moved"] > 1:
-                continue  # the state is still there beside it; a count may be held by a copy of its module
+                continue  # the state was kept, so nothing has replaced it; a count may be in a copy of its module
             if stall.key in self._compensated:
                 continue
             place = (event["op"], event.get("file"), event.get("line"), target["target"], stall.data["dtype"])
@@ -323,15 +327,17 @@ class Audit:
 
 
 def _is_number(x: Any) -> bool:
+    """Return whether an argument is a number or a CPU tensor with a single value."""
     return isinstance(x, (int, float)) or (isinstance(x, Tensor) and x.dim() == 0 and x.device.type == "cpu")
 
 
 def _plain(name: str) -> str:
+    """Return the name of an in-place op without ``_foreach_`` and underscore; empty for other ops."""
     return name.removeprefix("_foreach_").rstrip("_") if name.endswith("_") else ""
 
 
 def _items(name: str, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, tuple[Any, ...], Any]]:
-    """Target, other arguments and keywords of an in-place op, tensor by tensor where it has lists."""
+    """Yield target, other arguments and keywords of an in-place op, for each item of its lists if it has any."""
     if not name.startswith("_foreach_"):
         if args and isinstance(args[0], Tensor):
             yield args[0], tuple(args[1:]), kwargs
@@ -341,16 +347,16 @@ def _items(name: str, args: Any, kwargs: Any) -> Iterator[tuple[Tensor, tuple[An
 
 
 def _sample(x: Tensor) -> Tensor:
-    """A copy of at most ``_SAMPLE`` elements, evenly spaced: one dimension."""
+    """Return a flat copy of at most ``_SAMPLE`` evenly spaced elements."""
     flat = x.detach().reshape(-1)
     step = -(-flat.numel() // _SAMPLE)
     return flat[::step].clone() if step > 1 else flat.clone()
 
 
-def _stalled(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
-    """How many of the elements that FP64 moves have kept their bits; None if it moves none."""
+def _stall_of(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
+    """Return how many of the elements that should change in FP64 have kept their bits; None if none should change."""
     old = was.double()
-    if exact.shape != old.shape or was.dtype not in _STATES:
+    if exact.shape != old.shape or was.dtype not in FLOATS:
         return None
     move = (exact - old).abs()
     moved = torch.isfinite(exact) & torch.isfinite(old) & (move > _MOVES * old.abs()) & (move > 0)
@@ -360,7 +366,7 @@ def _stalled(was: Tensor, now: Tensor, exact: Tensor) -> dict[str, Any] | None:
         return None
     size = old[stayed].abs()
     if not many or (was.dtype == torch.float32 and not bool((size >= _FP32_COUNT).all())):
-        return {"dtype": dtype_name(was.dtype), "moved": of, "stalled": 0}  # FP32: small steps of wide averages
+        return {"dtype": dtype_name(was.dtype), "moved": of, "stalled": 0}  # FP32 averages may take tiny steps
     info = torch.finfo(was.dtype)
     ulp = torch.exp2(torch.floor(torch.log2(size.clamp_min(info.tiny)))) * info.eps
     missing = torch.log2(ulp / 2 / move[stayed])

@@ -1,8 +1,8 @@
-"""The lists of ops of a process (``record --ops``): on which steps, how they reach the log, and the dispatch mode.
+"""Lists all ops of the steps that ``record --ops`` names: the dispatch mode, and the watcher that logs the list.
 
-The mode runs every op as it is, and notes what it read and what it made. Compiled code is one op, whatever runs inside:
-``compiled.forward`` reads the arguments and the module's parameters and makes the result; ``compiled.backward`` is
-autograd's node of it.
+Every op runs as it is; the mode notes its operands and results. Compiled code counts as one op, whatever runs inside:
+``compiled.forward`` reads the arguments and the module's parameters and makes the result; ``compiled.backward`` is its
+autograd node.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.recorder.step_context import StepContext
 from precdoctor.recording.slots.step_batch import OpBatch
 
-#: Before torch takes no notice of such modes, what is not compiled yet would run eagerly below one.
+#: Whether torch can compile while a mode is open; an older one would run code eagerly that is not compiled yet.
 _CAN_BE_BESIDE_COMPILED = hasattr(TorchDispatchMode, "ignore_compile_internals")
-#: The autograd node of compiled code, and how many nodes may stand before it: views of its results.
+#: The autograd node of compiled code, and the maximum number of nodes searched for it: views of its results come first.
 _NODE, _MAX_NODES = "CompiledFunctionBackward", 4
-#: They are views although their schema says nothing of it; and memory that nobody has written to.
+#: Views whose schema does not say so; and ops that return memory to which nothing was written.
 _VIEWS = frozenset(("_unsafe_view", "lift_fresh"))
 _EMPTY = UNINITIALISED | {"empty_permuted", "_empty_affine_quantized"}
 
-#: Ours; and collectives, whose results come later.
+#: Namespaces of ops left out: our own, and collectives, whose results arrive later.
 _NAMESPACES = frozenset(("precdoctor", "c10d", "_c10d_functional", "_dtensor", "symm_mem"))
 
 
 @dataclass
 class _Region:
-    """A call of compiled code."""
+    """A call of compiled code that is running."""
 
     owner: Any
     index: int
@@ -60,12 +60,12 @@ class OpMode(WindowMode):
     """Lists ops while it is entered.
 
     Args:
-        targets: what is known of the memory of weights.
-        redact: keep source text out.
+        targets: names the memory of weights.
+        redact: whether to leave source text out.
 
     Attributes:
-        table: the list so far.
-        compiled: calls of compiled code in it.
+        table: the rows so far.
+        compiled: number of calls of compiled code.
     """
 
     beside_compiled = _CAN_BE_BESIDE_COMPILED
@@ -90,14 +90,15 @@ class OpMode(WindowMode):
             begun = self.guarded(lambda: self.table.begin(list(_operands(func, name, args, kwargs))))
         result = func(*args, **kwargs)
         if begun is not None:
-            self.guarded(lambda: self._ran(func, args, kwargs, begun, sequence, result))
+            self.guarded(lambda: self._add_op(func, args, kwargs, begun, sequence, result))
         elif func.is_view:
-            self.guarded(lambda: self.where(self.phase(), sequence))  # its gradient belongs to the module it stands in
+            self.guarded(lambda: self.where(self.phase(), sequence))  # notes the module, which its backward ops look up
         return result
 
-    def _ran(
+    def _add_op(
         self, func: Any, args: Any, kwargs: Any, begun: tuple[int, list[Read]], sequence: int, result: Any
     ) -> None:
+        """Add the rows of an op that has run."""
         phase = self.phase()
         results = [*tensors_in(result)]
         results += [x for x in written_by(func, args, kwargs) if not any(x is r for r in results)]
@@ -107,28 +108,28 @@ class OpMode(WindowMode):
     # --- compiled code -----------------------------------------------------------------------------------------------
 
     def _is_inside(self) -> bool:
-        """Whether compiled code runs."""
+        """Return whether compiled code is running."""
         if self._region is not None:
             return True
         node: Any = torch._C._current_autograd_node()
         return node is not None and bool(node.name() == _NODE)
 
     def module_entered(self, module: nn.Module, args: Any) -> None:
-        """A compiled module (``torch.compile(model)``) begins."""
+        """Begin a call of compiled code if the module is compiled (``torch.compile(model)``)."""
         if type(module).__name__ == "OptimizedModule":
             self.enter_region(module, args)
 
     def module_left(self, module: nn.Module, result: Any) -> None:
-        """It has returned, or raised."""
+        """End the call of a compiled module that has returned or raised."""
         self.leave_region(module, result)
 
     def enter_region(self, owner: Any, args: Any, place: tuple[str, str] | None = None) -> None:
-        """Compiled code is called.
+        """Begin a call of compiled code.
 
         Args:
             owner: the module or function.
             args: its arguments.
-            place: root and module it is, where that is not the module that runs.
+            place: its root and module, unless it belongs to the running module.
         """
         if not (self._region is not None or self.cannot_look or self.table.full):
             self.guarded(lambda: self._enter(owner, args, place))
@@ -141,7 +142,7 @@ class OpMode(WindowMode):
         self._region = _Region(owner, *self.table.begin(operands), where)
 
     def leave_region(self, owner: Any, result: Any) -> None:
-        """It has returned; ``result`` is None where it raised, or is not known."""
+        """End a call of compiled code; ``result`` is None if it raised or the result is unknown."""
         region = self._region
         if region is not None and region.owner is owner:
             self._region = None
@@ -157,7 +158,7 @@ class OpMode(WindowMode):
             self._follow(node, region.where)
 
     def _follow(self, node: Any, where: Where) -> None:
-        """Have autograd show what its node of compiled code is given and gives."""
+        """Hook the autograd node of compiled code, to list its backward pass as one op."""
 
         def before(gradients: Sequence[Tensor | None]) -> None:
             if not (self.cannot_look or self.table.full):
@@ -175,8 +176,8 @@ class OpMode(WindowMode):
 
         self._nodes += [node.register_prehook(before), node.register_hook(after)]
 
-    def let_go(self) -> None:
-        """Of autograd's nodes."""
+    def remove_hooks(self) -> None:
+        """Remove the hooks on autograd nodes."""
         for handle in self._nodes:
             handle.remove()
         self._nodes, self._region = [], None
@@ -184,7 +185,7 @@ class OpMode(WindowMode):
 
 @functools.cache
 def _makes_something(func: Any) -> bool:
-    """Whether an op leaves numbers in tensors that were not there before."""
+    """Return whether an op computes new numbers: views, empty tensors and ops left out do not."""
     schema = func._schema
     if func.is_view or op_name(func) in _VIEWS | _EMPTY or func.namespace in _NAMESPACES:
         return False
@@ -193,7 +194,7 @@ def _makes_something(func: Any) -> bool:
 
 
 def _operands(func: Any, name: str, args: Any, kwargs: Any) -> Iterator[Operand]:
-    """What an op reads, with the arguments' names."""
+    """Yield the tensors that an op reads, with the arguments' names."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.is_out or (i == 0 and name in OVERWRITING):
             continue
@@ -202,6 +203,7 @@ def _operands(func: Any, name: str, args: Any, kwargs: Any) -> Iterator[Operand]
 
 
 def _node_of(x: Tensor) -> Any:
+    """Return the autograd node of compiled code behind a tensor; None if there is none."""
     node: Any = x.grad_fn
     for _ in range(_MAX_NODES):
         if node is None or node.name() == _NODE:
@@ -211,7 +213,7 @@ def _node_of(x: Tensor) -> Any:
 
 
 class OpList:
-    """Asks a :class:`~precdoctor.recording.deepscan.window.StepWindow` for the steps whose ops are listed."""
+    """Provides a :class:`~precdoctor.recording.deepscan.window.StepWindow` with a mode for each step to be listed."""
 
     without_modules = True
 
@@ -220,15 +222,15 @@ class OpList:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, with the options there are now."""
-        #: No step's ops are listed.
+        """Reset everything, and read the options anew."""
+        #: Whether no step's ops are listed.
         self.off = not self._context.options.ops
         self._mode: OpMode | None = None
         self._refused: set[str] = set()
         self._done: set[int] = set()
 
     def mode(self, step: int) -> WindowMode | None:
-        """A new list, where the step is one of those asked for."""
+        """Return a new mode if the step is one of those asked for and not yet listed, else None."""
         options = self._context.options
         if step not in options.ops or step in self._done:
             return None
@@ -236,7 +238,7 @@ class OpList:
         return self._mode
 
     def refused(self, root: str, why: str) -> None:
-        """Log the reason, once."""
+        """Log why a step was not listed, once per reason."""
         self._mode = None
         self._done.add(self._context.step)
         if why not in self._refused:
@@ -244,7 +246,7 @@ class OpList:
             self._context.event("ops", root=root, data={"outcome": "refused", "why": why})
 
     def region(self, owner: Any, args: Any) -> Callable[[Any], None] | None:
-        """A compiled function, or a module compiled in place, is called; what is returned takes its result."""
+        """Begin a call of compiled code; return a callback that takes its result, None if no list is being made."""
         mode = self._mode
         if mode is None or mode.over:
             return None
@@ -253,10 +255,10 @@ class OpList:
         return lambda result: mode.leave_region(owner, result)
 
     def ended(self, mode: WindowMode) -> None:
-        """The step is over: hand its rows over."""
+        """Hand the rows over for output, and log the outcome: the step is over."""
         assert isinstance(mode, OpMode), "made here"
         context, table, self._mode = self._context, mode.table, None
-        mode.let_go()
+        mode.remove_hooks()
         self._done.add(context.step)
         if mode.failure is not None:
             why = f"{type(mode.failure).__name__}: {mode.failure}"[:500]

@@ -1,4 +1,4 @@
-"""The rows of a list of ops, in the making: what each op read and made, and which earlier one made what it read."""
+"""The rows of a list of ops: operands and results of each op, and for each operand the earlier op that produced it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from precdoctor.recording.ops.op_facts import plain_setting
 from precdoctor.recording.ops.tensor_facts import dtype_name
 from precdoctor.runlog.caps import shortened
 
-#: Elements that are brought to FP64 at a time.
+#: Number of elements converted to FP64 at a time.
 _PIECE = 64 * sketch.TILE
-#: What integers of so many bytes are read as: their bits are all that counts.
+#: By element size of integers, the dtype as which they are fingerprinted: only bits count.
 _BITS = {8: torch.float64, 4: torch.float32, 2: torch.float16, 1: torch.float8_e4m3fn}
 
 
 class Print(NamedTuple):
-    """The columns of one tensor; all but the fingerprint are null of integers."""
+    """The measured columns of one tensor; for integers all but the fingerprint are None."""
 
     fingerprint: int | None
     nan: int | None = None
@@ -43,7 +43,7 @@ class Print(NamedTuple):
 
 
 def print_of(x: Tensor) -> Print:
-    """Read a tensor; waits for its device. Everything is null of one without dense memory of its own."""
+    """Return the columns of a tensor; waits for its device. All are None if it has no dense memory of its own."""
     dense = tensor_leaves.plain(x)
     if dense is None:
         return Print(_fingerprint_of_bits(x))
@@ -58,6 +58,7 @@ def print_of(x: Tensor) -> Print:
 
 
 def _fingerprint_of_bits(x: Tensor) -> int | None:
+    """Return the fingerprint of an integer or Boolean tensor; None if its memory cannot be read."""
     if type(x) not in tensor_leaves.EXACT or x.layout is not torch.strided or x.is_meta or x.is_quantized:
         return None
     if x.is_nested or not x.numel() or not x.untyped_storage().nbytes() or x.is_floating_point() or x.is_complex():
@@ -92,19 +93,19 @@ def _tile_signs(device: torch.device) -> Tensor:
     return torch.from_numpy(sketch.tile_signs().copy()).to(device)
 
 
-#: Ops of one step, and tensors that they read and made: about 1 kB of memory each until the step ends.
+#: Maximum number of ops per step, and of rows: each takes about 1 kB of memory until the step ends.
 MAX_OPS: Final = 20_000
 MAX_TENSORS: Final = 1 << 16
-#: Characters of a name or a source line.
+#: Maximum length of a name or a source line, in characters.
 _MAX_TEXT: Final = 1000
-#: Entries of a list among an op's arguments.
+#: Maximum length of a list among an op's settings.
 _MAX_LIST: Final = 16
 
-#: A tensor of an op: the argument it is given for, and the tensor.
+#: An operand: the name of its argument, and the tensor.
 Operand = tuple[str | None, Tensor]
 
 
-#: The columns of a tensor as an op has found it.
+#: The columns of an operand, measured before the op ran.
 Read = dict[str, Any]
 
 
@@ -112,13 +113,13 @@ class OpTable:
     """Collects the rows of one step.
 
     Args:
-        targets: what is known of the memory of weights.
-        redact: keep source text out.
+        targets: names the memory of weights.
+        redact: whether to leave source text out.
 
     Attributes:
-        ops: how many ops there are so far; the index of the next one.
-        rows: how many rows.
-        full: something was left out.
+        ops: number of ops so far; the index of the next one.
+        rows: number of rows.
+        full: whether something was left out.
     """
 
     def __init__(self, targets: Targets, *, redact: bool) -> None:
@@ -126,11 +127,11 @@ class OpTable:
         self.ops = self.rows = 0
         self.full = False
         self._columns: dict[str, list[Any]] = {}
-        #: By memory: who wrote to it last. As long as the reference is there, other memory has another key.
+        #: By storage: the op that wrote to it last. The weak reference keeps the key from being used for other memory.
         self._writers: dict[int, tuple[StorageWeakRef, int]] = {}
 
     def begin(self, operands: Sequence[Operand]) -> tuple[int, list[Read]]:
-        """An op is about to run: its index, and what it reads."""
+        """Return the index of an op that is about to run, and the columns of its operands."""
         index = self.ops
         self.ops += 1
         self.full = self.full or self.ops >= MAX_OPS or self.rows + len(operands) >= MAX_TENSORS
@@ -147,7 +148,7 @@ class OpTable:
         settings: str | None = None,
         micro_step: int = 0,
     ) -> None:
-        """An op has run and made these; arguments as the columns of the table."""
+        """Add the rows of an op that has run; the arguments are named after the table's columns."""
         if self.full or self.rows + len(results) >= MAX_TENSORS:
             self.full = True
             return
@@ -171,10 +172,11 @@ class OpTable:
                 self._writers[key] = (StorageWeakRef(x.untyped_storage()), index)
 
     def columns(self) -> dict[str, list[Any]]:
-        """All of it, by column."""
+        """Return all rows, by column."""
         return self._columns
 
     def _read(self, argument: str | None, x: Tensor, *, made: bool = False) -> Read:
+        """Measure a tensor: the columns of an operand, or of a result (``made``), which has no producer."""
         key = None if made else storage_key(x)
         writer = self._writers.get(key) if key is not None else None
         producer = writer[1] if writer is not None else None
@@ -191,6 +193,7 @@ class OpTable:
         }
 
     def _append(self, head: dict[str, Any], side: str, tensors: Iterable[Read]) -> None:
+        """Add a row per tensor on one ``side`` (in | out) of an op."""
         for position, x in enumerate(tensors):
             for name, value in {**head, "side": side, "position": position, **x}.items():
                 self._columns.setdefault(name, []).append(value)
@@ -198,7 +201,7 @@ class OpTable:
 
 
 def settings_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
-    """The arguments of an op that are numbers, dtypes or short lists of numbers, as a JSON object; None without any."""
+    """Return an op's arguments that are numbers, dtypes or short lists of numbers, as JSON; None without any."""
     schema = func._schema.arguments
     given = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
     found = {}

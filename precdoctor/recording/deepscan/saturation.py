@@ -1,15 +1,14 @@
-"""Gradients that end: flushed by an op of the backward pass, or at the bound of a bounded function.
+"""Detects gradients that end: flushed by an op of the backward pass, or stopped at the bound of a bounded function.
 
-*Flush*: an op returns zeros where FP64 does not. *Closed*: what arrives behind a function does not get through to the
-units before it.
+*Flush*: an op returns zeros where FP64 does not. *Closed*: the gradient behind a function does not pass it.
 
-A tanh of 30 is 1 in every format and its slope exactly zero; so is what a clamp cuts off. Judged is the gradient: the
-share of what arrives that ends there. A softmax is at its bound where one probability is all there is of a row that had
-a choice: then a change of its scores changes nothing. The diagonal of its derivative says how far it is from there:
+A tanh of 30 is 1 in every format, and its slope exactly zero; so is the slope of a clamp beyond its bounds. The measure
+is the share of the arriving gradient that ends there. A softmax is at its bound if one probability is all that is left
+of a row that had a choice: then changing its scores changes nothing. The diagonal of its derivative shows the distance:
 1 - sum of squares, which is 1 - 1/n for n equal probabilities and 0 for a single one.
 
-Probabilities that a loss takes for logits, and normalises again, keep it from its bound: they lie between 0 and 1.
-Where it takes them for logarithms of probabilities, it rewards them without their logarithm.
+A loss that takes probabilities for logits normalises them again, and cannot reach its bound: they lie between 0 and 1.
+A loss that takes probabilities for log-probabilities rewards them without their logarithm.
 """
 
 from __future__ import annotations
@@ -24,53 +23,53 @@ from precdoctor.recording.deepscan.scan_facts import Findings
 from precdoctor.recording.deepscan.scanned_op import Call, names
 from precdoctor.recording.model import static
 
-#: Backward ops of functions that are flat beyond a bound; and of those that are flat for good where FP64 says so too.
+#: Backward ops of functions that are flat beyond a bound.
 _FLAT = names("sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward gelu_backward silu_backward")
-#: The largest slope of those that a gate may begin near the bound of, and the share of it that counts as none.
+#: The largest slopes of functions that gates use and may start near the bound of; the share of it that counts as zero.
 _SLOPES, _NO_SLOPE = {"sigmoid_backward": 0.25, "tanh_backward": 1.0}, 2.0**-14
-#: Autograd nodes of clamps between numbers, whose backward pass is a ``where``. Those between tensors save them, and to
-#: unpack these may run the script's hooks.
+#: Autograd nodes of clamps between numbers, whose backward pass is a ``where``. Clamps between tensors are left out:
+#: reading the tensors that they saved may run the script's hooks.
 _CLAMPS = frozenset(("ClampBackward1", "ClampMinBackward0", "ClampMaxBackward0"))
 #: Autograd nodes of functions that are flat everywhere.
 _STEPS = {f"{name.title()}Backward{i}": name for name in ("round", "floor", "ceil", "trunc", "sign") for i in (0, 1)}
 _SOFTMAX = names("_softmax _safe_softmax")
-#: Losses that normalise what they read, by the function that does it, and the ops of that function by itself.
+#: Losses that normalise their operand, with the function that they apply; and the ops of these functions.
 _LOSSES = {"_log_softmax": "softmax", "binary_cross_entropy_with_logits": "sigmoid"}
 _NORMALISING = {"_softmax": "softmax", "_safe_softmax": "softmax", "sigmoid": "sigmoid"}
-#: Losses that read logarithms of probabilities.
+#: Losses that read log-probabilities.
 _OF_LOGARITHMS = names("nll_loss_forward nll_loss2d_forward")
-#: Ops that pass a result on as it is, beside views.
+#: Ops, beside views, that leave the values of their operand.
 _PASSES = names("_to_copy clone")
-#: Results of such functions remembered at a time.
+#: Maximum number of normalised tensors remembered at a time.
 _MAX_NORMALISED = 256
-#: Shares of what arrives and of channels from which on a fact is noted, and the least number of elements or rows.
+#: A fact is noted from these shares of the gradient and of channels on; the least number of elements or rows.
 _NOTED, _CHANNELS, _LEAST = 0.5, 0.25, 8
-#: Least number of elements of a channel: through one element alone, all passes or nothing.
+#: Least number of elements of a channel: through a single one either everything passes or nothing.
 _PER_CHANNEL = 8
-#: 1 - sum of squares of the median row, beside that of equal probabilities: from here on a softmax is noted.
+#: A softmax is noted up to this ratio of (1 - sum of squares) in the median row to that of equal probabilities.
 _OPEN = 1.0 / 16
-#: Scores below are masks.
+#: Scores below this are masks.
 _MASKED = -9e3
-#: Elements of scores that are looked at.
+#: Maximum number of scores that are read.
 _MAX_SCORES = 1 << 20
 
 
-#: Share of the non-zero elements of a gradient from which on a flush is noted; flushes of one place run again.
+#: A flush is noted from this share of a gradient's non-zero elements on. Maximum number of reruns per place.
 _FLUSHED, _MAX_PER_PLACE = 0.25, 2
 
 
 class Saturation:
-    """Looks at the ops of backward passes, and at each softmax of a forward pass."""
+    """Examines the ops of backward passes and each softmax of a forward pass."""
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._places: dict[Any, int] = {}
-        #: Results of functions that normalise, with the function.
+        #: Normalised tensors, with the function that was applied.
         self._normalised: static.ByIdentity[Tensor, str] = static.ByIdentity()
 
     def forward(self, call: Call) -> None:
-        """An op of a module or of loss code has run."""
-        self._normalised_again(call)
+        """Note a softmax at its bound, or probabilities given to a loss that expects something else."""
+        self._note_renormalised(call)
         if call.plain_name not in _SOFTMAX or not call.results or not call.where.root or len(call.args) < 2:
             return
         scores, dim = call.args[0], call.args[1]
@@ -92,7 +91,8 @@ class Saturation:
                 "distance": float((best[:, 0] - best[:, 1]).median())}  # fmt: skip
         self._findings.add("closed", call, 1.0 - float(open_), **data)
 
-    def _normalised_again(self, call: Call) -> None:
+    def _note_renormalised(self, call: Call) -> None:
+        """Note a loss that reads a normalised tensor as logits or log-probabilities; remember normalised results."""
         given = call.args[0] if call.args else None
         if not isinstance(given, Tensor) or not call.results:
             return
@@ -111,7 +111,7 @@ class Saturation:
             self._normalised.put(call.results[0], made)
 
     def flushed(self, call: Call) -> None:
-        """An op of the backward pass has run: has it made zeros?"""
+        """Note an op of the backward pass that has flushed much of a gradient in FP16."""
         result = call.results[0] if call.results else None
         if result is None or result.dtype != torch.float16 or call.func.is_view or call.swapped:
             return
@@ -146,7 +146,7 @@ class Saturation:
         self._findings.add("flush", call, lost, **data)
 
     def backward(self, call: Call) -> None:
-        """An op of the backward pass has run."""
+        """Note a function whose backward op lets little of the gradient through."""
         step = _STEPS.get(_node_name()) if call.plain_name == "zeros_like" else None
         if call.plain_name not in _FLAT and step is None and not (call.plain_name == "where" and _is_of_clamp()):
             return
@@ -180,7 +180,7 @@ class Saturation:
 
 
 def channels_hit(hit: Tensor, possible: Tensor) -> float:
-    """Share of channels of which everything that could be hit was: along the dimension in which it is the largest."""
+    """Return the share of channels in which all that could be hit was; in the dimension with the largest share."""
     shares = [0.0]
     for dim in {1} if hit.dim() == 4 else {0, hit.dim() - 1} if hit.dim() > 1 else ():
         others = [d for d in range(hit.dim()) if d != dim]
@@ -193,19 +193,20 @@ def channels_hit(hit: Tensor, possible: Tensor) -> float:
 
 
 def _sqnr(seen: Tensor, exact: Tensor, kept: Tensor) -> float | None:
-    """Of the bulk, in dB: the median over elements of (exact / error)^2; None where most are exact."""
+    """Return the SQNR of the bulk in dB: the median over elements of (exact / error)^2; None if most are exact."""
     size = exact[kept].abs()
     ratio = float(((seen.detach().double() - exact)[kept].abs() / size).median())
     return -20.0 * math.log10(ratio) if ratio > 0 else None
 
 
 def _node_name() -> str:
+    """Return the name of the running autograd node; empty if there is none."""
     node: Any = torch._C._current_autograd_node()
     return node.name() if node is not None else ""
 
 
 def _is_of_clamp() -> bool:
-    """Whether the gradient of a clamp is computed; one that ends at zero on one side alone is a ReLU."""
+    """Return whether the gradient of a clamp is being computed, other than one bounded only below at zero: a ReLU."""
     node: Any = torch._C._current_autograd_node()
     if node is None or node.name() not in _CLAMPS:
         return False

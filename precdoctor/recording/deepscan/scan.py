@@ -1,4 +1,4 @@
-"""The deep scans of a process: on which steps, and what is logged of them."""
+"""Decides which steps of a process are scanned, and logs the facts that a scan has found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precdoctor.recording.slots.step_batch import StepFacts
 
 
 class DeepScan:
-    """Asks a :class:`~precdoctor.recording.deepscan.window.StepWindow` for the steps to be scanned."""
+    """Provides a :class:`~precdoctor.recording.deepscan.window.StepWindow` with a mode for each step to be scanned."""
 
     without_modules = False
 
@@ -26,31 +26,31 @@ class DeepScan:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, with the options there are now."""
+        """Reset everything, and read the options anew."""
         self.schedule = Schedule(self._context.options)
-        #: No step will be scanned at all.
+        #: Whether no step will be scanned at all.
         self.off = self.schedule.off
         self._began = time.perf_counter_ns()
-        #: The last step that it began to scan.
-        self._asked: int | None = None
+        #: The last step for which the schedule was asked.
+        self._asked_step: int | None = None
         self._refused: set[str] = set()
-        self._known: frozenset[Any] = frozenset()
+        self._coverage: frozenset[Any] = frozenset()
         self._number = 0
         self._cost_ns = 0
-        #: The last scan saw gradients that trained nothing; and the step before this one.
+        #: Whether another scan is owed because the gradients of the last scanned step trained nothing; the step before.
         self._owed = False
         self._before: StepFacts | None = None
 
     def mode(self, step: int) -> WindowMode | None:
-        """A new scan, where the step is due."""
+        """Return a new scan mode if the step is to be scanned, else None."""
         if evidence := self._context.evidence:
-            while evidence:  # what the rows that the other thread has written give reason for
+            while evidence:  # the drain thread found it in the rows that it wrote
                 self.schedule.arm(evidence.popleft())
-        elif self._asked == step:
+        elif self._asked_step == step:
             return None
         if self._owed:
-            self._make_up_for_it()
-        self._asked, elapsed = step, time.perf_counter_ns() - self._began
+            self._arm_owed_scan()
+        self._asked_step, elapsed = step, time.perf_counter_ns() - self._began
         if not self.schedule.wants(step, spent_ns=self._cost_ns, elapsed_ns=elapsed):
             return None
         options = self._context.options
@@ -61,24 +61,24 @@ class DeepScan:
         )
 
     def refused(self, root: str, why: str) -> None:
-        """Log the reason, once."""
+        """Log why a step was not scanned, once per reason."""
         if why not in self._refused:
             self._refused.add(why)
             self._context.event("scan", root=root, data={"kind": "step", "outcome": "refused", "why": why})
 
     def suspect(self) -> None:
-        """Two steps in a row were discarded: the next one is worth a look."""
+        """Note as evidence that two steps in a row were discarded."""
         self.schedule.arm(Evidence("discarded", self._context.step))
 
-    def _make_up_for_it(self) -> None:
-        """Loss scales often begin too large: have a step scanned that follows one whose gradients were used."""
+    def _arm_owed_scan(self) -> None:
+        """Schedule the scan that is owed once a step's gradients were used: loss scales often begin too large."""
         before, self._before = self._before, self._context.current
         if before is not None and not (before.bad or before.left_out):
             self.schedule.make_up()
             self._owed = False
 
     def ended(self, mode: WindowMode) -> None:
-        """The step is over: log what was found in it."""
+        """Log what the scan has found: the step is over."""
         assert isinstance(mode, ScanMode), "made here"
         if not (mode.ops or mode.failure):
             return
@@ -108,12 +108,13 @@ class DeepScan:
         with kernels.apart_from_user_modes():
             rows = mode.facts(Targets(context.names, mode.optimizers, context.threads))
         self.schedule.found(context.step, {_place(row) for row in rows})
-        if mode.coverage.signature != self._known:  # logged once as long as it stays the same
-            self._known = mode.coverage.signature
+        if mode.coverage.signature != self._coverage:  # logged once as long as it stays the same
+            self._coverage = mode.coverage.signature
             rows += mode.coverage.events()
         for index, row in enumerate(rows):
             context.event("scan", id=f"{number}.{index}", parent_id=number, **row)
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what identifies a fact from scan to scan: its kind and place."""
     return (row["data"]["kind"], row["root"], row["module"], row["op"], row.get("file"), row.get("line"))

@@ -1,6 +1,6 @@
-"""What a scan has found: the worst fact of each kind and place in the code, and which op computed in which dtype.
+"""Collects the outcome of a scan: the worst fact of each kind and place, and which op computed in which dtype.
 
-Facts only; whether any of it is a defect is for diagnosis to say.
+Facts only; diagnosis decides whether a fact is a defect.
 """
 
 from __future__ import annotations
@@ -12,45 +12,45 @@ from torch import Tensor
 
 from precdoctor.recording.deepscan.scanned_op import Call, Counts
 from precdoctor.recording.ops.op_facts import closer_look
-from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import describe
 
-#: Facts kept per scan, and places of which computed dtypes are kept.
+#: Maximum number of facts per scan, and of entries in :class:`Coverage`.
 _MAX_FACTS, _MAX_ENTRIES = 64, 8192
 
 Event = dict[str, Any]
 
 
 class Findings:
-    """Facts worth an event of their own, by kind and place."""
+    """Facts that become an event of their own, one per kind and place."""
 
     def __init__(self, *, values: bool) -> None:
         self._values = values
-        self._found: dict[tuple[Any, ...], tuple[float, Event]] = {}
+        self._facts: dict[tuple[Any, ...], tuple[float, Event]] = {}
 
     def add(self, kind: str, call: Call, weight: float, **data: Any) -> None:
-        """Note a fact; of several of one kind and place the one with the largest ``weight`` stays.
+        """Note a fact; for each kind and place only the one with the largest ``weight`` is kept.
 
         Args:
-            call: the op it is about.
-            data: what was measured.
+            call: the op that the fact is about.
+            data: measured values.
         """
         self.add_event(kind, self.event_of(call), weight, **data)
 
     def add_event(self, kind: str, event: Event, weight: float, **data: Any) -> None:
-        """The same for an op that was described earlier, by :meth:`event_of`."""
+        """Note a fact as :meth:`add` does, about an op described earlier by :meth:`event_of`."""
         key = (kind, event["root"], event["module"], event["op"], event.get("file"), event.get("line"))
-        known = self._found.get(key)
-        if known is None and len(self._found) >= _MAX_FACTS:
+        known = self._facts.get(key)
+        if known is None and len(self._facts) >= _MAX_FACTS:
             return
         times = 1 + (known[1]["data"]["times"] if known is not None else 0)
         if known is None or weight > known[0]:
             known = (weight, {**event, "data": {"kind": kind, **event["data"], **data}})
-            self._found[key] = known
+            self._facts[key] = known
         known[1]["data"]["times"] = times
 
     def event_of(self, call: Call, *, closely: bool = False) -> Event:
-        """The columns of an event about this op; ``closely`` with the ranges of its operands."""
+        """Return the columns of an event about an op; ``closely`` adds its operands' ranges and its settings."""
         data: dict[str, Any] = {"phase": call.phase, "micro_step": call.micro_step}
         if closely:
             look = closer_look(call.func, call.args, call.kwargs, dict(call.swapped), call.results, values=self._values)
@@ -61,28 +61,23 @@ class Findings:
         return {"root": where.root, "module": where.module, "op": call.op, **line_columns(where.line), "data": data}
 
     def events(self) -> list[Event]:
-        """All that was found, in the order in which it was."""
-        return [event for _, event in self._found.values()]
-
-
-def line_columns(line: Line | None) -> dict[str, Any]:
-    """``file``, ``line`` and ``code`` of an event."""
-    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
+        """Return the facts in the order in which their kinds and places were first found."""
+        return [event for _, event in self._facts.values()]
 
 
 def worst(wrong: Tensor, size: Tensor, seen: Tensor, exact: Tensor) -> dict[str, float]:
-    """``seen`` and ``exact`` of the wrong element with the largest ``size``; all four of one shape."""
+    """Return ``seen`` and ``exact`` at the wrong element with the largest ``size``; all four tensors have one shape."""
     at = int(torch.where(wrong, size, -1.0).flatten().argmax())
     return {"seen": float(seen.flatten()[at]), "exact": float(exact.flatten()[at])}
 
 
-def said(call: Call) -> Event:
-    """Another op, as a fact names it."""
+def op_reference(call: Call) -> Event:
+    """Return the name and place of an op, for facts about another op."""
     return {"op": call.op, "module": call.where.module, **line_columns(call.where.line)}
 
 
 class Coverage:
-    """Which op ran in which dtypes, in which module, and how far its results went."""
+    """Counts which op ran in which dtypes in which module, with counts and extremes of the ops' results."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[Any, ...], list[Any]] = {}
@@ -92,8 +87,8 @@ class Coverage:
 
         Args:
             inputs: dtypes of its floating-point operands.
-            outputs: of its results.
-            counts: of the first result.
+            outputs: dtypes of its results.
+            counts: counts of its first result.
         """
         line = call.where.line
         key = (call.where.root, call.where.module, call.phase, call.op, inputs, outputs, line)
@@ -112,19 +107,19 @@ class Coverage:
 
     @property
     def signature(self) -> frozenset[tuple[Any, ...]]:
-        """Equal for scans in which the same ops ran in the same dtypes."""
+        """Equal for scans in which the same ops ran at the same places in the same dtypes."""
         return frozenset(self._entries)
 
     def events(self) -> list[Event]:
-        """One per module: its ops with dtypes, calls, counts and extremes of their results."""
+        """Return one event per module: its ops with dtypes, number of calls, counts and extremes of their results."""
         modules: dict[tuple[str, str], list[dict[str, Any]]] = {}
         names = ("calls", "numel", "nan", "pos_inf", "neg_inf", "zero", "amax", "amin_nonzero")
         for (root, module, phase, op, inputs, outputs, line), entry in self._entries.items():
-            told = {"op": op, "phase": phase, "inputs": inputs, "outputs": outputs}
+            row = {"op": op, "phase": phase, "inputs": inputs, "outputs": outputs}
             if line is not None:
-                told |= {"file": line.shown, "line": line.number}
-            told |= {name: value for name, value in zip(names, entry, strict=True) if value}
-            modules.setdefault((root, module), []).append(told)
+                row |= {"file": line.shown, "line": line.number}
+            row |= {name: value for name, value in zip(names, entry, strict=True) if value}
+            modules.setdefault((root, module), []).append(row)
         return [
             {"root": root, "module": module, "data": {"kind": "coverage", "ops": ops}}
             for (root, module), ops in modules.items()

@@ -17,7 +17,7 @@ from precdoctor.recording.deepscan.op_audit import Audit
 from precdoctor.recording.deepscan.repeats import Repeats
 from precdoctor.recording.deepscan.saturation import Saturation
 from precdoctor.recording.deepscan.scan_facts import Coverage, Event, Findings
-from precdoctor.recording.deepscan.scanned_op import Call, Where
+from precdoctor.recording.deepscan.scanned_op import HALF, Call, Where
 from precdoctor.recording.deepscan.sums import Sums
 from precdoctor.recording.deepscan.targets import Targets
 from precdoctor.recording.deepscan.trails import Trails
@@ -36,28 +36,28 @@ from precdoctor.recording.ops.dispatched_ops import (
 from precdoctor.recording.ops.source_lines import innermost_user_line
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
-#: Ops looked at per scan: rollouts and long recurrences make millions. Of code around the model, ops that go by.
+#: Maximum number of ops examined per scan (rollouts and long recurrences make millions), and of ops of the script and
+#: the optimizer.
 MAX_OPS, _MAX_ASIDE = 20_000, 50_000
-#: Ops of data code that are followed in FP64, and elements of a result of theirs.
+#: Data code is followed in FP64 up to this many ops of script and optimizer, and results up to this many elements.
 _MAX_FOLLOWED_ASIDE, _MAX_DATA = 2_000, 1 << 20
-#: Time of one scan: evaluation and data code may lie inside of it.
+#: Maximum time of one scan, in ns: evaluation and data code may run inside it.
 _MAX_NS = 60 * 10**9
-_HALF = frozenset((torch.float16, torch.bfloat16))
-#: Stages in which results count as those of a forward pass; in the others states, sums, casts and differences do.
+#: Phases in which ops are examined as forward ops; and phases in which only states, sums, casts and differences are.
 _FORWARD, _STAGES_ASIDE = frozenset(("forward", "loss")), frozenset(("script", "optimizer"))
-#: Optimizers whose states are known by name.
+#: Maximum number of optimizers whose states are named.
 _MAX_OPTIMIZERS = 16
-#: Weights named whose gradients are zero.
+#: Maximum number of names listed of weights whose gradients are zero.
 _MAX_NAMES = 8
 #: Bytes of an element of a shadow.
 _FP64 = 8
 
 
 class ScanMode(WindowMode):
-    """Examines ops while it is entered.
+    """Examines every op of a step.
 
     Args:
-        memory: bytes that one op's FP64 operands, and all shadows together, may take.
+        memory: maximum size in bytes of the FP64 operands of one op, and of all shadows together.
         values: whether single operand values may be kept.
         targets: weights of the models.
 
@@ -70,7 +70,7 @@ class ScanMode(WindowMode):
     def __init__(self, memory: int, *, values: bool, targets: Targets | None = None) -> None:
         super().__init__()
         self.ops = 0
-        self._aside = 0
+        self._ops_aside = 0
         self.coverage = Coverage()
         self._findings = Findings(values=values)
         self._limit = memory // _FP64
@@ -82,40 +82,40 @@ class ScanMode(WindowMode):
         self._floors, self._saturation = Floors(self._findings, self._effects), Saturation(self._findings)
         self._repeats = Repeats(self._findings)
         self._micro_steps = MicroSteps(self._findings, targets or Targets())
-        #: Samples of states as they were before the op that is running.
-        self._old: list[Tensor | None] = []
+        #: Samples of the states that the running in-place op writes to, from before it.
+        self._samples_before: list[Tensor | None] = []
         self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """Its states can be named."""
+        """Remember an optimizer, so that its states can be named."""
         if len(self._stepped) < _MAX_OPTIMIZERS:
             self._stepped[id(optimizer)] = weakref.ref(optimizer)
 
     def backward_entered(self) -> None:
-        """``backward`` begins."""
+        """Check, as ``backward`` begins, whether gradients of the last micro-step were dropped."""
         self.guarded(lambda: self._micro_steps.backward_begins(self.micro_step))
 
     def backward_left(self) -> None:
-        """``backward`` has ended."""
+        """Watch the gradients that ``backward`` has computed."""
         self.guarded(lambda: self._micro_steps.backward_ended(self.micro_step))
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that have stepped, and are left."""
+        """The optimizers that have stepped and still exist."""
         return [optimizer for ref in self._stepped.values() if (optimizer := ref()) is not None]
 
     @property
     def complete(self) -> bool:
-        """Whether no op was left out."""
-        return self.ops < MAX_OPS and self._aside < _MAX_ASIDE and self.spent_ns < _MAX_NS
+        """Whether no op was left out because a limit was reached."""
+        return self.ops < MAX_OPS and self._ops_aside < _MAX_ASIDE and self.spent_ns < _MAX_NS
 
     @property
     def full(self) -> bool:
-        """Whether it looks at nothing more."""
+        """Whether a limit was reached, so that no further op is examined."""
         return not self.complete
 
     def facts(self, targets: Targets | None = None) -> list[Event]:
-        """What was found, once the scan is over."""
+        """Return the facts as events, once the scan is over."""
         targets = targets or Targets()
         self._effects.finish()
         self._audit.finish(targets)
@@ -136,7 +136,7 @@ class ScanMode(WindowMode):
             return func(*args, **kwargs)
         phase = self.phase()
         if self._micro_steps.watches and phase != "backward":
-            self.guarded(lambda: self._micro_steps.read(op_name(func), args, kwargs))
+            self.guarded(lambda: self._micro_steps.note_use(op_name(func), args, kwargs))
         if phase not in _STAGES_ASIDE:
             swapped = self.guarded(lambda: self._before(func, args, kwargs))
             sequence = sequence_number()
@@ -144,21 +144,21 @@ class ScanMode(WindowMode):
             if swapped is not None:
                 self.guarded(lambda: self._look(func, args, kwargs, swapped, sequence, result))
             return result
-        return self._beside(func, args, kwargs, phase)
+        return self._run_aside(func, args, kwargs, phase)
 
-    def _beside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
-        """Examine what an op of the script or an optimizer does to states, sums and data."""
-        self._aside += 1
+    def _run_aside(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
+        """Run an op of the script or an optimizer; examine what it does to states, sums and data."""
+        self._ops_aside += 1
         if phase == "script" and func.is_view and self._effects.follows_some:
-            return self._passed_on(func, args, kwargs, phase)
+            return self._run_view(func, args, kwargs, phase)
         swapped = self.guarded(lambda: self._before_aside(func, args, kwargs))
         result = func(*args, **kwargs)
         if swapped is not None:
             self.guarded(lambda: self._look_aside(func, args, kwargs, phase, swapped, result))
         return result
 
-    def _passed_on(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
-        """A view in data code, which may be of a wrong tensor."""
+    def _run_view(self, func: Any, args: Any, kwargs: Any, phase: str) -> Any:
+        """Run a view op in data code, and follow it in case it is a view of a wrong tensor."""
         result = func(*args, **kwargs)
 
         def look() -> None:
@@ -173,31 +173,36 @@ class ScanMode(WindowMode):
         return result
 
     def _before_aside(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
-        """Samples of states that it writes to, and copies of 16-bit sums; None when it is not to be examined."""
-        self._old = []
+        """Before an op of script or optimizer: sample states it writes to; copy, by ``id``, its target if it is a sum
+        or guard.
+
+        None: the op is not to be examined.
+        """
+        self._samples_before = []
         if func.namespace != "aten" or is_out_variant(func) or func.is_view:
             return None
         name = op_name(func)
         if not name.endswith("_"):
             return {}
-        self._old = self._audit.before(name, args, kwargs)
+        self._samples_before = self._audit.before(name, args, kwargs)
         target = args[0] if args and isinstance(args[0], Tensor) else None
-        summed = target is not None and target.dtype in _HALF and self._sums.sums(name)
+        summed = target is not None and target.dtype in HALF and self._sums.sums(name)
         if target is None or not (summed or self._floors.guards(name, args)) or target.numel() > self._limit:
             return {}
         return {} if _is_elsewhere(target) else {id(target): target.detach().clone()}
 
     def _look_aside(self, func: Any, args: Any, kwargs: Any, phase: str, swapped: dict[int, Tensor],
                     result: Any) -> None:  # fmt: skip
+        """After an op of the script or an optimizer: examine it."""
         name, whole = op_name(func), list(tensors_in(result))
         results = [x for x in whole if x.is_floating_point()]
         within = name.endswith("_")
         if not within:
-            self._audit.born(name, result)
+            self._audit.note_new(name, result)
         if any(map(_is_elsewhere, whole)):
             return
-        sums = bool(results) and results[0].dtype in _HALF and self._sums.sums(name)
-        stays = any(x is not None for x in self._old)
+        sums = bool(results) and results[0].dtype in HALF and self._sums.sums(name)
+        stays = any(x is not None for x in self._samples_before)
         follows = sums or stays or self._audit.follows(name) or self._differences.follows(name)
         follows |= phase == "optimizer" or self._casts.expects(name) or self._floors.follows(name)
         data = phase == "script" and self._in_time(results)
@@ -210,32 +215,31 @@ class ScanMode(WindowMode):
         where = Where("", "", innermost_user_line(past_own=True))
         call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
         if stays:
-            self._audit.updated(name, str(func), phase, args, kwargs, self._old, where, self.micro_step)
+            self._audit.updated(name, str(func), phase, args, kwargs, self._samples_before, where, self.micro_step)
         if data:
             self._effects.after(call)
         if phase == "script":
-            self._differences.after(call, self._audit.lived)
+            self._differences.after(call, self._audit.is_older)
         else:
             self._differences.remember(call)
         if results and not within:
             self._audit.chained(call)
             if phase == "optimizer":
                 self.trails.after(call)
-        self._casts.looked_up(call)
         self._casts.after(call)
         self._floors.after(call)
         if sums or (data and results):
             self._sums.after(call)
 
     def _in_time(self, results: list[Tensor]) -> bool:
-        """Whether data code is still followed: batches, and no whole data sets or simulations."""
-        return self._aside <= _MAX_FOLLOWED_ASIDE and all(x.numel() <= _MAX_DATA for x in results)
+        """Return whether data code is still followed: batches are, whole data sets and simulations are not."""
+        return self._ops_aside <= _MAX_FOLLOWED_ASIDE and all(x.numel() <= _MAX_DATA for x in results)
 
     # --- around an op ------------------------------------------------------------------------------------------------
 
     def _before(self, func: Any, args: Any, kwargs: Any) -> dict[int, Tensor] | None:
-        """Copies of what the op is about to write to, by ``id``; None when it is not to be examined."""
-        self._old = []
+        """Before an op: copy, by ``id``, the tensors that it is about to write to; None if it is not to be examined."""
+        self._samples_before = []
         if func.namespace != "aten" or is_out_variant(func):
             return None
         name = op_name(func)
@@ -243,41 +247,41 @@ class ScanMode(WindowMode):
         if sum(x.numel() for x in written) > self._limit or any(map(_is_elsewhere, written)):
             return None
         if name.endswith("_"):
-            self._old = self._audit.before(name, args, kwargs)
+            self._samples_before = self._audit.before(name, args, kwargs)
         return {id(x): x.detach().clone() for x in written}
 
     def _look(self, func: Any, args: Any, kwargs: Any, swapped: dict[int, Tensor], sequence: int, result: Any) -> None:
+        """After an op of a module, the loss code or the backward pass: examine it."""
         name, phase, whole = op_name(func), self.phase(), list(tensors_in(result))
         results = [x for x in whole if x.is_floating_point()]
         if not func.is_view and not name.endswith("_"):
-            self._audit.born(name, result)
+            self._audit.note_new(name, result)
         if phase == "backward" and not func.is_view:
-            self._micro_steps.made(result)
+            self._micro_steps.note_results(result)
         if name in UNINITIALISED or any(map(_is_elsewhere, whole)):
             return
         where = self.where(phase, sequence)
         if phase == "recompute":
-            return  # seen when it was computed first
+            return  # the op was examined in the forward pass
         call = Call(func, args, kwargs, name, phase, where, self.micro_step, swapped, results, self._limit, whole)
         if phase in _FORWARD:
             self._effects.after(call)
             self.trails.after(call)
-            self._casts.looked_up(call)
             self._casts.after(call)
-            self._differences.after(call, self._audit.lived)
+            self._differences.after(call, self._audit.is_older)
             self._audit.chained(call)
             self._floors.after(call)
             self._saturation.forward(call)
         else:
             self._saturation.flushed(call)
             self._saturation.backward(call)
-        if any(x is not None for x in self._old):
-            self._audit.updated(name, call.op, phase, args, kwargs, self._old, where, self.micro_step)
+        if any(x is not None for x in self._samples_before):
+            self._audit.updated(name, call.op, phase, args, kwargs, self._samples_before, where, self.micro_step)
         self._sums.after(call)
         if not func.is_view and (results or call.operands):
             self.ops += 1
             if phase == "loss" and not where.root:
-                return  # coverage is of modules
+                return  # coverage is kept per module
             counts = call.counts(results[0]) if results else None
             self.coverage.note(call, _dtypes(call.operands), _dtypes(results), counts)
             if counts is not None:
@@ -285,10 +289,10 @@ class ScanMode(WindowMode):
 
 
 def _is_elsewhere(x: Tensor) -> bool:
-    """No memory of its own that could be read."""
+    """Return whether a tensor has no dense memory of its own that could be read."""
     return x.layout is not torch.strided or x.is_meta or x.is_nested
 
 
 def _dtypes(tensors: list[Tensor]) -> str:
-    """``float16,float32``: each once, in order of occurrence."""
+    """Return dtype names such as ``float16,float32``: each once, in order of occurrence."""
     return ",".join(dict.fromkeys(dtype_name(x.dtype) for x in tensors))

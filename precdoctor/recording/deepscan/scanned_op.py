@@ -1,4 +1,4 @@
-"""One op as the scan sees it: what went in, what came out, where it stands, and what FP64 makes of it."""
+"""One op as a scan sees it: operands, results, place in the code, and its FP64 results."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from precdoctor.recording.ops.dispatched_ops import tensors_in
 from precdoctor.recording.ops.op_facts import in_fp64
 from precdoctor.recording.ops.source_lines import Line
 
+HALF = frozenset((torch.float16, torch.bfloat16))
+FLOATS = HALF | {torch.float32}
+
 
 @dataclass(frozen=True)
 class Where:
@@ -28,7 +31,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Counts:
-    """Exact counts of one tensor; extremes are over finite elements."""
+    """Exact counts of one tensor; extremes are magnitudes of finite elements, None if there are none."""
 
     numel: int
     nan: int
@@ -41,12 +44,12 @@ class Counts:
 
     @property
     def bad(self) -> int:
-        """Non-finite elements."""
+        """Number of non-finite elements."""
         return self.nan + self.pos_inf + self.neg_inf
 
 
 def count(x: Tensor) -> Counts | None:
-    """The counts of a tensor; waits for its device. None for one without elements that can be read."""
+    """Count the elements of a tensor; waits for its device. None if it has no dense memory that can be read."""
     dense = tensor_leaves.plain(x)
     if dense is None:
         return None
@@ -65,7 +68,7 @@ def count(x: Tensor) -> Counts | None:
 
 
 def names(text: str) -> frozenset[str]:
-    """Op names separated by spaces."""
+    """Split a string of op names separated by spaces."""
     return frozenset(text.split())
 
 
@@ -74,11 +77,11 @@ class Call:
     """An op that has run.
 
     Attributes:
-        name: ``mul_`` of ``aten.mul_.Tensor``.
-        phase: forward or backward.
-        swapped: copies of operands as they were before an in-place op, by ``id``.
-        results: its floating-point results, those written in place among them.
-        limit: elements of operands up to which it may be run again.
+        name: its name without namespace and overload: ``mul_`` for ``aten.mul_.Tensor``.
+        phase: of the step, as :meth:`WindowMode.phase` returns it.
+        swapped: copies of operands from before an in-place op, by ``id``.
+        results: its floating-point results, including tensors written in place.
+        limit: maximum number of elements in its operands for it to be run again.
     """
 
     func: Any
@@ -91,7 +94,7 @@ class Call:
     swapped: Mapping[int, Tensor]
     results: list[Tensor]
     limit: int
-    #: All of its results, those of other kinds as well.
+    #: All of its results, including integers and Booleans.
     whole: Sequence[Tensor] = ()
     _counts: dict[int, Counts | None] = field(default_factory=dict)
     _exact: list[Tensor] | None = None
@@ -99,42 +102,42 @@ class Call:
 
     @property
     def op(self) -> str:
-        """``aten.mul_.Tensor``."""
+        """The full name, such as ``aten.mul_.Tensor``."""
         return str(self.func)
 
     @property
     def plain_name(self) -> str:
-        """Without the mark of in-place ops."""
+        """The name without the trailing underscore of in-place ops."""
         return self.name.rstrip("_")
 
     @property
     def operands(self) -> list[Tensor]:
-        """The floating-point tensors it was given, as objects: after an in-place op they hold its result."""
+        """Its floating-point operands; after an in-place op these objects hold its result (see :meth:`before`)."""
         return [x for x in tensors_in((self.args, self.kwargs)) if x.is_floating_point()]
 
     def before(self, x: Tensor) -> Tensor:
-        """An operand's values as the op read them."""
+        """Return an operand's values as the op read them."""
         return self.swapped.get(id(x), x)
 
     def counts(self, x: Tensor) -> Counts | None:
-        """Counted once per call."""
+        """Return the counts of a tensor, computed once per call."""
         if id(x) not in self._counts:
             self._counts[id(x)] = count(x)
         return self._counts[id(x)]
 
     def operand_counts(self) -> list[Counts]:
-        """Counts of the operands as the op read them."""
+        """Return the counts of the operands as the op read them."""
         return [c for x in self.operands if (c := self.counts(self.before(x))) is not None]
 
     def exact(self) -> list[Tensor] | None:
-        """Its results in FP64 from the operands it had; None where they cannot be had."""
+        """Return its results in FP64 from the operands it read; None if it cannot be run again."""
         if not self._tried:
             self._tried = True
             self._exact = self.again({})
         return self._exact
 
     def again(self, replaced: Mapping[int, Tensor]) -> list[Tensor] | None:
-        """Its results in FP64 with some operands replaced, by ``id`` of the operand."""
+        """Return its results in FP64 with some operands replaced, by ``id``; None if it cannot be run again."""
         result = self._in_fp64(replaced)
         found = [x for x in tensors_in(result) if x.is_floating_point()] if result is not None else []
         same = len(found) == len(self.results) and all(
@@ -143,7 +146,7 @@ class Call:
         return found if same else None
 
     def decided(self, replaced: Mapping[int, Tensor]) -> Tensor | None:
-        """The Boolean result of a comparison of operands in FP64, some of them replaced."""
+        """Return the result of a comparison run in FP64 with some operands replaced, by ``id``; None for other ops."""
         result = self._in_fp64(replaced)
         return result if isinstance(result, Tensor) and result.dtype == torch.bool else None
 

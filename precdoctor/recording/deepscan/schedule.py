@@ -1,6 +1,6 @@
-"""Which steps are scanned: the first two, then ever farther apart, and those that recorded numbers give reason for.
+"""Decides which steps are scanned: the first two, then ever farther apart, and steps for which there is evidence.
 
-Where the first ones trained nothing, as long as a loss scale is too large, others make up for them.
+If the first scans saw no gradients that trained (a loss scale that begins too large), later scans make up for them.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from typing import Any, Final
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence
 
-#: Scans of a process when nobody says how many: steps 0, 1, 8, 64, 512 and 4096.
+#: Default number of scheduled scans: steps 0, 1, 8, 64, 512 and 4096.
 DEFAULT_SCANS: Final = 6
-#: Scans whose cost nobody asks about: a smoke run, or a GAN with its two optimizers, is to have them whole.
+#: Scans made whatever they cost: a smoke run, or a GAN with two optimizers, needs them.
 _FREE: Final = 2
-#: Host time that scans may take in all whatever the budget, in ns: half a second is no cost to anybody, and small
+#: Host time in ns that scans may take in total whatever the budget: half a second harms nobody, and without it small
 #: models would never be scanned beyond their first two steps.
 GRANT_NS: Final = 500 * 10**6
 #: From the third scan on, distances grow by this factor.
 _FACTOR: Final = 8
-#: Scans for a reason that already had one: at most so many, within the budget, the first no sooner than this many steps
-#: after the last one for that reason, each further one ``_FACTOR`` times later.
+#: For reasons that already had a scan: maximum number of further scans (within the budget), and the fewest steps from
+#: the last scan for the reason to its second; the distance grows by ``_FACTOR`` with each.
 _MAX_REPEATED, _COOL_DOWN = 4, 64
-#: Tensors of the same reason of which each may claim one of those; and scans of discarded steps in a row.
+#: Maximum number of (reason, tensor) pairs remembered: each pair causes one scan only. Maximum number of scans because
+#: steps were discarded.
 _MAX_PLACES, _MAX_DISCARDED = 64, 2
-#: Scans that confirm what one scan alone has seen, whatever the budget, and how many steps after it.
+#: Maximum number of scans that confirm facts seen in one scan only, whatever the budget; and their distance in steps.
 _MAX_CONFIRMING, _CONFIRM_AFTER = 2, 7
-#: Steps whose evidence waits to be looked into.
+#: Maximum number of pieces of evidence that wait for a scan.
 _MAX_WAITING: Final = 8
 
 
 class Schedule:
-    """Pure counting: it knows no tensors and no clock.
+    """Decides by counting alone, without tensors or a clock.
 
     Attributes:
-        done: scans so far, those on evidence included.
-        off: no step will be scanned at all.
-        why: of the last scan that was wanted: ``reason`` (first | spaced | evidence) and ``evidence``.
+        done: number of scans so far, including those on evidence.
+        off: whether no step will be scanned at all.
+        why: ``reason`` (first | spaced | evidence) and ``evidence`` of the last scan.
     """
 
     def __init__(self, options: RecordOptions) -> None:
@@ -46,33 +47,33 @@ class Schedule:
         self._scans = DEFAULT_SCANS if options.deep_scan is None else options.deep_scan
         self.off = self._scans == 0
         self.done = 0
-        #: Regular scans so far, and steps from the first one to the next one.
+        #: Number of scheduled scans so far; distance in steps from the first to the next one.
         self._regular = self._next = 0
-        #: Scans that make up for one, so far, and whether the next step is to be one.
+        #: Number of make-up scans so far; whether the next step gets one.
         self._made_up, self._makes_up = 0, False
         self.why: dict[str, Any] = {}
-        #: Per reason: scans so far, and the step of the last one.
+        #: Per reason: number of scans so far, and step of the last one.
         self._claims: dict[str, tuple[int, int]] = {}
         self._places: set[tuple[str, str]] = set()
         self._repeated = 0
         self._waiting: list[Evidence] = []
         self._scanned: set[int] = set()
         self._first: int | None = None
-        #: Scans that have seen the facts of one place, and the scan that is to be confirmed from a step on.
+        #: Number of scans that have found each fact; the step from which on a confirming scan is due, and its evidence.
         self._facts: Counter[Hashable] = Counter()
         self._confirm: tuple[int, Evidence] | None = None
         self._confirming = 0
 
     def make_up(self) -> None:
-        """Scans have shown no finite gradient, and now a step has had some: the next one makes up for them."""
+        """Have the next step scanned: gradients are finite by now, and none were in the scans before."""
         self._makes_up = not self.off and self._made_up < _FREE
 
     def found(self, step: int, places: Collection[Hashable]) -> None:
-        """A scan is over: what only this one has seen so far is to be confirmed by another one.
+        """Record the facts of a finished scan; facts found for the first time are to be confirmed by another scan.
 
         Args:
-            step: that it has scanned.
-            places: kinds and places of the facts that it has found.
+            step: the scanned step.
+            places: kinds and places of the facts it has found.
         """
         self._facts.update(places)
         new = any(self._facts[place] == 1 for place in places)
@@ -82,13 +83,13 @@ class Schedule:
             self._confirm = None
 
     def arm(self, evidence: Evidence) -> None:
-        """Have the next step scanned if the evidence has a claim: its reason is new, or has cooled down."""
+        """Have the next step scanned if the reason of the evidence is new, or its last scan is long enough ago."""
         if self.off or len(self._waiting) >= _MAX_WAITING or evidence.step in self._scanned:
             return  # the step was scanned already
         self._waiting.append(evidence)
 
     def _claim(self, step: int, *, affords: bool) -> list[Evidence]:
-        """The evidence that has a claim on this step; the rest is forgotten."""
+        """Return the evidence that justifies a scan of this step; forget the rest."""
         waiting, self._waiting = self._waiting, []
         new = [e for e in waiting if e.what not in self._claims]
         again = [e for e in waiting if e.what in self._claims and self._may_repeat(e, step)]
@@ -103,6 +104,7 @@ class Schedule:
         return new + again
 
     def _may_repeat(self, evidence: Evidence, step: int) -> bool:
+        """Return whether evidence whose reason already had a scan may cause another one."""
         claims, last = self._claims[evidence.what]
         if evidence.what == "discarded":
             return claims < _MAX_DISCARDED
@@ -111,12 +113,12 @@ class Schedule:
         return step - last >= int(_COOL_DOWN * _FACTOR ** (claims - 1))
 
     def wants(self, step: int, *, spent_ns: int, elapsed_ns: int) -> bool:
-        """Whether the coming step is to be scanned.
+        """Return whether to scan the coming step; a step it returns True for counts as scanned.
 
         Args:
             step: its number.
-            spent_ns: what the scans so far have cost.
-            elapsed_ns: how long the run has been recorded.
+            spent_ns: cost of the scans so far.
+            elapsed_ns: time since the recording began.
         """
         first, last = self._options.steps
         if self.off or (first is not None and step < first) or (last is not None and step >= last):
@@ -141,18 +143,19 @@ class Schedule:
         return self._scan(step, "first" if self._regular <= _FREE else "spaced", [])
 
     def _scan(self, step: int, reason: str, found: list[Evidence]) -> bool:
+        """Count a scan and note its reason; always True."""
         self.done += 1
         self._scanned.add(step)
         self.why = {"reason": reason, **({"evidence": [e.as_data() for e in found]} if found else {})}
         return True
 
     def _affords(self, spent_ns: int, elapsed_ns: int) -> bool:
-        """Whether one more scan like the ones before stays within the budget, where there is one, or the grant."""
+        """Return whether one more scan of average cost stays within budget or grant; True if no budget applies."""
         if self._options.deep_scan is not None or self._options.every is not None or self.done < _FREE:
             return True
         return spent_ns * (self.done + 1) / self.done <= max(self._options.budget * elapsed_ns, GRANT_NS)
 
 
 def offset(number: int) -> int:
-    """Steps from the first scan to the one of this number: 0, 1, 8, 64, 512 ..."""
+    """Return the distance in steps from the first scheduled scan to the one of this number: 0, 1, 8, 64, 512 ..."""
     return number if number < _FREE else int(_FACTOR ** (number - 1))

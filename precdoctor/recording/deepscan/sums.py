@@ -1,10 +1,10 @@
-"""Sums that are really accumulated in half, and variances taken as the difference of two large moments.
+"""Detects sums that are really accumulated in half, and variances computed as the difference of two large moments.
 
-What an op is called and what dtype it returns say little: kernels widen inside. So a reduction is run again in FP64 on
-the operands it had, and the error it made is what counts. A running total that is added to on one line has an FP64 twin
-that is added to beside it. Moments are small and keep their FP64 values, until it shows what their difference is for.
-Outside of modules and losses (gradients summed by hand, counts, averages) reductions and totals are measured in the
-same way, without their effect.
+Name and result dtype of an op show little, because kernels accumulate in wider formats. So a reduction is run again in
+FP64 on its operands, and the error is what counts. A running total on one line gets an FP64 twin, to which the same
+terms are added. Moments, which are small, keep their FP64 values until their difference is used. Outside of modules and
+losses (gradients summed by hand, counts, averages) reductions and totals are measured in the same way, but without
+their effect.
 """
 
 from __future__ import annotations
@@ -17,40 +17,38 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects, Error
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
+from precdoctor.recording.deepscan.scanned_op import FLOATS, HALF, Call, names
 from precdoctor.recording.model import static
 from precdoctor.recording.model.tensor_leaves import version
 from precdoctor.recording.ops.tensor_facts import dtype_name
 
-_HALF = frozenset((torch.float16, torch.bfloat16))
-_FLOATS = _HALF | {torch.float32}
 _REDUCTIONS = names(
     "sum mean var std var_mean std_mean norm linalg_vector_norm logsumexp prod dot vdot mv addmv cumsum cumprod "
     "logcumsumexp embedding_dense_backward index_put _index_put_impl index_add scatter_add scatter_reduce "
     "index_reduce segment_reduce _embedding_bag_dense_backward mm bmm addmm baddbmm"
 )
 _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm"))
-#: Multiplications of a matrix product that is worth running again.
+#: Maximum number of multiplications of a matrix product that is run again.
 _MAX_PRODUCT = 1 << 22
-#: Of one reduction at one place so many are run again.
+#: Maximum number of reruns of a reduction at one place.
 _MAX_PER_PLACE = 2
-#: Relative errors (L2) from here on are noted, in half units of the dtype's last place.
+#: Relative errors (L2) are noted from here on, in half ulps of the dtype.
 _NOTED_ULPS = 16.0
-#: Terms of a running total from which on its error is measured, four times while their number doubles.
+#: Least number of terms of a running total for its error to be measured; from there on four times per doubling.
 _MIN_TERMS = 16
-#: Of what the terms add to a total, from which on it is followed however small it is beside the total.
+#: From this share of the added terms on, an error is followed however small it is relative to the total.
 _SWAMPED = 0.5
-#: Phases in which a wrong sum is followed to what it feeds, and elements of a total elsewhere.
+#: Phases in which the effect of a wrong sum is followed; maximum number of elements of a total in other phases.
 _FOLLOWED, _MAX_TOTAL = frozenset(("forward", "loss")), 1 << 18
-#: And those in which moments are: data is normalised in front of the model.
+#: Phases in which moments are followed: data may be normalised before the model.
 _MOMENT_PHASES = _FOLLOWED | {"script"}
 _MOMENTS = frozenset(("sum", "mean"))
 _SQUARES = frozenset(("mul", "pow", "square"))
 _DIFFERENCES = frozenset(("sub", "add", "rsub"))
-#: What a variance is for; by then its error matters or an epsilon has covered it.
+#: Ops that use a variance; by then an epsilon has covered its error, or the error matters.
 _USES = frozenset(("rsqrt", "sqrt", "div", "reciprocal", "pow", "log", "mul", "exp"))
-#: Beyond so many bits FP64 itself has lost the difference: it is zero, and nobody can tell it better.
+#: If more bits cancel than this, FP64 has lost the difference as well: there is no better value to compare with.
 _KNOWN_BITS = 44
 _MAX_SHADOWS = 256
 
@@ -60,34 +58,34 @@ class _Total:
     """A running total on one line."""
 
     last: weakref.ref[Tensor]
-    #: How often that was written to; what is written to by another op is a total no more, as the state of a GRU.
+    #: Version counter of ``last``: if another op writes to it (the state of a GRU), it is no total any more.
     version: int
-    #: Of a total that is added to in place: its values after the last term. Others may write to it in between.
+    #: For an in-place total: its values after the last term, to see whether another op has written to it.
     seen: Tensor | None = None
     twin: Tensor | None = None
-    #: In FP64, as it was before the second term.
+    #: The total's FP64 values before the second term.
     start: Tensor | None = None
     terms: int = 1
-    #: Once it is off by more than its format takes.
+    #: The error that is followed, once the total is wrong beyond the rounding of its format.
     error: Error | None = None
-    #: It was subtracted from something: what it did not take up may be kept (Kahan).
+    #: Whether the total was subtracted from something: what it did not take up may be kept (Kahan).
     compensated: bool = False
 
 
 @dataclass
 class _Moment:
-    """A small tensor that goes back to reductions: its FP64 value, and what it is."""
+    """A small tensor computed from reductions: its FP64 value and kind."""
 
     value: Tensor
     #: mean | mean-of-products | product | difference
     kind: str
-    #: Of a difference: the op, and the bits that each element lost.
+    #: For a difference: its op, and the number of bits that each element lost.
     event: Event | None = None
     bits: Tensor | None = None
 
 
 class Sums:
-    """Looks at reductions and what is made of them."""
+    """Examines reductions, running totals, and differences of moments."""
 
     def __init__(self, findings: Findings, effects: Effects) -> None:
         self._findings, self._effects = findings, effects
@@ -95,23 +93,23 @@ class Sums:
         self._totals: dict[Any, _Total] = {}
         self._moments: static.ByIdentity[Tensor, _Moment] = static.ByIdentity()
         self._products: static.ByIdentity[Tensor, bool] = static.ByIdentity()
-        #: Totals that were scaled (``discount * total``), with their values in FP64.
+        #: Results of scaling a total (``discount * total``): the total, and the result's FP64 values.
         self._scaled: static.ByIdentity[Tensor, tuple[weakref.ref[Tensor], Tensor]] = static.ByIdentity()
 
     def after(self, call: Call) -> None:
-        """Any op has run."""
-        if not call.results or call.results[0].dtype not in _FLOATS:
+        """Examine any op."""
+        if not call.results or call.results[0].dtype not in FLOATS:
             return
-        if call.results[0].dtype in _HALF:
+        if call.results[0].dtype in HALF:
             if call.plain_name in _REDUCTIONS:
                 self._reduction(call)
             elif call.plain_name == "add":
-                self._total(call)
+                self._add_term(call)
             elif call.name == "mul":
-                self._scale(call)
+                self._follow_scaled(call)
             elif call.plain_name in ("sub", "rsub"):
-                if call.plain_name == "sub":  # a total that goes down, as of log-probabilities
-                    self._total(call)
+                if call.plain_name == "sub":  # a total may decrease: log-probabilities
+                    self._add_term(call)
                 self._note_compensation(call)
         if call.phase in _MOMENT_PHASES:
             self._follow_moments(call)
@@ -123,19 +121,20 @@ class Sums:
 
     @staticmethod
     def averages(name: str) -> bool:
-        """Whether an op by this name makes a moment, or what one is made of."""
+        """Return whether an op of this name makes a moment or its terms."""
         return name in _MOMENTS or name in _SQUARES
 
     @staticmethod
     def sums(name: str) -> bool:
-        """Whether an op by this name may be a sum, or says that one is compensated."""
+        """Return whether an op of this name may be a sum, scale a total, or compensate one."""
         return name.rstrip("_") in _REDUCTIONS or name.rstrip("_") in ("add", "sub", "rsub", "mul")
 
     # --- one op ------------------------------------------------------------------------------------------------------
 
     def _reduction(self, call: Call) -> None:
+        """Run a reduction again in FP64, and note or follow its error."""
         place: Any = (call.where, call.op)
-        if call.plain_name in _PRODUCTS:  # how they accumulate is up to the kernel, not to the place
+        if call.plain_name in _PRODUCTS:  # how they accumulate depends on the kernel, not on the place
             if (size := _multiplications(call)) > _MAX_PRODUCT:
                 return
             place = (call.op, size)
@@ -149,7 +148,8 @@ class Sums:
         error = _relative_error(result, exact[0])
         if error is None or error < _NOTED_ULPS * _half_ulp(result.dtype):
             return
-        # What cancels in the sum is no fault of the accumulation: the error counts beside the sum of magnitudes, too.
+        # Cancellation in the sum is no fault of the accumulation, so the error is also related to the sum of
+        # magnitudes.
         magnitudes = call.again({id(x): call.before(x).detach().abs() for x in call.operands})
         if magnitudes is None:
             return
@@ -163,85 +163,89 @@ class Sums:
 
     # --- running totals ----------------------------------------------------------------------------------------------
 
-    def _total(self, call: Call) -> None:
-        """``total = total + x``, or ``- x``, on one line: the operand is what this line made the last time."""
+    def _add_term(self, call: Call) -> None:
+        """Add a term to a running total: ``total = total + x`` or ``- x`` on one line reads the line's last result."""
         result, within = call.results[0], call.name in ("add_", "sub_")
         if call.phase not in _FOLLOWED and result.numel() > _MAX_TOTAL:
             return
         place = (call.where, call.op, call.phase, id(result) if within else None)
-        known = self._totals.get(place)
-        last = known.last() if known is not None else None
-        if known is None or last is None or not self._goes_on(call, known, last):
+        total = self._totals.get(place)
+        last = total.last() if total is not None else None
+        if total is None or last is None or not self._continues(call, total, last):
             if len(self._totals) < _MAX_SHADOWS or place in self._totals:
                 self._totals[place] = _Total(weakref.ref(result), version(result), _seen(result, within=within))
             return
-        if known.twin is None:
-            known.twin = known.start = call.before(last).detach().double()
-        twins = {id(last): known.twin.clone() if within else known.twin}
+        if total.twin is None:
+            total.twin = total.start = call.before(last).detach().double()
+        twins = {id(last): total.twin.clone() if within else total.twin}
         twins |= {id(x): s for x in call.operands if (s := self._scaled_total(x, last)) is not None}
         again = call.again(twins)
         if again is None:
             del self._totals[place]
             return
-        known.twin, known.last, known.terms = again[0], weakref.ref(result), known.terms + 1
-        known.version = version(result)
-        known.seen = _seen(result, within=within)
-        if known.error is not None:
-            self._effects.carry(known.error, result, known.twin)
-        due = known.terms >= _MIN_TERMS and known.terms % (1 << known.terms.bit_length() - 3) == 0
-        if due and not known.compensated:
-            self._judge_total(call, known, known.twin)
+        total.twin, total.last, total.terms = again[0], weakref.ref(result), total.terms + 1
+        total.version = version(result)
+        total.seen = _seen(result, within=within)
+        if total.error is not None:
+            self._effects.carry(total.error, result, total.twin)
+        due = total.terms >= _MIN_TERMS and total.terms % (1 << total.terms.bit_length() - 3) == 0
+        if due and not total.compensated:
+            self._judge_total(call, total, total.twin)
 
-    def _scale(self, call: Call) -> None:
-        """``discount * total``: what is added to next is still the total."""
-        for known in self._totals.values():
-            last = known.last()
+    def _follow_scaled(self, call: Call) -> None:
+        """Follow a scaled total, ``discount * total``: a sum with it continues the total."""
+        for total in self._totals.values():
+            last = total.last()
             if last is None or not any(x is last for x in call.operands) or last.shape != call.results[0].shape:
                 continue
-            again = call.again({id(last): known.twin if known.twin is not None else last.detach().double()})
+            again = call.again({id(last): total.twin if total.twin is not None else last.detach().double()})
             if again is not None:
                 self._scaled.tidy()
-                self._scaled.put(call.results[0], (known.last, again[0]))
+                self._scaled.put(call.results[0], (total.last, again[0]))
 
     def _scaled_total(self, x: Tensor, last: Tensor) -> Tensor | None:
+        """Return the FP64 values of a tensor that is the scaled total ``last``; None if it is not."""
         found = self._scaled.get(x)
         return found[1] if found is not None and found[0]() is last else None
 
-    def _goes_on(self, call: Call, known: _Total, last: Tensor) -> bool:
+    def _continues(self, call: Call, total: _Total, last: Tensor) -> bool:
+        """Return whether an op continues a total that nothing else has written to."""
         if not any(x is last or self._scaled_total(x, last) is not None for x in call.operands):
             return False
-        if known.seen is None:
-            return version(last) == known.version
-        return torch.equal(call.before(last), known.seen)
+        if total.seen is None:
+            return version(last) == total.version
+        return torch.equal(call.before(last), total.seen)
 
-    def _judge_total(self, call: Call, known: _Total, twin: Tensor) -> None:
+    def _judge_total(self, call: Call, total: _Total, twin: Tensor) -> None:
+        """Note or follow the error of a total."""
         result = call.results[0]
-        error, start = _relative_error(result, twin), known.start
+        error, start = _relative_error(result, twin), total.start
         added = float((twin - start).norm()) if start is not None else 0.0
         lost = float((result.detach().double() - twin).norm()) / added if added > 0 else 0.0
         swamped = call.phase in _FOLLOWED and lost >= _SWAMPED
         if error is None or not (error >= _NOTED_ULPS * _half_ulp(result.dtype) or swamped):
             return
-        data = {"dtype": dtype_name(result.dtype), "error": error, "terms": known.terms, "of_added": lost}
+        data = {"dtype": dtype_name(result.dtype), "error": error, "terms": total.terms, "of_added": lost}
         weight = max(error, lost) if swamped else error
         if call.phase not in _FOLLOWED:
             self._findings.add("total", call, error, **data)
-        elif known.error is None:
+        elif total.error is None:
             event = self._findings.event_of(call)
-            known.error = self._effects.begin("total", event, weight, result, twin, **data)
-        elif weight >= known.error.weight:
-            known.error.weight, known.error.data = weight, data
+            total.error = self._effects.begin("total", event, weight, result, twin, **data)
+        elif weight >= total.error.weight:
+            total.error.weight, total.error.data = weight, data
 
     def _note_compensation(self, call: Call) -> None:
-        """What a total did not take up is subtracted out, to be added later: by a tensor of its own shape."""
+        """Mark a total as compensated if a tensor of its shape minus the total is computed: that keeps what it lost."""
         if len({x.shape for x in call.operands}) > 1:
             return
-        for known in self._totals.values():
-            known.compensated |= any(x is known.last() and x is not call.results[0] for x in call.operands)
+        for total in self._totals.values():
+            total.compensated |= any(x is total.last() and x is not call.results[0] for x in call.operands)
 
     # --- differences of moments --------------------------------------------------------------------------------------
 
     def _follow_moments(self, call: Call) -> None:
+        """Follow moments through an op; judge their difference when it is used."""
         result = call.results[0]
         if call.plain_name in _SQUARES:
             self._products.put(result, True)
@@ -264,6 +268,7 @@ class Sums:
         self._keep(result, again[0], *self._kind(call, given, again[0], difference))
 
     def _new_moment(self, call: Call, result: Tensor) -> None:
+        """Keep the FP64 value of a mean or a sum."""
         terms = call.operands[0] if call.operands else None
         if terms is None or result.numel() < 2 or 2 * result.numel() > terms.numel():
             return
@@ -274,6 +279,9 @@ class Sums:
     def _kind(
         self, call: Call, given: dict[int, _Moment], value: Tensor, difference: _Moment | None
     ) -> tuple[str, Event | None, Tensor | None]:
+        """Return the kind of a tensor computed from moments; of a difference also its op and the bits each element
+        lost.
+        """
         kinds = {m.kind for m in given.values()}
         if call.plain_name in _SQUARES and kinds == {"mean"}:
             return "product", None, None
@@ -300,12 +308,12 @@ class Sums:
         self._moments.put(x, _Moment(value, kind, event, bits))
 
     def _judge(self, call: Call, difference: _Moment, value: Tensor) -> None:
-        """Where the difference is used: how far off is what comes out?"""
+        """Follow a wrong result of an op that uses a difference of moments."""
         result = call.results[0]
         seen = result.detach().double()
         known = torch.isfinite(value) & (value != 0)
         off = (seen - value).abs() / value.abs()
-        wrong = known & ~(off <= 0.25)  # NaN is wrong, too
+        wrong = known & ~(off <= 0.25)  # NaN is also wrong
         many, of = int(wrong.sum()), int(known.sum())
         bits = difference.bits
         if difference.event is None or bits is None or not many:
@@ -324,24 +332,25 @@ class Sums:
             wrong=many,
             of=of,
             **worst(wrong, off.nan_to_num(torch.inf), seen, value),
-            used_by=said(call),
+            used_by=op_reference(call),
         )
 
 
 def _seen(total: Tensor, *, within: bool) -> Tensor | None:
+    """Return a copy of an in-place total; None for any other."""
     return total.detach().clone() if within else None
 
 
 def _multiplications(call: Call) -> int:
-    """Of a matrix product, from the shapes of its two factors."""
+    """Return the number of multiplications of a matrix product."""
     factors = [x for x in call.operands if x.dim() >= 2][-2:]
     return factors[0].numel() * factors[1].shape[-1] if len(factors) == 2 else 0
 
 
 def _relative_error(seen: Tensor, exact: Tensor) -> float | None:
-    """L2, beyond the one rounding that the result's format takes; over elements that are finite in both.
+    """Return the relative L2 error beyond the rounding of the result's format, over elements that are finite in both.
 
-    None when the right ones are all zero.
+    None if the exact values are all zero.
     """
     exact = _rounded(exact, seen)
     seen = seen.detach().double()
@@ -351,7 +360,7 @@ def _relative_error(seen: Tensor, exact: Tensor) -> float | None:
 
 
 def _rounded(exact: Tensor, like: Tensor) -> Tensor:
-    """FP64 values rounded to the format of a result: what is below or beyond its range is no error of a sum."""
+    """Return FP64 values rounded to a result's format: numbers outside its range are no error of the sum."""
     return exact.to(like.dtype).double()
 
 

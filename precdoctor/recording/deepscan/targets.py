@@ -1,4 +1,4 @@
-"""What a tensor that outlives a step is to the training: found by its memory when a scan ends."""
+"""Names tensors that outlive a step (weights, gradients, averages, optimizer states) by their memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from precdoctor.recording.process.threads import Threads
 
 
 class Targets:
-    """Weights and gradients of the models that the recorder knows, and states of optimizers, by storage; read once.
+    """Weights and gradients of the known models, and optimizer states, by storage; read once, at the first question.
 
     Args:
         names: of the models.
-        optimizers: that have stepped in the window.
-        threads: while others use models nothing is read: autograd may be writing to a gradient of theirs.
+        optimizers: those that have stepped in the window.
+        threads: while other threads use models nothing is read: autograd may be writing to their gradients.
     """
 
     def __init__(
@@ -32,32 +32,35 @@ class Targets:
         threads: Threads | None = None,
     ) -> None:
         self._names, self._optimizers, self._threads = names, list(optimizers), threads
-        self._known: dict[int, dict[str, Any]] | None = None
+        self._by_storage: dict[int, dict[str, Any]] | None = None
 
     def of(self, key: int) -> dict[str, Any]:
-        """``target`` (weight, average, gradient, state) and, where known, ``name`` and ``owner`` of the parameter.
+        """Return ``target`` (weight, average, gradient, state) and, if known, ``name`` and ``owner`` of the parameter.
 
-        ``owner`` is root and module; of an optimizer's state ``state`` is what it calls it.
+        ``owner`` is root and module; for an optimizer state, ``state`` is the optimizer's name of it. Unknown memory:
+        ``state``.
         """
-        if self._known is None:
-            self._known = self._read()
-        return self._known.get(key, {"target": "state"})
+        if self._by_storage is None:
+            self._by_storage = self._read()
+        return self._by_storage.get(key, {"target": "state"})
 
     def zero_gradients(self) -> list[str]:
-        """Names of trained weights whose gradient is there, and exactly zero."""
+        """Return the names of trained weights that have a gradient, but one that is exactly zero."""
         return [name for _, _, name, _, grad in self._trained() if not bool(grad.any())]
 
     def gradients(self, most: int) -> list[tuple[str, str, Tensor, Tensor]]:
-        """Root, module, weight and gradient of up to ``most`` trained weights that have one."""
+        """Return root, module, weight and gradient of up to ``most`` trained weights that have a gradient."""
         return [(root, module, weight, grad) for root, module, _, weight, grad in islice(self._trained(), most)]
 
     def _trained(self) -> Iterator[tuple[str, str, str, Tensor, Tensor]]:
+        """Yield root, module, name, weight and gradient of trained weights that have a gradient."""
         for root, module, name, parameter in self._parameters():
             grad = parameter.grad if parameter.is_leaf else None
             if root.trained and grad is not None and storage_key(grad) is not None:
                 yield root.name, module, name, parameter, grad
 
     def _parameters(self) -> list[tuple[Any, str, str, Tensor]]:
+        """Return root, module, name and tensor of all parameters of known models."""
         found: list[tuple[Any, str, str, Tensor]] = []
         names = self._names
         if self._threads is not None and self._threads.others:
@@ -72,6 +75,7 @@ class Targets:
         return found
 
     def _read(self) -> dict[int, dict[str, Any]]:
+        """Return what each storage is to the training."""
         known: dict[int, dict[str, Any]] = {}
         for root, module, name, parameter in self._parameters():
             trained = root.trained and parameter.requires_grad
@@ -86,6 +90,7 @@ class Targets:
 
 
 def _add(known: dict[int, dict[str, Any]], x: Any, target: str, about: dict[str, Any]) -> None:
+    """Note what a tensor's storage is, if it has one."""
     key = storage_key(x) if issubclass(type(x), Tensor) else None
     if key is not None:
         known[key] = {"target": target, **about}

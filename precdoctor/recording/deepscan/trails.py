@@ -1,9 +1,9 @@
-"""What becomes of an overflow or a total underflow inside a module: followed in FP64 until it is seen, or harmless.
+"""Follows an overflow or a total underflow in FP64 until it does damage that no longer shows, or proves harmless.
 
-An op that makes an infinity, or mostly zeros, where FP64 would not, leaves the FP64 values behind as a shadow of its
-result. Each op that reads the tensor is run again in FP64 on the shadow. Where both come to the same (a mask, a guard
-of ``where``, a saturating function, an epsilon that is larger), nothing is lost and the trail ends. Where the run's
-result is finite, and off by more than half of what FP64 says, the damage has been done and nobody sees it.
+An op that makes an infinity, or mostly zeros, where FP64 would not, leaves its FP64 values as a shadow of the result.
+Each op that reads the result is run again in FP64 on the shadow. If both results agree (a mask, a ``where`` guard, a
+saturating function, a larger epsilon), nothing is lost and the trail ends. If the run's result is finite, but off by
+more than half of the FP64 value, the damage is done and no longer visible: a fact is noted.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.deepscan.effects import Effects, Room, Shadows
-from precdoctor.recording.deepscan.scan_facts import Event, Findings, said, worst
-from precdoctor.recording.deepscan.scanned_op import Call, names
+from precdoctor.recording.deepscan.scan_facts import Event, Findings, op_reference, worst
+from precdoctor.recording.deepscan.scanned_op import FLOATS, Call, names
 
-#: Trails followed per scan and from one line, and ops a trail is followed through.
+#: Maximum number of trails per scan and per place, and of ops that a trail is followed through.
 _MAX_TRAILS, _MAX_PER_PLACE, _MAX_HOPS = 64, 2, 64
-#: Shadows held at a time; each is an FP64 tensor.
+#: Maximum number of shadows at a time; each is an FP64 tensor.
 _MAX_SHADOWS = 128
-#: Where a zero that should be none does harm: as a factor of other numbers. Elsewhere an epsilon may still cover it.
+#: Ops in which a wrong zero does harm: it is a factor of other numbers. Elsewhere an epsilon may still cover it.
 _FACTORS = names("mul div mm bmm addmm baddbmm convolution addcmul addcdiv linear")
-#: Off by more than this share of the right value is damage; by less than the second one it is none.
+#: An error above the first share of the right value is damage, one below the second is none.
 _DAMAGE, _SAME = 0.5, 1.0 / 16
 #: Ops whose results can be too small for their format. Others give zeros on purpose (ReLU, dropout, masks).
 _CAN_FLUSH = names(
     "mul div pow square exp exp2 expm1 sigmoid reciprocal rsqrt sqrt _softmax softmax _to_copy sum mean var prod "
     "cumprod norm linalg_vector_norm mm bmm addmm baddbmm addcmul addcdiv erfc sinh sin log1p"
 )
-#: Share of the elements that are zero and should not be, from which on an underflow is followed.
+#: An underflow is followed from this share of elements on that are zero and should not be.
 _FLUSHED = 0.25
-#: Ops that keep a number away from zero by another one.
+#: Ops that keep a number away from zero by adding a constant, or bounding it.
 _GUARDS = names("clamp clamp_min add")
-_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
 class _Trail:
+    """An overflow or underflow that is followed: its kind, the event of its op, and the number of ops passed."""
+
     def __init__(self, kind: str, event: Event) -> None:
         self.kind = kind
         self.event = event
@@ -53,8 +54,8 @@ class Trails:
     """All trails of one scan.
 
     Attributes:
-        begun: overflows and underflows that were followed.
-        lost: of those that had to be given up: too large, or ops that cannot be run again.
+        begun: number of overflows and underflows followed.
+        lost: number of trails given up: too large, or through ops that cannot be run again.
     """
 
     def __init__(self, findings: Findings, effects: Effects, room: Room) -> None:
@@ -65,7 +66,10 @@ class Trails:
         self.lost = 0
 
     def after(self, call: Call) -> None:
-        """An op of a forward pass has run, or one on gradients, of which overflows in half count."""
+        """Follow the shadows that an op of a forward pass or an optimizer has read, or begin a trail at the op.
+
+        In an optimizer only 16-bit overflows begin one.
+        """
         given = [(x, *found) for x in call.operands if (found := self._shadow(x)) is not None]
         if given:
             self._follow(call, given)
@@ -73,27 +77,31 @@ class Trails:
             self._begin(call)
 
     def _shadow(self, x: Tensor) -> tuple[Tensor, _Trail] | None:
+        """Return the shadow and the trail of a tensor; None if it has none, or the trail is over."""
         found = self._shadows.get(x)
         return None if found is None or found[1].over else found
 
     def _put(self, x: Tensor, value: Tensor, trail: _Trail) -> None:
+        """Give a tensor a shadow; give the trail up if there is no room."""
         self._shadows.tidy(lambda owner: owner.over)
         if not self._shadows.put(x, value, trail):
             self._lose(trail)
 
     def _lose(self, trail: _Trail) -> None:
+        """Give a trail up."""
         if not trail.over:
             trail.over = True
             self.lost += 1
 
-    # --- where it begins ---------------------------------------------------------------------------------------------
+    # --- begin -------------------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> None:
-        several = len(call.func._schema.returns) > 1  # what else they return is for their own backward pass
+        """Begin a trail if an op has made infinities or zeros that FP64 does not make of the same operands."""
+        several = len(call.func._schema.returns) > 1  # further results only serve the op's own backward pass
         results, aside = call.results[:1] if several else call.results, call.phase == "optimizer"
         if aside and results[0].dtype == torch.float32:
             return
-        counts = [c for x in results if (c := call.counts(x)) is not None and x.dtype in _FLOATS]
+        counts = [c for x in results if (c := call.counts(x)) is not None and x.dtype in FLOATS]
         if len(counts) < len(results):
             return
         if any(c.bad for c in counts) and not _fills_with_nonfinite(call):
@@ -123,13 +131,14 @@ class Trails:
             if bool(hit.any()):
                 self._put(x, torch.where(hit, value, x.detach().double()), trail)
 
-    # --- where it goes -----------------------------------------------------------------------------------------------
+    # --- follow ------------------------------------------------------------------------------------------------------
 
     def _follow(self, call: Call, given: list[tuple[Tensor, Tensor, _Trail]]) -> None:
+        """Run an op again on the shadows of its operands, and judge each result."""
         trail = given[0][2]
         trail.hops += 1
         if not call.results:
-            return  # indices and comparisons: what an infinity is compared with, it is larger than in FP64, too
+            return  # indices and comparisons: an infinity compares like the large FP64 value it stands for
         again = _unguarded(call, trail).again({id(x): value for x, value, _ in given})
         if again is None or trail.hops > _MAX_HOPS:
             self._lose(trail)
@@ -144,32 +153,33 @@ class Trails:
                 self._shadows.drop(result)
 
     def _judge(self, call: Call, trail: _Trail, number: int, result: Tensor, value: Tensor) -> Tensor | None:
-        """What is left to follow of one result; None when the run's is as good as the shadow's."""
-        if result.dtype not in _FLOATS and result.dtype != torch.float64:
+        """Return a shadow for one result; None if the run's result is as good, or the trail is over because of it."""
+        if result.dtype not in FLOATS and result.dtype != torch.float64:
             self._lose(trail)
             return None
         limits = torch.finfo(result.dtype)
         seen, size = result.detach().double(), value.abs()
         known, finite = torch.isfinite(value), torch.isfinite(seen)
         if trail.hidden_by is None and trail.kind == "overflow" and bool(finite.all()):
-            trail.hidden_by = said(call)
+            trail.hidden_by = op_reference(call)
         off = (seen - value).abs()
         wrong = known & finite & (size >= limits.tiny) & (size <= limits.max) & (off > _DAMAGE * size)
-        # A unit in the last place of the largest element: what is smaller is lost in any sum with it.
+        # Elements below an ulp of the largest one do not count: any sum with that one loses them.
         wrong &= size >= limits.eps * torch.where(known, size, 0.0).max()
         if trail.kind == "underflow" and not _is_factor(call):
             wrong &= seen != 0
         if trail.kind == "overflow" and trail.hidden_by is None:
-            wrong &= False  # it still shows
+            wrong &= False  # the infinity is still visible, so nothing is hidden yet
         if bool(wrong.any()) and (alone := call.exact()) is not None:
-            wrong &= ~((alone[number] - value).abs() <= _DAMAGE * size)  # by the rounding of this op, not before it
+            wrong &= ~((alone[number] - value).abs() <= _DAMAGE * size)  # this op's own rounding did it, not the trail
         if bool(wrong.any()):
-            self._tell(call, trail, number, wrong, value)
+            self._note_damage(call, trail, number, wrong, value)
             return None
         affected = known & (~finite | (off > _SAME * size))
         return torch.where(affected, value, seen) if bool(affected.any()) else None
 
-    def _tell(self, call: Call, trail: _Trail, number: int, wrong: Tensor, value: Tensor) -> None:
+    def _note_damage(self, call: Call, trail: _Trail, number: int, wrong: Tensor, value: Tensor) -> None:
+        """End a trail in damage: follow the effect of the wrong result."""
         trail.over = True
         result, many = call.results[number], int(wrong.sum())
         seen = result.detach().double()
@@ -179,16 +189,16 @@ class Trails:
             **worst(wrong, value.abs(), seen, value),
             "hops": trail.hops,
             "hidden_by": trail.hidden_by,
-            "shown_by": said(call),
+            "shown_by": op_reference(call),
         }
         right = torch.where(wrong, value, seen)
         self._effects.begin(trail.kind, trail.event, many / value.numel(), result, right, **data)
 
 
 def _unguarded(call: Call, trail: _Trail) -> Call:
-    """The op with the least number of the run's format, where it guards against zero, replaced by that of FP64.
+    """Return the op with its guard against zero lowered from the run's least number to that of FP64.
 
-    ``x.clamp(min=torch.finfo(x.dtype).tiny)`` means "not zero" in any format: a wider one would have let more through.
+    ``x.clamp(min=torch.finfo(x.dtype).tiny)`` means "not zero" in any format; in a wider one it would bound less.
     """
     if trail.kind != "underflow" or call.plain_name not in _GUARDS or not call.results:
         return call
@@ -202,17 +212,17 @@ def _unguarded(call: Call, trail: _Trail) -> Call:
 
 
 def _affected(kind: str, result: Tensor, value: Tensor) -> Tensor:
-    """Where a result is not finite, or zero, and its FP64 value is."""
+    """Return where a result is non-finite (or, for an underflow, zero) and its FP64 value is not."""
     lost = (result == 0) & (value != 0) if kind == "underflow" else ~torch.isfinite(result)
     return torch.isfinite(value) & lost
 
 
 def _is_factor(call: Call) -> bool:
-    """Whether tensors are multiplied or divided element by element, or as matrices."""
+    """Return whether tensors are multiplied or divided, element by element or as matrices."""
     return call.plain_name in _FACTORS and sum(x.numel() > 1 for x in call.operands) > 1
 
 
 def _fills_with_nonfinite(call: Call) -> bool:
-    """A mask being made: the infinity is an argument."""
+    """Return whether an op makes a mask: the infinity is one of its arguments."""
     values = [*call.args, *call.kwargs.values()]
     return any(isinstance(v, float) and not math.isfinite(v) for v in values)

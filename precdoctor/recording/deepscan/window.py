@@ -1,8 +1,8 @@
-"""When ops are looked at: all that runs between two step ends on the training thread, on steps that somebody asks for.
+"""Opens a dispatch mode for the whole of a step: all ops between two step ends on the training thread.
 
-A mode is opened where the step before has ended (for the first one: at the first call of a top-level module) and closed
-for good where the step ends, so that the loss, the optimizer, averages of weights and the script's own arithmetic are
-in it. Of those who ask for a step, the first one gets it.
+A mode is opened where the step before has ended (for the first step: at the first root call) and closed for good where
+the step ends, so that it sees the loss, the optimizer, weight averages and the script's own arithmetic. If several
+watchers want a step, the first one gets it.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ from precdoctor.recording.slots.deferred import is_capturing
 
 
 class Watcher(Protocol):
-    """Who asks for steps.
+    """Provides modes for the steps that it wants to look at.
 
     Attributes:
-        off: it will ask for none.
-        without_modules: also of a script that calls no module.
+        off: whether it will want no step at all.
+        without_modules: whether it also wants steps of a script that calls no module.
     """
 
     off: bool
     without_modules: bool
 
     def mode(self, step: int) -> WindowMode | None:
-        """What is to be open on the coming step; None for nothing."""
+        """Return the mode to open on the coming step; None for none."""
 
     def refused(self, root: str, why: str) -> None:
-        """The mode it gave must not be opened beside this top-level module."""
+        """Called if its mode must not be opened beside this top-level module."""
 
     def ended(self, mode: WindowMode) -> None:
-        """The step of a mode it gave is over."""
+        """Called when the step of its mode is over."""
 
     def forget(self) -> None:
-        """This is a forked child, or another run begins."""
+        """Called in a forked child, or as another run begins."""
 
 
 class StepWindow:
-    """The window of one process; at most one mode is open in it.
+    """The window of a process; at most one mode is open in it.
 
     Args:
-        watchers: who may ask for steps, the first one first.
+        watchers: asked for a mode in this order.
     """
 
     def __init__(self, context: StepContext, watchers: Sequence[Watcher]) -> None:
         self._context, self._watchers = context, watchers
-        self._hooks = self._hooks_of(guarded(context)(self._entered), guarded(context)(self._left))
+        self._hooks = self._hooks_of(guarded(context)(self._enter_module), guarded(context)(self._leave_module))
         self._mode: WindowMode | None = None
         self._watcher: Watcher | None = None
         self._handles: list[Any] = []
@@ -76,7 +76,7 @@ class StepWindow:
 
     @staticmethod
     def _hooks_of(enter: Callable[..., Any], leave: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:
-        """Plain functions, and the test for compilation first: Dynamo traces into global hooks."""
+        """Return module hooks that do nothing while compiling; plain functions, because Dynamo traces into them."""
 
         def before(module: nn.Module, args: Any) -> None:
             if not torch.compiler.is_compiling():
@@ -89,41 +89,44 @@ class StepWindow:
         return before, after
 
     def install(self) -> None:
-        """Be called as steps begin; after all other hooks, because a window does not open beside another mode."""
+        """Register the callbacks; after all other hooks, because a window does not open beside another mode."""
         context = self._context
         context.when_forked.append(self._forget)
         context.when_turned_off.append(self._close)
         begins, steps = guarded(context)(self.begin_step), guarded(context)(self._optimizer_steps)
-        # for good: the window closes inside of the step's own hooks
+        # never removed: the window closes inside the step's own hooks, where a hook must not be removed
         register_optimizer_step_pre_hook(lambda optimizer, *_: steps(optimizer) if self.is_open else None)
         context.when_step_begins.append(begins)
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
+        """Pass on to the mode that an optimizer is about to step."""
         if self._mode is not None:
             self._mode.steps_in_backward = in_backward()
             self._mode.optimizer_steps(optimizer)
 
     def _forget(self) -> None:
+        """Close the window and reset everything."""
         self._close()  # a forked child inherits what is open
         self._mode = self._watcher = None
         for watcher in self._watchers:
             watcher.forget()
-        #: Nobody will ask for a step.
+        #: Whether no watcher will want a step.
         self.off = all(watcher.off for watcher in self._watchers)
-        #: The top-level module whose forward runs; and the last one that was called in training.
+        #: The top-level module whose forward runs.
         self._root: nn.Module | None = None
-        #: The module in front of the forward pass, or behind the backward pass, for whose call the mode is off.
-        self._aside: nn.Module | None = None
+        #: A module called outside of root calls (evaluation, augmentation); the mode is off while it runs.
+        self._module_aside: nn.Module | None = None
+        #: The top-level module that was last called in training.
         self._last: weakref.ref[nn.Module] | None = None
-        #: The step that everybody has been asked about.
-        self._asked: int | None = None
-        #: Whether it is open, and on which thread's stack.
+        #: The last step for which the watchers were asked.
+        self._asked_step: int | None = None
+        #: Whether a mode is open, and the thread on whose stack it is.
         self.is_open, self._thread = False, 0
 
     # --- opening and closing -----------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """A step begins where the one before has ended: what runs before its forward pass belongs to it."""
+        """Open the window where the step before has ended: code before the forward pass belongs to the coming step."""
         if self.off:
             return
         context, module = self._context, self._last() if self._last is not None else None
@@ -133,11 +136,14 @@ class StepWindow:
             return
         if open_modes:
             sweep()
-        if not self.is_open and self._due(module) and self._allows(module):
-            self._enter("script")
+        if not self.is_open and self._take_mode(module) and self._allows(module):
+            self._enter()
 
     def enter_root(self, module: nn.Module) -> None:
-        """A top-level module is called in training; its hooks have been chosen, its forward has not begun."""
+        """Open the window at a root call, or note the root in the open one.
+
+        The module's hooks have been chosen by now, and its forward has not begun.
+        """
         if open_modes:
             sweep()
         if self.off or (in_backward() and (self.is_open or retired())):
@@ -146,25 +152,25 @@ class StepWindow:
             self._close()
         if not self.is_open:
             self._last, self._thread = weakref.ref(module), threading.get_ident()
-        asked = self._asked == self._context.current.step and not self._context.evidence
-        if not self.is_open and not asked and self._due(module) and self._allows(module):
-            self._enter("script")
+        asked = self._asked_step == self._context.current.step and not self._context.evidence
+        if not self.is_open and not asked and self._take_mode(module) and self._allows(module):
+            self._enter()
         elif self.is_open and (why := unfit(module)) is not None:
             self._close()
             self._refuse(module, why)
         if self.is_open and self._mode is not None:
             self._root, mode = module, self._mode
-            mode.modules.clear()  # an exception that reaches no hook leaves some
+            mode.modules.clear()  # an exception that passes no hook leaves modules in the list
             mode.micro_step, mode.resting = self._context.micro_step, not self._in_time(mode)
-            self._entered(module, ())
+            self._enter_module(module, ())
 
     def root_called(self, module: nn.Module, arguments: Any) -> None:
-        """What the top-level module is given, where the window is open."""
+        """Pass the arguments of a root call on to the open mode."""
         if self._mode is not None and module is self._root:
             self._mode.module_entered(module, arguments)
 
     def enter_backward(self) -> None:
-        """``backward`` begins."""
+        """Called as ``backward`` begins."""
         if self._mode is not None and self.is_open:
             self._mode.modules.clear()
             self._mode.micro_step = self._context.micro_step
@@ -172,17 +178,18 @@ class StepWindow:
             self._mode.backward_entered()
 
     def leave(self) -> None:
-        """``backward`` has ended."""
+        """Called as ``backward`` has ended."""
         if self._mode is not None and self.is_open:
             self._mode.modules.clear()
             self._mode.stage, self._mode.resting = "optimizer", False
             self._mode.backward_left()
 
-    def _due(self, module: nn.Module | None) -> bool:
+    def _take_mode(self, module: nn.Module | None) -> bool:
+        """Ask the watchers for a mode for this step and keep it; return whether there is one."""
         if self._context.trace is not None or self._mode is not None:
             return False
         if module is not None:
-            self._asked = self._context.current.step
+            self._asked_step = self._context.current.step
         for watcher in self._watchers:
             if module is None and not watcher.without_modules:
                 continue
@@ -192,26 +199,31 @@ class StepWindow:
         return False
 
     def _in_time(self, mode: WindowMode) -> bool:
+        """Return whether the mode looks at the current micro-step."""
         return mode.most_micro_steps is None or self._context.micro_step < mode.most_micro_steps
 
     def _must_not_compile(self) -> bool:
+        """Return whether the window must be closed because code is compiled."""
         return compiles() and not (self._mode is not None and self._mode.beside_compiled)
 
     def _allows(self, module: nn.Module | None) -> bool:
+        """Return whether the mode may be opened; pass a refusal on to the watcher."""
         why = why_not(module, beside_compiled=not self._must_not_compile())
         if why is not None:
             self._refuse(module, why)
         return why is None
 
     def _refuse(self, module: nn.Module | None, why: str) -> None:
+        """Give the mode up and tell its watcher why."""
         watcher, self._mode, self._watcher = self._watcher, None, None
         if watcher is not None:
             place = self._context.names.find(unwrap(module)) if module is not None else None
             watcher.refused(place.root if place is not None else "", why)
 
-    def _enter(self, stage: str) -> None:
+    def _enter(self) -> None:
+        """Put the mode on the stack and register the module hooks."""
         assert self._mode is not None
-        self._mode.stage, self._mode.micro_step = stage, self._context.micro_step
+        self._mode.stage, self._mode.micro_step = "script", self._context.micro_step
         place, (before, after) = nn.modules.module, self._hooks
         self._handles = [
             place.register_module_forward_pre_hook(before),
@@ -221,8 +233,8 @@ class StepWindow:
         put_on(self._mode)
 
     def _close(self) -> None:
-        """For good: whatever keeps the mode on a stack now, it does nothing there but run ops."""
-        self.is_open, self._root, self._aside = False, None, None
+        """Close the window for good: if something still keeps the mode on a stack, it only runs ops there."""
+        self.is_open, self._root, self._module_aside = False, None, None
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -231,7 +243,7 @@ class StepWindow:
             retire(self._mode)
 
     def end_step(self) -> None:
-        """The step is over."""
+        """Close the window at the step's end and hand the mode back to its watcher."""
         if self.is_open:
             self._close()
         mode, watcher = self._mode, self._watcher
@@ -242,20 +254,21 @@ class StepWindow:
 
     # --- modules -----------------------------------------------------------------------------------------------------
 
-    def _entered(self, module: nn.Module, args: Any) -> None:
+    def _enter_module(self, module: nn.Module, args: Any) -> None:
+        """Note a module whose forward begins; turn the mode off if it is called outside of root calls."""
         mode = self._mode
         if mode is None or self._thread != threading.get_ident():
             return
         if mode.full and not in_backward():
-            self._close()  # a mode that only lets ops through still makes each of them ten times as long
+            self._close()  # even a mode that only runs ops makes each of them take ten times as long
             return
         if self._root is None and not in_backward():
-            if self._aside is None:  # evaluation, or augmentation: some functions take other paths under any mode
-                self._aside = module
+            if self._module_aside is None:  # evaluation, augmentation: any mode would change what some functions do
+                self._module_aside = module
                 take_off(mode)
             return
         if module is self._root and len(mode.modules) == 1:
-            return  # it has been entered already
+            return  # enter_root has added it
         above = mode.modules[-1] if mode.modules else ("", "")
         place = self._context.names.find(module)
         inside = (place.root, place.module) if place is not None else (
@@ -264,13 +277,14 @@ class StepWindow:
         if module is not self._root:
             mode.module_entered(module, args)
 
-    def _left(self, module: nn.Module, _args: Any, result: Any) -> None:
+    def _leave_module(self, module: nn.Module, _args: Any, result: Any) -> None:
+        """Remove a module whose forward has ended; turn the mode on again after a module outside of root calls."""
         mode = self._mode
         if mode is None or self._thread != threading.get_ident():
             return
-        if self._aside is not None:
-            if module is self._aside:
-                self._aside = None
+        if self._module_aside is not None:
+            if module is self._module_aside:
+                self._module_aside = None
                 put_on(mode)
             return
         if mode.modules:
@@ -280,7 +294,7 @@ class StepWindow:
             self.leave_root(module, result)
 
     def leave_root(self, module: nn.Module, result: Any) -> None:
-        """A top-level module has returned: its own hooks know nothing of the call that has opened the window."""
+        """Note that a top-level module has returned; its own hooks were chosen before the window was opened."""
         mode = self._mode
         if mode is not None and module is self._root and len(mode.modules) <= 1:
             mode.module_left(module, result)
@@ -289,10 +303,10 @@ class StepWindow:
 
 
 def why_not(module: nn.Module | None, *, beside_compiled: bool = False) -> str | None:
-    """Why ops of this module must not be looked at; None when they may be.
+    """Return why the ops of this module must not be looked at; None if they may.
 
     Args:
-        beside_compiled: code may be compiled.
+        beside_compiled: whether the mode may be open beside compiled code.
     """
     if compiles() and not beside_compiled:
         return "torch.compile is in use: a compiled graph would not run as it does without us"
@@ -306,7 +320,7 @@ def why_not(module: nn.Module | None, *, beside_compiled: bool = False) -> str |
 
 
 def unfit(module: nn.Module) -> str | None:
-    """The same, as far as it is about the module."""
+    """Return why the ops of a module must not be looked at because of the module itself; None if they may."""
     for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
         if issubclass(type(part), (torch.jit.ScriptModule, torch.fx.GraphModule)):
@@ -317,6 +331,6 @@ def unfit(module: nn.Module) -> str | None:
 
 
 def compiles() -> bool:
-    """Whether anything was given to ``torch.compile`` in this process; optimizers alone also load its package."""
+    """Return whether anything was compiled in this process; that ``torch._dynamo`` is loaded does not show it."""
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     return any(callable(backend) for backend in getattr(frames, "cached_backends", {}).values())

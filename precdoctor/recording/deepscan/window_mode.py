@@ -1,4 +1,4 @@
-"""What every dispatch mode that a window opens has in common: where an op stands, and in which phase it runs."""
+"""Base class of the dispatch modes that a window opens: keeps the place of each op and the phase in which it runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from precdoctor.recording.slots.deferred import is_capturing
 
 
 class WindowMode(Retiring):
-    """Looks at ops while it is entered; whatever goes wrong in here ends the looking, never the op.
+    """Looks at ops while it is entered; an error in here ends the looking and never affects the op.
 
     Attributes:
         modules: root and FQN of the modules whose forward runs, outermost first.
-        stage: of the code outside of modules and backward passes: script, loss or optimizer.
-        steps_in_backward: optimizers step while a backward pass brings their gradients.
-        resting: ops run as they are, unseen.
-        most_micro_steps: of one step that are looked at; None: all of them.
-        beside_compiled: it may be open while compiled code runs.
-        clock: in ns, of CPU time; where there is a GPU, of the host's: waiting for results is what they cost there.
-        spent_ns: what this has taken, without the ops themselves.
-        failure: what ended the looking.
+        stage: script, loss or optimizer: which code runs outside of modules and backward passes.
+        steps_in_backward: whether optimizers step inside the backward pass, as soon as a gradient is there.
+        resting: whether ops are not looked at for now.
+        most_micro_steps: maximum number of micro-steps per step that are looked at; None: all of them.
+        beside_compiled: whether the mode may be open while compiled code runs.
+        clock: in ns: CPU time of the thread; with a GPU, host time, because waiting for results costs time there.
+        spent_ns: time that looking has taken, without the ops themselves.
+        failure: the error that has ended the looking.
     """
 
     watches = True
@@ -46,37 +46,37 @@ class WindowMode(Retiring):
         self.clock = time.perf_counter_ns if torch.cuda.is_initialized() else time.thread_time_ns
         self.spent_ns = 0
         self.failure: Exception | None = None
-        #: By the sequence number of its autograd node: where a forward op stood.
-        self._made: dict[int, Where] = {}
+        #: Places of forward ops, by the sequence number of their autograd node.
+        self._places: dict[int, Where] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code runs compiled, unseen."""
+        """Return True: let compiled code run compiled and unseen while the mode is open."""
         return True
 
     def module_entered(self, module: nn.Module, args: Any) -> None:
-        """A module's forward begins; it is the last of :attr:`modules`."""
+        """Called as a module's forward begins; the module is the last of :attr:`modules`."""
 
     def module_left(self, module: nn.Module, result: Any) -> None:
-        """A module's forward has ended; it is still the last of :attr:`modules`."""
+        """Called as a module's forward has ended; the module is still the last of :attr:`modules`."""
 
     def backward_entered(self) -> None:
-        """``backward`` begins."""
+        """Called as ``backward`` begins."""
 
     def backward_left(self) -> None:
-        """``backward`` has ended."""
+        """Called as ``backward`` has ended."""
 
     def optimizer_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step."""
+        """Called as an optimizer is about to step."""
 
     def guarded(self, look: Callable[[], Any]) -> Any:
-        """What ``look`` returns; None where it fails, or nothing may be read."""
+        """Return what ``look`` returns; None if it fails, or if nothing may be read now."""
         began = self.clock()
         try:
             if self.failure is None and not is_capturing():
                 with kernels.apart_from_user_modes():
                     return look()
-        except Exception as error:  # noqa: BLE001 - the op is the user's, the look at it is ours
+        except Exception as error:  # noqa: BLE001 - an error of ours must not fail the user's op
             attach.let_through(error)
             self.failure = error
         finally:
@@ -85,12 +85,12 @@ class WindowMode(Retiring):
 
     @property
     def full(self) -> bool:
-        """Whether it looks at nothing more, however long the step goes on."""
+        """Whether it looks at no further op, however long the step may run."""
         return False
 
     @property
     def cannot_look(self) -> bool:
-        """Whether ops are to run unseen at this moment."""
+        """Whether ops must run unseen at this moment."""
         return (
             self.over
             or self.resting
@@ -100,7 +100,7 @@ class WindowMode(Retiring):
         )
 
     def phase(self) -> str:
-        """Forward, recompute, backward or, in a backward pass, optimizer; elsewhere the stage."""
+        """Return forward, recompute, backward, or optimizer (its step inside the backward pass); else :attr:`stage`."""
         node: Any = torch._C._current_autograd_node()
         if node is None and torch._C._current_graph_task_id() == -1:
             return "forward" if self.modules else self.stage
@@ -109,18 +109,18 @@ class WindowMode(Retiring):
         return "recompute" if self.modules else "backward"
 
     def where(self, phase: str, sequence: int) -> Where:
-        """The place of the op that has just run.
+        """Return the place of the op that has just run; in the backward pass that of its forward op, if known.
 
         Args:
-            phase: as :meth:`phase` has it.
-            sequence: the number the next autograd node was to get before the op ran.
+            phase: from :meth:`phase`.
+            sequence: the number that the next autograd node was to get before the op ran.
         """
         root, module = self.modules[-1] if self.modules else ("", "")
         line = innermost_user_line(past_own=True)
         if phase != "backward":
             where = Where(root, module, line)
-            self._made.setdefault(sequence - 1, where)
+            self._places.setdefault(sequence - 1, where)
             return where
         node: Any = torch._C._current_autograd_node()
-        made = self._made.get(node._sequence_nr()) if node is not None else None
+        made = self._places.get(node._sequence_nr()) if node is not None else None
         return Where("", "", line) if made is None else Where(made.root, made.module, line or made.line)

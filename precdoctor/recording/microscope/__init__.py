@@ -1,4 +1,4 @@
-"""The microscope: an incident's step run once more, op by op, to see which operation made the first bad value.
+"""The microscope: replays the step of an incident op by op, to find the op that made the first non-finite value.
 
-It records raw facts only; what they mean is decided where logs are read (``diagnosis``).
+It records facts only; ``diagnosis`` interprets them when the log is read.
 """

@@ -1,6 +1,6 @@
-"""Constants of loss code that nobody saved: ``x - 0.055``, ``where(valid, x, 0)``, ``masked_fill(mask, 0)``.
+"""Follows a loss graph past constants that autograd did not save: ``x - 0.055``, ``where(valid, x, 0)``.
 
-Autograd's nodes do not hold them, as no derivative depends on them; so the graph can be followed without them.
+No derivative depends on such a constant, so gradients can be computed without it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from precdoctor.recording.scene.loss_graph import LossNode
 
 
 def added_to(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
-    """What an unknown constant was added to, with the sign its derivative has; null for any other node.
+    """Return the tensor that an unknown constant was added to, with the sign of its derivative; None for other nodes.
 
     Args:
-        operands: values of the node's edges; null where unknown, or without a gradient.
+        operands: values of the node's edges; None if unknown or without a gradient.
     """
     known = [x for x in operands if x is not None]
     name = base_of(node)
@@ -32,7 +32,7 @@ def added_to(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
 
 
 def without_constant(node: LossNode, operands: list[Tensor | None]) -> Tensor | None:
-    """The same, and zeros in place of what ``where`` and ``masked_fill`` put somewhere."""
+    """Return :func:`added_to`; for ``where`` and ``masked_fill`` the known operand, with zeros for the constant."""
     if (through := added_to(node, operands)) is not None:
         return through
     mask = node.saved.get("condition" if base_of(node) == "Where" else "mask")
@@ -46,19 +46,19 @@ def without_constant(node: LossNode, operands: list[Tensor | None]) -> Tensor | 
 
 
 def base_of(node: LossNode) -> str:
-    """``Log2`` of ``Log2Backward0``; no op of torch's for a function of the user's, whatever it is called."""
+    """Return the op's name: ``Log2`` for ``Log2Backward0``; a user's function keeps its name, to match no torch op."""
     if "own" in node.saved:
         return node.name
     return node.name.rstrip("0123456789").removesuffix("Backward")
 
 
 def has_no_gradient(saved: Any) -> bool:
-    """Whether a saved value is a tensor that no gradient can reach: Booleans and integers."""
+    """Return whether a saved value is a tensor that no gradient can reach: Booleans or integers."""
     return isinstance(saved, Tensor) and not (saved.is_floating_point() or saved.is_complex())
 
 
 def _as(node: LossNode, x: Tensor) -> Tensor | None:
-    """An operand in the shape of the node's result."""
+    """Return an operand expanded to the shape of the node's result; None if dtype or shape do not fit."""
     if x.dtype != node.dtype or len(x.shape) > len(node.shape):
         return None
     try:

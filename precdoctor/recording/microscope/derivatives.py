@@ -1,7 +1,7 @@
-"""Derivatives that need no operand: of ops that are linear, of ops that saved their result, and the user's own.
+"""Derivatives that need no operand: of linear ops, of ops that saved their result, and of the user's own functions.
 
-Where an operand is not known, as something in it was saved by nobody (``logp - old_logp``), gradients reach it all the
-same: autograd does not need it either. Formulas: torch's ``tools/autograd/derivatives.yaml``.
+An operand may be unknown because nothing saved it (``logp - old_logp``). Gradients reach it all the same, because
+autograd does not need it either. Formulas: torch's ``tools/autograd/derivatives.yaml``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from precdoctor.recording.ops.source_lines import is_foreign
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.scene.loss_graph import LossNode, OwnFunction
 
-#: By op, from the gradient and the op's result.
+#: Derivative by op, as a function of the gradient and the op's result.
 _OF_RESULT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Exp": lambda g, y: g * y.conj(),
     "Exp2": lambda g, y: g * y.conj() * math.log(2),
@@ -41,19 +41,19 @@ _LINEAR = frozenset(
         *("Slice", "Select", "Index", "IndexSelect", "Gather", "Diagonal", "Flip", "Roll", "Repeat"),
     )
 )
-#: Linear where one operand alone has a gradient; the other was saved.
+#: Ops that are linear if only one operand has a gradient; the other one was saved.
 _BILINEAR = frozenset(("Mul", "Div"))
-#: Names in the text of a hand-written ``backward`` that runs another backward pass.
+#: Names in the code of a hand-written ``backward`` that runs another backward pass.
 _PASSES = frozenset(("autograd", "backward", "checkpoint"))
 
 
 class _Known(torch.autograd.Function):
-    """A result as it was saved, with a derivative of its own."""
+    """A saved result with a derivative that we supply."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, derivative: Callable[[Tensor], tuple[Any, ...]], *_: Tensor) -> Tensor:
         ctx.derivative = derivative
-        with _disable_current_modes():  # no op of the run's
+        with _disable_current_modes():  # the view is ours and no op of the run, so the tracer must not see it
             return value.view_as(value)
 
     @staticmethod
@@ -64,20 +64,20 @@ class _Known(torch.autograd.Function):
 def for_gradients(
     node: LossNode, value: Any, known: Tensor | None, operands: list[Tensor | None], rough: set[int], *, as_saved: bool
 ) -> tuple[Any, bool]:
-    """The value of a node where it is the gradients that count, which must not end at a constant that nobody saved.
+    """Return the node's value for a backward pass, which must not end at a constant that nobody saved.
 
-    What a constant was added to, or filled into, is passed on without it. The derivatives to come either do not depend
-    on the sum, or whoever computes them has saved it; what then differs from that is taken as it was saved after all.
+    The operand that a constant was added to, or filled into, takes the place of the result. Later derivatives either do
+    not depend on the sum, or their node has saved it; a value that differs from the saved one is replaced by it.
 
     Args:
-        value: the node's value; null where unknown.
-        known: its value as a later node saved it, or as it saved its own result.
-        operands: values of its edges; null where unknown, or without a gradient.
-        rough: nodes whose values lack such a constant, or may; added to.
-        as_saved: ``value`` is ``known``, and gradients end there.
+        value: the node's value; None if unknown.
+        known: its value as saved by a later node, or by the node as its result; None if unsaved.
+        operands: values of its edges; None if unknown or without a gradient.
+        rough: ids of nodes whose values lack such a constant, or may; this function adds to it.
+        as_saved: ``value`` is ``known``, so that gradients end there.
 
     Returns:
-        The value, and whether it is one that was saved, of an op that was not run.
+        The value, and whether it is a saved one, of an op that was not run.
     """
     if value is None and (through := without_constant(node, operands)) is not None:
         rough.add(id(node))
@@ -101,20 +101,20 @@ def for_gradients(
 def _with_derivative(
     node: LossNode, value: Any, known: Tensor | None, operands: list[Tensor | None]
 ) -> tuple[Tensor, bool] | None:
-    """The node's value where its operands are unsure or unknown, such that gradients go on to them.
+    """Return the node's value with a derivative, so that gradients reach operands that are inexact or unknown.
 
     Args:
-        value: the node's value with unsure operands; null where that is also unknown.
-        known: its value as it was saved by someone.
-        operands: values of its edges; null where unknown.
+        value: the node's value computed from inexact operands; None if unknown.
+        known: its value as something saved it; None if unsaved.
+        operands: values of its edges; None if unknown.
 
     Returns:
-        The value, and whether it is that of an op that was not run; null for any other node.
+        The value, and whether its op was not run; None if the derivative is not known either.
     """
     own = node.saved.get("own")
     given = [x for x in operands if x is not None]
     if isinstance(own, OwnFunction) and len(own.places) == len(given) and _may_run(own):
-        return _of_own(node, own, known, given), True
+        return _own_value(node, own, known, given), True
     if known is None:
         return None
     linear = base_of(node) in _LINEAR or (base_of(node) in _BILINEAR and len(given) == 1)
@@ -130,13 +130,13 @@ def _with_derivative(
 
 
 def _may_run(own: OwnFunction) -> bool:
-    """Not where it starts a backward pass of its own, as checkpointing does: that would add to the run's gradients."""
+    """Return whether a user's ``backward`` may be run: not if it runs a backward pass itself, which adds gradients."""
     code = getattr(inspect.unwrap(own.backward), "__code__", None)
     return code is not None and not is_foreign(code.co_filename) and not _PASSES.intersection(code.co_names)
 
 
-def _of_own(node: LossNode, own: OwnFunction, known: Tensor | None, operands: list[Tensor]) -> Tensor:
-    """A function with a hand-written ``backward``, which is called with what its ``forward`` had saved."""
+def _own_value(node: LossNode, own: OwnFunction, known: Tensor | None, operands: list[Tensor]) -> Tensor:
+    """Return the value of a user's function; its derivative calls the hand-written ``backward`` with what was saved."""
     value = torch.zeros(node.shape, dtype=node.dtype, device=operands[0].device) if known is None else known.detach()
 
     def derivative(gradient: Tensor) -> tuple[Any, ...]:
@@ -146,6 +146,6 @@ def _of_own(node: LossNode, own: OwnFunction, known: Tensor | None, operands: li
         made = made if isinstance(made, tuple) else (made,)
         return tuple(made[i] for i in own.places)
 
-    named: Any = type(node.name.removesuffix("Backward"), (_Known,), {})  # what autograd calls its node after
+    named: Any = type(node.name.removesuffix("Backward"), (_Known,), {})  # autograd names the node after the class
     found: Tensor = named.apply(value, derivative, *operands)
     return found

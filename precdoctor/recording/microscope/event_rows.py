@@ -1,11 +1,11 @@
-"""The outcome of an examination as rows of the events table (docs/run-log.md)."""
+"""Turns the outcome of an examination into rows of the events table (docs/run-log.md)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from precdoctor.recording.microscope.tracer import External, OpRecord
-from precdoctor.recording.ops.source_lines import Line
+from precdoctor.recording.ops.source_lines import line_columns
 from precdoctor.recording.ops.tensor_facts import describe
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The ``incident`` row."""
+    """Return the ``incident`` row."""
     call = done.found.call if done.found is not None else None
     more: dict[str, Any] = {
         "outcome": done.outcome,
@@ -35,11 +35,11 @@ def incident_event(done: Examination, number: str, data: dict[str, Any]) -> dict
         more["path"] = list(done.slice.path)
         more["externals"] = [{"kind": e.kind, "name": e.name, "op": op} for e, op in done.slice.externals]
     row: dict[str, Any] = {"id": number, "root": call.root if call is not None else "", "data": {**data, **more}}
-    return {**row, **place(call.line if call is not None else None)}
+    return {**row, **line_columns(call.line if call is not None else None)}
 
 
 def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
-    """An ``op`` row for every op worth telling of, in execution order."""
+    """Return an ``op`` row for each op to be reported, in execution order."""
     if done.found is None or done.slice is None:
         return []
     records = done.found.tracer.records
@@ -49,6 +49,7 @@ def op_events(done: Examination, number: str) -> list[dict[str, Any]]:
 
 
 def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any]:
+    """Return the ``op`` row of one record."""
     assert done.found is not None
     call = done.found.call
     data = {
@@ -68,20 +69,16 @@ def _op_event(record: OpRecord, done: Examination, number: str) -> dict[str, Any
         "root": call.root if call is not None else record.root or "",
         "module": record.module,
     }
-    return {**row, "op": record.op, **place(record.line or (call.line if call is not None else None)), "data": data}
+    line = record.line or (call.line if call is not None else None)
+    return {**row, "op": record.op, **line_columns(line), "data": data}
 
 
 def _source(source: tuple[int, ...] | External) -> Any:
     return {"kind": source.kind, "name": source.name} if isinstance(source, External) else list(source[-4:])
 
 
-def place(line: Line | None) -> dict[str, Any]:
-    """The fields of an event for its source line."""
-    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
-
-
 def origin(done: Examination) -> str:
-    """Where something non-finite came from, as the end of a sentence."""
+    """Return the op that made the first non-finite value, or why it is unknown, as the end of a sentence."""
     first = done.origin
     if first is None:
         return f" ({done.why})" if done.why else ""
@@ -91,6 +88,6 @@ def origin(done: Examination) -> str:
 
 
 def poisoned(found: Poisoned) -> dict[str, Any]:
-    """What an incident holds of a tensor that outlives the step and is non-finite."""
+    """Return what an incident reports of a non-finite tensor that outlives the step."""
     where = {"root": found.root, "module": found.module, "name": found.name}
     return {**where, "last_finite_step": found.last_finite, **describe(found.tensor)}

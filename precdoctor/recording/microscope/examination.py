@@ -1,4 +1,4 @@
-"""One incident under the microscope: which root call to run again, and two passes."""
+"""Examines one incident: finds the root call or loss code to replay; a second replay collects the facts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Size
 
-from precdoctor.recording.microscope.loss_replay import bring_again, replay_loss
+from precdoctor.recording.microscope.loss_replay import replay_loss, restore_lost_gradients
 from precdoctor.recording.microscope.replay import Replay, replay
 from precdoctor.recording.microscope.slicing import Slice
 from precdoctor.recording.microscope.tracer import OpRecord
@@ -21,7 +21,7 @@ from precdoctor.recording.process import attach
 from precdoctor.recording.scene.state_restore import Attributes, RandomState, no_anomalies
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
-#: Arguments of a root call that are reported.
+#: Maximum number of arguments of a root call that are reported.
 _MAX_ARGUMENTS = 8
 
 
@@ -31,8 +31,8 @@ class Examination:
 
     Attributes:
         outcome: ``origin`` (ops follow), ``outside`` (the code between or after the root calls made it),
-            ``not-reproduced`` (finite when run again from the same state), ``refused`` or ``failed``.
-        phase: of the origin: forward or backward.
+            ``not-reproduced`` (finite when replayed from the same state), ``refused`` or ``failed``.
+        phase: of the origin: forward, backward or optimizer.
     """
 
     outcome: str
@@ -41,15 +41,15 @@ class Examination:
     found: Replay | None = None
     slice: Slice | None = None
     changed_arguments: list[str] = field(default_factory=list)
-    #: Facts of the floating-point tensors given to the call the incident is about.
+    #: Facts of the floating-point arguments of the call in which the origin lies.
     batch: list[dict[str, Any]] = field(default_factory=list)
     changed_attributes: tuple[str, ...] = ()
-    #: The run itself was traced: nothing had to be reproduced.
+    #: Whether the run itself was traced, so that nothing had to be reproduced.
     live: bool = False
 
     @property
     def reproduced(self) -> str | None:
-        """``bit-for-bit``, ``in-kind``, ``not-reproduced``; null when nothing was run again."""
+        """``bit-for-bit``, ``in-kind`` or ``not-reproduced``; None if nothing was replayed."""
         if self.found is None:
             return None
         if self.live:
@@ -60,7 +60,7 @@ class Examination:
 
     @property
     def origin(self) -> OpRecord | None:
-        """The first op that made something bad of finite operands."""
+        """The first op that made something non-finite of finite operands; None if there is none."""
         if self.found is None or self.slice is None or not self.slice.origins:
             return None
         return self.found.tracer.records[self.slice.origins[0]]
@@ -68,11 +68,12 @@ class Examination:
 
 @no_anomalies()
 def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examination:
-    """Run the step's root calls again until one shows the bad value; everything is left as it was.
+    """Replay the step's root calls until one shows the bad value; restore the state of the process.
 
     Args:
-        look_at: where it is: ``outputs`` (of the forward passes), ``gradients``, or ``buffers`` written in a forward.
-        values: let facts hold single values.
+        look_at: where the bad value is: ``outputs`` (of forward passes), ``gradients``, or ``buffers`` (written
+            forward).
+        values: whether facts may hold single values.
     """
     if (refused := scene.why_not_now()) is not None:
         return Examination("refused", why=refused)
@@ -100,74 +101,79 @@ def examine(scene: Scene, names: Names, look_at: str, *, values: bool) -> Examin
 
 
 def _forward(scene: Scene, names: Names, *, values: bool) -> Examination:
+    """Find the first root call, code between root calls, or loss code that makes a non-finite value going forward."""
     masked: tuple[Replay, Callable[..., Replay]] | None = None
-    for call in _that_count(scene.calls):
+    for call in _relevant_first(scene.calls):
         again = functools.partial(replay, call, names, values=values)
         done = again()
         if done.bad_outputs and not _given_bad_argument(done):
             if any(kinds != NEG_INF for _, kinds, _ in done.bad_outputs):
-                return _closer("forward", done, again)
-            masked = masked or (done, again)  # forbidden tokens: what becomes of them is for later code to say
-        elif done.bad_outputs and (between := _between(call, values=values)) is not None:
+                return _with_facts("forward", done, again)
+            masked = masked or (done, again)  # -inf may be a mask (forbidden tokens): later code decides
+        elif done.bad_outputs and (between := _forward_between(call, values=values)) is not None:
             return between
         if done.missing:
             why = f"output {done.missing[0] or 'of the call'} was not finite in the run and is when run again"
             return Examination("not-reproduced", "forward", why=why, found=done)
     reason = "every top-level module's outputs are finite"
     done_loss = _loss_code(scene, "forward", reason, values=values)
-    if done_loss.origin is None or done_loss.origin.line is None:  # of a node that autograd made of another one
-        done_loss = _taken_gradients(scene, names, values=values) or done_loss
+    if done_loss.origin is None or done_loss.origin.line is None:  # no line: a node of a double backward pass
+        done_loss = _grad_calls(scene, names, values=values) or done_loss
     if masked is None or _made_worse(done_loss):
         return done_loss
-    return _closer("forward", *masked)
+    return _with_facts("forward", *masked)
 
 
-def _between(call: RootCall, *, values: bool) -> Examination | None:
-    """The code between two top-level modules, where it made an argument of the second bad."""
+def _forward_between(call: RootCall, *, values: bool) -> Examination | None:
+    """Examine the code between two top-level modules, if it made an argument of the second one bad; else None."""
     for graph in call.graphs:
         again = functools.partial(replay_loss, graph, backward=False, before=call, values=values)
         if badness(graph.value) and (first := again()).bad_outputs:
-            return _closer("forward", first, again)
+            return _with_facts("forward", first, again)
     return None
 
 
 def _made_worse(done: Examination) -> bool:
-    """Whether loss code turned nothing worse than ``-inf`` into something that is."""
+    """Return whether the loss code has turned a ``-inf`` into something that is no mask."""
     found = done.slice
     return done.found is not None and found is not None and found.made_worse(done.found.tracer.records)
 
 
-def _that_count(calls: list[RootCall]) -> list[RootCall]:
-    """The calls whose outputs the backward pass went through, and those no gradient was to reach.
+def _relevant_first(calls: list[RootCall]) -> list[RootCall]:
+    """Return the calls, first those that the backward pass went through or that no gradient could reach.
 
-    A sampler's or a penalty's calls of the model may overflow without the loss ever seeing that.
+    The others, such as a sampler's or a penalty's calls of the model, may overflow without any effect on the loss.
     """
     found = [c for c in calls if c.gradients or c.lost or not c.makers]
     return [*found, *(c for c in calls if not any(c is f for f in found))]
 
 
 def _buffers(scene: Scene, names: Names, *, values: bool) -> Examination:
+    """Find the root call whose forward pass makes buffers non-finite."""
     for call in scene.calls:
         again = functools.partial(replay, call, names, buffers=True, values=values)
         done = again()
         if done.bad_buffers:
-            return _closer("forward", done, again)
+            return _with_facts("forward", done, again)
     return Examination("outside", "forward", why="no forward pass made the buffers non-finite")
 
 
 def _given_bad_argument(done: Replay) -> bool:
-    """A module that was handed a bad value by the code between two top-level modules."""
+    """Return whether a module was given a bad argument by the code between two top-level modules."""
     found = done.slice()
     return found is not None and any(e.kind == "argument" for e, _ in found.externals)
 
 
 def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
-    """In each micro-step the last call comes first in the backward pass."""
-    if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.taken):
+    """Find the root call, code between root calls, or loss code that makes a gradient non-finite.
+
+    In each micro-step the last call comes first in the backward pass.
+    """
+    if not scene.losses and any(t.graph is not None and badness(t.graph.value) for t in scene.grad_calls):
         return _forward(scene, names, values=values)  # no ``backward`` has shown a loss
     reason = "the backward pass of every top-level module is finite"
     given: tuple[Replay, Callable[..., Replay]] | None = None
-    bring_again(scene, values=values)
+    restore_lost_gradients(scene, values=values)
     for micro_step in sorted({c.micro_step for c in scene.calls}):
         for call in reversed([c for c in scene.calls if c.micro_step == micro_step]):
             if any(badness(g) for g in call.gradients.values()):
@@ -178,42 +184,42 @@ def _backward(scene: Scene, names: Names, *, values: bool) -> Examination:
                 continue
             again = functools.partial(replay, call, names, backward=True, values=values)
             done = again()
-            if done.bad_gradients and not _only_given(done):
-                return _closer("backward", done, again)
+            if done.bad_gradients and not _only_inherits(done):
+                return _with_facts("backward", done, again)
             if done.bad_gradients:
                 given = given or (done, again)
                 continue
-            if (behind := _behind(call, done, values=values)) is not None:
+            if (behind := _backward_between(call, done, values=values)) is not None:
                 return behind
     found = _loss_code(scene, "backward", reason, values=values)
     if found.origin is not None:
         return found
-    if (ignored := _ignored(scene, names, values=values)) is not None:
+    if (ignored := _ignored_outputs(scene, names, values=values)) is not None:
         return ignored
     if given is not None:
-        return _closer("backward", *given)
-    return _taken_gradients(scene, names, values=values) or found
+        return _with_facts("backward", *given)
+    return _grad_calls(scene, names, values=values) or found
 
 
-def _only_given(done: Replay) -> bool:
-    """Whether nothing in a module made its gradients bad but an argument that was so, which other code has made."""
+def _only_inherits(done: Replay) -> bool:
+    """Return whether a module's gradients are bad only because of a bad argument, made by other code."""
     found = done.slice()
     return found is not None and not found.origins and _given_bad_argument(done)
 
 
-def _ignored(scene: Scene, names: Names, *, values: bool) -> Examination | None:
-    """A forward pass of which the loss ignores what is bad (padding), and the gradient does not."""
+def _ignored_outputs(scene: Scene, names: Names, *, values: bool) -> Examination | None:
+    """Examine a forward pass whose bad outputs (padding) the loss ignores, but the gradient does not; else None."""
     for call in scene.calls:
         if call.gradients and any(x._version == v and badness(x) & ~NEG_INF for _, x, v in call.outputs):
             again = functools.partial(replay, call, names, values=values)
             done = again()
             if done.bad_outputs and not _given_bad_argument(done):
-                return _closer("backward", done, again)
+                return _with_facts("backward", done, again)
     return None
 
 
-def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None:
-    """The backward pass of the code between two top-level modules, where it made something bad of a finite gradient."""
+def _backward_between(call: RootCall, done: Replay, *, values: bool) -> Examination | None:
+    """Examine the backward pass of code between two top-level modules, if it made a finite gradient bad; else None."""
     for graph in call.graphs:
         gradient = done.argument_gradients.get(graph.argument)
         if gradient is None or badness(gradient):
@@ -222,47 +228,49 @@ def _behind(call: RootCall, done: Replay, *, values: bool) -> Examination | None
         again = functools.partial(replay_loss, brought, backward=True, before=call, values=values)
         first = again()
         if first.bad_gradients and not first.bad_outputs:
-            return _closer("backward", first, again)
+            return _with_facts("backward", first, again)
     return None
 
 
-def _taken_gradients(scene: Scene, names: Names, *, values: bool) -> Examination | None:
-    """The first call of ``torch.autograd.grad`` that made something bad of what was finite."""
-    for taken in scene.taken:
-        if taken.graph is not None and badness(taken.graph.value):
+def _grad_calls(scene: Scene, names: Names, *, values: bool) -> Examination | None:
+    """Examine the first call of ``torch.autograd.grad`` that made something bad of finite values; else None."""
+    for grad_call in scene.grad_calls:
+        if grad_call.graph is not None and badness(grad_call.graph.value):
             continue
-        if not taken.gone and not any(x is not None and badness(x.detach()) for r in taken.results for x in [r()]):
+        if not grad_call.has_lost_results and not any(
+            x is not None and badness(x.detach()) for r in grad_call.results for x in [r()]
+        ):
             continue
         again: Callable[..., Replay]
-        for call in reversed([c for c in scene.calls if taken.number in c.taken]):
-            if not any(badness(g) for g in call.taken[taken.number].values()):
-                again = functools.partial(replay, call, names, taken=taken, values=values)
+        for call in reversed([c for c in scene.calls if grad_call.number in c.grad_call_gradients]):
+            if not any(badness(g) for g in call.grad_call_gradients[grad_call.number].values()):
+                again = functools.partial(replay, call, names, grad_call=grad_call, values=values)
                 done = again()
                 if done.bad_gradients:
-                    return _closer("backward", done, again)
-        if taken.graph is not None:
-            again = functools.partial(replay_loss, taken.graph, backward=True, values=values)
+                    return _with_facts("backward", done, again)
+        if grad_call.graph is not None:
+            again = functools.partial(replay_loss, grad_call.graph, backward=True, values=values)
             done = again()
             if done.bad_gradients and not done.bad_outputs:
-                return _closer("backward", done, again)
+                return _with_facts("backward", done, again)
     return None
 
 
 def _loss_code(scene: Scene, phase: str, reason: str, *, values: bool) -> Examination:
-    """No module did it: look into the code around them, as far as autograd's graph tells of it."""
-    graphs = scene.losses or [t.graph for t in scene.taken if t.graph is not None]
+    """Examine the code around the modules, as far as it is in autograd's graph: no module made the bad value."""
+    graphs = scene.losses or [t.graph for t in scene.grad_calls if t.graph is not None]
     for graph in graphs if phase == "forward" else scene.losses:
         again = functools.partial(replay_loss, graph, backward=phase == "backward", values=values)
         done = again()
         if graph.cut and (found := done.slice()) is not None and not found.origins:
             reason = "the loss code is too long: what it read first is not in the part that was kept"
         elif done.bad_outputs if phase == "forward" else done.bad_gradients:
-            return _closer(phase, done, again)
+            return _with_facts(phase, done, again)
     return Examination("outside", phase, why=reason)
 
 
-def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:
-    """The second pass, for the facts of the ops around the origin."""
+def _with_facts(phase: str, first: Replay, again: Callable[..., Replay]) -> Examination:
+    """Replay a second time, for the facts of the ops around the origin."""
     found = first.slice()
     if found is None:
         return Examination("outside", phase, why="no op of the replay made the bad value", found=first)
@@ -274,6 +282,6 @@ def _closer(phase: str, first: Replay, again: Callable[..., Replay]) -> Examinat
 
 
 def _spot(first: Replay, found: Slice) -> Spot | None:
-    """The first bad element of the first origin."""
+    """Return index and shape of the first bad element of the first origin; None if unknown."""
     results = first.tracer.records[found.origins[0]].facts.get("results", ()) if found.origins else ()
     return next(((r["first_bad"], Size(r["shape"])) for r in results if "first_bad" in r), None)

@@ -1,8 +1,8 @@
-"""The guard: before the optimizer touches the weights, is everything it would use finite? If not, what then?
+"""The guard: checks, before the optimizer changes the weights, that all it would use is finite, and acts if it is not.
 
-One look per step at the loss and the gradients, as the optimizer will be given them: one wait for the device at most,
-on sampled steps another one for the weights it has made, and none with ``--on-nonfinite observe``. Under data
-parallelism gradients are reduced by then, so all ranks come to the same decision and no collective of ours is needed.
+It looks once per step at the loss and at the gradients in the form the optimizer will get. That is at most one wait for
+the device, on sampled steps a second one for the new weights, and none with ``--on-nonfinite observe``. Gradients are
+reduced over ranks by then, so all ranks decide alike and no collective of ours is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from precdoctor.recording.microscope.live import LiveTrace
 from precdoctor.recording.microscope.optimizer_replay import replay_step, replay_until_closure
 from precdoctor.recording.model import live_objects, static
 from precdoctor.recording.model.optimizer_contents import parameters_of
-from precdoctor.recording.ops.source_lines import innermost_user_line
+from precdoctor.recording.ops.source_lines import innermost_user_line, line_columns
 from precdoctor.recording.process import attach
 from precdoctor.recording.process.attach import STOPPED_BY_US
 from precdoctor.recording.recorder.step_context import StepContext
@@ -34,14 +34,14 @@ from precdoctor.recording.steps.persistent_state import BufferWatch, OptimizerSt
 from precdoctor.recording.steps.sentinel import Look, amax, are_sharded, gradient_amax, gradient_sentinel, largest
 from precdoctor.recording.steps.step_attempt import Streak
 
-#: Incidents examined per process; a run that stays broken repeats itself.
+#: Maximum number of incidents examined per process: a broken run repeats them.
 MAX_EXAMINED = 4
-#: Poisoned tensors named per incident.
+#: Maximum number of poisoned tensors named per incident.
 _MAX_POISONED = 8
 
 
 class Guard:
-    """Decides at each optimizer-step attempt; ``suspect`` has the next step scanned."""
+    """Judges each step attempt; calls ``suspect`` to have the next step scanned."""
 
     def __init__(self, context: StepContext, scene: Scene, suspect: Callable[[], None]) -> None:
         self._context, self._scene, self._suspect = context, scene, suspect
@@ -53,17 +53,17 @@ class Guard:
         self._examined = 0
         self._incidents = 0
         self._last_bad: int | None = None
-        #: By optimizer, for several may share a scaler, whose backoff is then one skip of each.
+        #: By optimizer: if several share a scaler, one backoff is one skip of each.
         self._streaks: static.ByIdentity[torch.optim.Optimizer, Streak] = static.ByIdentity()
         self._buffers = BufferWatch(self._context, self._scene.earlier)
         self._state = OptimizerStateWatch(self._context)
         self._weights: static.ByIdentity[torch.optim.Optimizer, Layout] = static.ByIdentity()
-        #: The largest gradient of the step in progress, where it was read.
+        #: The gradient amax of the step in progress; None if it was not read.
         self._gradient: float | None = None
         self._last_gradients.forget()
-        #: A buffer that trains with the model has been non-finite since an earlier step.
+        #: Whether a buffer of a trained model has been non-finite since an earlier step.
         self._poisoned_before = False
-        #: Of a step with a closure: the optimizer has written to weights already; it can be had to leave them alone.
+        #: For a step with a closure: whether the optimizer has written to weights already; whether it can be skipped.
         self.has_moved, self.may_skip = False, True
 
     @property
@@ -71,10 +71,10 @@ class Guard:
         return self._context.options.on_nonfinite
 
     def halt_if_asked(self) -> None:
-        """Before anything of a step attempt: has somebody asked for the run to stop?
+        """Stop the run, before anything of a step attempt, if ``--halt-on`` has asked for it.
 
         Raises:
-            SystemExit: so it is (``--halt-on``); the log was closed.
+            SystemExit: to stop the run; the log is closed.
         """
         if (why := self._context.halt) is not None:
             self._stop(f"{why}; stopped at step {self._context.step}")
@@ -82,33 +82,32 @@ class Guard:
     def skips_step(
         self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None, look: Look | None = None
     ) -> bool:
-        """Look at loss and gradients; examine what is wrong. True when the optimizer is to leave its weights alone.
+        """Judge loss and gradients, examine what is wrong; return whether the optimizer must not change the weights.
 
         Args:
             optimizer: about to step.
             scaler: that calls it.
-            look: at gradients of this step, if somebody has read them already.
+            look: at this step's gradients, if they were read already.
 
         Raises:
-            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+            SystemExit: to stop the run (``--on-nonfinite stop``); the log is closed.
         """
-        policy = self._context.options.on_nonfinite
-        if policy == "observe":
+        if self._policy == "observe":
             return False
         if self._context.trace is not None and self._context.traced:
             return self._skips_traced_step(optimizer, scaled=scaler is not None)
         judge_last = None if self._last_gradients.left is None else self._last_gradients.take(self._context.step)
-        if policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
+        if self._policy in ("skip", "stop") and are_sharded(parameters_of(optimizer)):
             self._refuse_sharded()
         launched = self._buffers.launch()
-        # What was launched last is waited for first: the rest has arrived by then.
+        # Waiting for what was launched last suffices: the rest has arrived by then.
         poisoned = self._buffers.judge(*launched) if launched[1] else []
         gradients_bad = self._gradients_are_bad(optimizer, look)
         if judge_last is not None:
             judge_last()
         loss_bad = self._loss_is_bad(scaled=scaler is not None or self._context.current.loss_scale is not None)
         if self.has_moved and (gradients_bad or loss_bad) and not self._finite_before(optimizer)["weights"]:
-            return False  # the optimizer did it, which is for after the step to say
+            return False  # the optimizer made the weights bad: after_step reports it
         step = self._context.current.step
         streak = self._streaks.get(optimizer) or self._streaks.put(optimizer, Streak())
         self._context.current.bad = gradients_bad or loss_bad
@@ -121,7 +120,7 @@ class Guard:
             self._leave_to_scaler(poisoned, streak)
             return False
         follows, self._last_bad = self._last_bad == step - 1, step
-        if not (follows and self._policy == "examine"):  # weights that are bad already explain the steps after them
+        if not (follows and self._policy == "examine"):  # else bad weights of the step before explain this one
             more = {"finite_before": self._finite_before(optimizer)}
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
         if self._policy == "stop":
@@ -129,11 +128,11 @@ class Guard:
         return self._policy == "skip" and self.may_skip and (gradients_bad or not attach.has_other_ranks())
 
     def left_out(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
-        """The script itself does not step: examine what it gives up. As the weights are safe, the run is never stopped.
+        """Examine a step that the script itself leaves out. The weights are safe, so the run is never stopped.
 
         Args:
-            optimizer: that is not asked to step.
-            scaler: that has unscaled its gradients; null when they were thrown away because they are not finite.
+            optimizer: whose step is left out.
+            scaler: that has unscaled its gradients; None if they were discarded because they are non-finite.
         """
         context = self._context
         if self._policy == "observe" or context.traced:
@@ -158,22 +157,22 @@ class Guard:
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more=more, poisoned=poisoned, streak=streak)
 
     def _leave_to_scaler(self, poisoned: list[Poisoned], streak: Streak) -> None:
-        """It takes care of the step; the second in a row is worth a look all the same."""
+        """Let the scaler skip the step; examine the second skip in a row all the same."""
         self._examine_buffers(poisoned, streak)
         if streak.is_suspicious and not poisoned:
             self._suspect()
             self._examine(loss_bad=False, gradients_bad=True, more={"suspicion": True}, poisoned=[], streak=streak)
 
     def after_backward(self, weights: Sequence[Tensor], *, loss_bad: bool, whole: bool) -> None:
-        """A backward pass of a script that updates its weights by hand: nothing will announce that.
+        """Judge a backward pass of a script that updates its weights by hand, where no step is announced.
 
         Args:
-            weights: plain tensors with gradients now; none where modules have them.
-            loss_bad: it is known not to be finite.
-            whole: no gradient is gone yet.
+            weights: plain tensors that have gradients now; empty if modules hold the weights.
+            loss_bad: whether the loss is known to be non-finite.
+            whole: whether all gradients are still there.
 
         Raises:
-            SystemExit: the run is to stop here (``--on-nonfinite stop``), after the log was closed.
+            SystemExit: to stop the run (``--on-nonfinite stop``); the log is closed.
         """
         context = self._context
         if self._policy == "observe" or context.traced:
@@ -181,14 +180,14 @@ class Guard:
         step, early = context.step, not weights and context.step == context.options.first_step
         weights = weights or trained_in(c.module for c in self._scene.calls) or context.names.trained_weights()
         found = gradient_sentinel(weights) if weights and all(p.is_cpu for p in weights) else None
-        if found is not None and whole and not early:  # else an optimizer may come yet, which looks for itself
+        if found is not None and whole and not early:  # else an optimizer may step yet, and record them itself
             context.current.grad_norm, context.current.grad_amax = found
         gradients_bad = found is not None and not math.isfinite(largest(found[1]))
         scaled = any(map(looks_like_a_scale, context.current.root_factors))
         if not (loss_bad or (gradients_bad and not scaled)):
             return
         if step == context.options.first_step and live_objects.instances(torch.optim.Optimizer):
-            return  # they may step yet, and say so
+            return  # they may step yet, and announce it
         follows, self._last_bad = self._last_bad in {step - 1, step}, step
         if not follows:
             self._examine(loss_bad=loss_bad, gradients_bad=gradients_bad, more={}, poisoned=[], streak=Streak())
@@ -196,14 +195,11 @@ class Guard:
             self._stop(f"--on-nonfinite stop, at step {step}")
 
     def found_bad(self, step: int) -> bool:
-        """Whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
+        """Return whether loss or gradients of ``step`` are an incident; what a loss scaler skips is none."""
         return self._last_bad == step
 
     def _skips_traced_step(self, optimizer: torch.optim.Optimizer, *, scaled: bool) -> bool:
-        """The trace reports what is wrong with a step of ``--arm-next``; the step is skipped all the same.
-
-        An autopsy is there to see the step as the first run made it.
-        """
+        """Return whether to skip a step that ``--arm-next`` traces; in an autopsy never: it repeats the first run."""
         if self._policy != "skip" or self._context.options.trace_steps is not None or scaled:
             return False
         with kernels.apart_from_user_modes():
@@ -212,16 +208,16 @@ class Guard:
     def after_step(
         self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
-        """Did the optimizer make its state non-finite (on a CPU), or (on sampled steps) weights?
+        """Report an optimizer state (on the CPU) or weights (on sampled steps) that the optimizer has made non-finite.
 
-        Those on a device are waited for.
+        Waits for weights on a device.
 
         Args:
-            before: copies of the weights from before the step, by ``id``, as far as there are any.
-            given: of a step with a closure, parameters and the gradients it began with.
+            before: copies of weights from before the step, by ``id``, as far as there are any.
+            given: for a step with a closure: parameters and the gradients it began with.
 
         Raises:
-            SystemExit: the run is to stop here.
+            SystemExit: to stop the run.
         """
         context = self._context
         if context.trace is not None and context.traced:
@@ -249,10 +245,11 @@ class Guard:
     def _report_optimizer(
         self, optimizer: torch.optim.Optimizer, before: Mapping[int, Tensor], given: Sequence[tuple[Tensor, Tensor]]
     ) -> None:
+        """Log an incident: the optimizer has made weights non-finite. Replay its step to find the op."""
         context = self._context
         values = not context.options.redact_names
         if not (bad := optimizer_replay.bad_parameters(optimizer)):
-            return  # of a kind that the replay cannot read
+            return  # parameters of a kind that the replay cannot read
         self._examined += 1
         number, settings = self._number(), optimizer_replay.bad_settings(optimizer, [p for p, _ in bad])
         data: dict[str, Any] = {"policy": self._policy, "bad_parameters": len(bad), "bad_settings": settings}
@@ -264,7 +261,7 @@ class Guard:
             context.event("incident", **incident)
         else:
             facts = optimizer_replay.parameter_events(optimizer, bad, before, self._named, values=values)
-            where = event_rows.place(line)
+            where = line_columns(line)
             rows = [{**row, **where, "id": f"{number}.{row['data']['index']}", "parent_id": number} for row in facts]
             data |= {"outcome": "origin", "phase": "optimizer", "origins": list(range(len(rows)))}
             context.event("incident", id=number, data=data)
@@ -308,9 +305,10 @@ class Guard:
         self._last_bad = step
         return self._number()
 
-    # --- what is wrong -----------------------------------------------------------------------------------------------
+    # --- loss and gradients ------------------------------------------------------------------------------------------
 
     def _gradients_are_bad(self, optimizer: torch.optim.Optimizer, look: Look | None) -> bool:
+        """Return whether a gradient is non-finite, from an earlier look if that covers the optimizer."""
         if look is not None and (look.of is None or look.covers(parameters_of(optimizer))):
             known = look.amax if type(look.amax) is float else largest(look.amax)
             if (finite := math.isfinite(known)) or look.of is None:
@@ -318,14 +316,14 @@ class Guard:
                 if finite and look.late is not None:
                     self._last_gradients.leave(self._context.step, look.late)
                 return not finite
-        # Not read yet, or bad before clipping by value, which mends infinities.
+        # Either not read yet, or bad before clipping by value, which makes infinities finite.
         self._gradient = largest(gradient_amax(parameters_of(optimizer)))
         return not math.isfinite(self._gradient)
 
     def _loss_is_bad(self, *, scaled: bool) -> bool:
-        """An FP16 loss that is only infinite after it was multiplied by the scale is the scaler's business."""
+        """Return whether a loss is bad; an FP16 loss that only overflows times the loss scale is left to the scaler."""
         losses = self._context.current.losses
-        if len(losses) == 1 and type(losses[0]) is float and math.isfinite(losses[0]):  # most often
+        if len(losses) == 1 and type(losses[0]) is float and math.isfinite(losses[0]):  # the usual case
             return False
         values = [v for v in map(read, losses) if v is not None]
         if not scaled or all(map(math.isfinite, values)):
@@ -333,7 +331,7 @@ class Guard:
         return any(map(math.isnan, values)) or not self._context.current.narrow_loss
 
     def _finite_before(self, optimizer: torch.optim.Optimizer) -> dict[str, bool]:
-        """Whether everything a checkpoint holds was finite as the step began."""
+        """Return whether the parts of a checkpoint were finite as the step began."""
         state = amax(x for _, _, x in state_tensors(optimizer))
         return {
             "weights": math.isfinite(largest(amax(parameters_of(optimizer)))),
@@ -341,10 +339,10 @@ class Guard:
             "buffers": not self._poisoned_before,
         }
 
-    # --- what is done ------------------------------------------------------------------------------------------------
+    # --- incidents ---------------------------------------------------------------------------------------------------
 
     def _examine_buffers(self, poisoned: list[Poisoned], streak: Streak) -> None:
-        """Buffers have become non-finite in a step whose loss and gradients are finite, or that a scaler skips."""
+        """Examine bad buffers of a step whose loss and gradients are finite, or that a scaler skips."""
         if poisoned and self._examined < MAX_EXAMINED:
             more = {"target": "buffers"}
             self._examine(loss_bad=False, gradients_bad=False, more=more, poisoned=poisoned, streak=streak)
@@ -352,6 +350,7 @@ class Guard:
     def _examine(
         self, *, loss_bad: bool, gradients_bad: bool, more: dict[str, Any], poisoned: list[Poisoned], streak: Streak
     ) -> None:
+        """Log an incident; examine the step if few were examined so far."""
         context = self._context
         number = self._number()
         data: dict[str, Any] = {
@@ -380,9 +379,9 @@ class Guard:
         if done.outcome != "origin" and context.options.arm_next and context.trace is None:
             first = context.step + 1
             context.trace = LiveTrace(context, (first, first + context.options.arm_next), lambda: None)
-        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{self._then()}")
+        attach.say(f"step {context.step}: {what} is not finite{event_rows.origin(done)}{self._consequence()}")
 
-    def _then(self) -> str:
+    def _consequence(self) -> str:
         skip = "; the step is skipped" if self.may_skip else "; the step is not skipped, it has begun; training goes on"
         return {"stop": "", "skip": skip}.get(self._policy, "; training goes on")
 

@@ -1,8 +1,8 @@
-"""The tracer around training itself, for what no replay reaches: loss code, optimizers, code between modules.
+"""Traces training itself for what no replay reaches: loss code, optimizers, code between modules.
 
 Armed for a few steps only (``autopsy``, ``--arm-next``). The mode stays open over the user's code from the end of one
-optimizer-step attempt to the end of the next; before the first step it opens as soon as torch is there. Results are
-those of the run, which it does not change, only slows.
+step attempt to the end of the next; for the first step it opens as soon as torch is imported. It slows the run but does
+not change its results.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from precdoctor.recording.ops.dispatched_ops import in_backward, put_on, retire,
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.recorder.step_context import StepContext
 
-#: What a step can go wrong in, in the order it does.
+#: What can go wrong in a step, in the order of its phases.
 _LOSS, _GRADIENTS, _WEIGHTS = "loss", "gradients", "weights"
 _PHASES = {_LOSS: "forward", _GRADIENTS: "backward", _WEIGHTS: "optimizer"}
 
 
-#: Ops remembered while no model has been called: data may be prepared for hours.
+#: Maximum number of ops remembered before the first call of a model: data may be prepared for hours.
 _WINDOW = 50_000
 
 
 class LiveTrace:
-    """Traces the steps in ``[first, last)`` until one has gone wrong.
+    """Traces the steps in ``[first, last)`` until one goes wrong.
 
     Args:
         found: called when a step has gone wrong, after its events were logged.
@@ -50,32 +50,32 @@ class LiveTrace:
         self._handles: list[Any] = []
         self._micro_step = 0
         self.over = False
-        #: The trace has seen the weights being made.
-        self._early = False
-        #: The code before the step's first model is in the trace.
+        #: Whether the trace began early enough to see the weights being made.
+        self._is_early = False
+        #: Whether the trace includes the code before the step's first call of a model.
         self._before_model = False
         context.when_forked.append(self._drop)
 
     # --- the step ----------------------------------------------------------------------------------------------------
 
     def begin_early(self) -> None:
-        """No model has been called since torch is there: the data of the first step may be made before the first call.
+        """Begin before any model was called, as soon as torch is imported: the first step's data may be made by then.
 
         Not in a process that unpickles its work: it loads data for another one.
         """
         if not self._context.options.inference and not getattr(current_process(), "_inheriting", False):
             self.begin_if_due()
         if self._tracer is not None:
-            self._early, self._tracer.window = True, _WINDOW
+            self._is_early, self._tracer.window = True, _WINDOW
 
     def _drop(self) -> None:
-        """In a forked child, what is open is the parent's."""
+        """Close the trace in a forked child: it is the parent's."""
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
             retire(tracer)
 
     def begin_if_due(self) -> None:
-        """A step begins, or its first top-level module is called."""
+        """Begin to trace if a step within the range begins, or its first root call."""
         due = not self.over and self._first <= self._context.step < self._last
         # A call of a model in an inference run is over before the inference mode that it runs in.
         wait = in_backward() if self._context.options.inference else will_come_back()
@@ -94,17 +94,18 @@ class LiveTrace:
             put_on(self._tracer)
 
     def end(self, *, died: bool = False, answered: bool = False) -> None:
-        """The attempt has ended, or (``died``) the run has, inside it.
+        """End the trace of a step attempt; log its events if the step went wrong.
 
         Args:
-            died: nobody judged what was made.
-            answered: nobody will: the step is a call of a model in an inference run, and the model has returned.
+            died: the run has died inside the step, before its values were judged.
+            answered: the step is a call of a model in an inference run, which has returned: nothing else judges its
+                values.
         """
         tracer, self._tracer = self._tracer, None
         if tracer is None:
             return
         retire(tracer)
-        self._early = False
+        self._is_early = False
         for handle in self._handles:
             handle.remove()
         if (died or answered) and not self._bad:
@@ -115,10 +116,12 @@ class LiveTrace:
             self._found()
 
     def _is_bad(self, x: Tensor) -> bool:
+        """Return whether a tensor holds a non-finite value, without the trace seeing the check."""
         with kernels.apart_from_every_mode():
             return bool(badness(x.detach()))
 
     def _note_known(self, tracer: Tracer) -> None:
+        """Tell the tracer which tensors are weights and buffers."""
         names = self._context.names
         for root in list(names.roots.values()):
             module = root.module()
@@ -130,13 +133,13 @@ class LiveTrace:
             ):
                 for x in tensors:
                     if (found := names.parameter(x)) is not None:
-                        if self._early and not self._is_bad(x):
-                            tracer.forget(x)  # how a sound weight was made is of no interest
+                        if self._is_early and not self._is_bad(x):
+                            tracer.forget(x)  # a finite weight: the ops that made it do not matter
                         full = ".".join(filter(None, (found[0].module, found[1])))
                         tracer.note(x, External(kind, full))
 
     def root_called(self, module: nn.Module, root: str, arguments: Any) -> None:
-        """A top-level module is called with these; what the trace has not seen being made is the batch."""
+        """Note a root call; argument tensors whose making the trace has not seen are the batch."""
         late = self._tracer is None
         self.begin_if_due()
         if self._tracer is not None:
@@ -148,7 +151,7 @@ class LiveTrace:
             self._tracer.root = root
             for name, x in tensor_leaves.tensors(arguments, objects=True):
                 if self._is_bad(x) and not self._tracer.made_bad(x):
-                    self._tracer.forget(x)  # in memory that another tensor had
+                    self._tracer.forget(x)  # not made by ops of the trace: they wrote to this memory for another tensor
                 self._tracer.note(x, External("batch", name))
 
     def _entered(self, module: nn.Module, _args: Any) -> None:
@@ -168,10 +171,12 @@ class LiveTrace:
             if not tracer.modules:
                 tracer.root = None
 
-    # --- what is wrong -----------------------------------------------------------------------------------------------
+    # --- bad values --------------------------------------------------------------------------------------------------
 
     def look_at(self, kind: str, tensors: Iterable[tuple[str, Tensor | None]]) -> None:
-        """Loss (as backward begins), gradients (as the optimizer is given them) or weights (after it)."""
+        """Note bad tensors: loss (as ``backward`` begins), gradients (as the optimizer gets them) or weights (after
+        it).
+        """
         tracer = self._tracer
         if tracer is None:
             return
@@ -185,13 +190,13 @@ class LiveTrace:
             self._micro_step = self._context.micro_step
 
     def _bad_at_last(self, tracer: Tracer) -> None:
-        """The run died of it before anybody called ``backward``: the last bad result is as far as it got."""
+        """Take the last bad result for a bad loss: the run died before ``backward`` was called."""
         last = next((r for r in reversed(tracer.records) if r.bad_out), None)
         if last is not None:
             self._bad[_LOSS] = [("", last.bad_out, (last.index,))]
 
     def _report(self, tracer: Tracer) -> bool:
-        """Whether the step went wrong; then its events are logged."""
+        """Log the events of a step that went wrong; return whether it did."""
         kind = next((k for k in (_LOSS, _GRADIENTS, _WEIGHTS) if k in self._bad), None)
         if kind is None:
             return False

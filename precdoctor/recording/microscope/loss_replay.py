@@ -1,7 +1,7 @@
-"""Running the loss code again from the autograd graph it left: the user's code itself cannot be called by itself.
+"""Replays the loss code from the autograd graph that it left, because it is no function that could be called again.
 
-Each node tells the op that made it; its operands are the values of the nodes behind it, or what it saved. Where a
-setting was not saved, the node's value is taken from a later node that did save it, and passed on as it is.
+Each node shows the op that made it; its operands are the values of the nodes behind it, or what it saved. If a setting
+was not saved, the node's value is taken from a later node that saved it, and used as it is.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
 _WRAPPED = 1 << 63
 _UNSEEN = External("constant")
-#: Values that nobody saved: only their node has them.
+#: Stands for values that nobody saved.
 _UNKNOWN = External("unknown")
-#: Nodes that give their operand another shape, which they do not save.
+#: Nodes that reshape their operand and do not save the shape.
 _RESHAPES = frozenset(("View", "UnsafeView", "ReshapeAlias"))
 
 
 class _LossTracer(Tracer):
+    """A tracer for the replay of loss code."""
+
     def admit(self, written: list[Tensor]) -> None:
-        """Of ops in a hand-written ``backward``, the only ones here that write to anything."""
+        """Refuse an op that writes to a tensor it has not made; only a hand-written ``backward`` writes at all."""
         if any(not self.made(x) for x in written):
             raise RuntimeError("a backward pass written by hand writes to tensors it has not made")
 
@@ -49,13 +51,13 @@ def replay_loss(
     before: RootCall | None = None,
     values: bool = True,
 ) -> Replay:
-    """The loss code again, and its backward pass.
+    """Replay the loss code and, if asked for, its backward pass.
 
     Args:
-        backward: go on into the backward pass, from what the run gave to ``backward``.
-        wanted: ops of which full facts are wanted, by their index in an earlier replay of the same graph.
-        before: it is no loss code, but made an argument of this call.
-        values: let facts hold single values.
+        backward: whether to replay the backward pass, from the gradient that the run gave to ``backward``.
+        wanted: ops whose full facts are wanted, by their index in an earlier replay of the same graph.
+        before: the root call of which the code made an argument, if it is code between two top-level modules.
+        values: whether facts may hold single values.
     """
     nodes = sorted(_nodes(graph.top), key=lambda n: n.sequence)
     leaves = _leaves(nodes)
@@ -79,36 +81,37 @@ def replay_loss(
                 made[id(node)], as_saved = for_gradients(node, value, as_kept, operands, rough, as_saved=as_saved)
             with tracer.aside():
                 if as_saved:
-                    index = _tell_of(node, made, tracer, rough) if id(node) in saved else None
+                    index = _record_saved(node, made, tracer, rough) if id(node) in saved else None
                     tracer.credit(made[id(node)], index)
     tracer.line = None
     loss = made.get(id(graph.top))
     if not isinstance(loss, Tensor):
         done.no_backward = "the loss code cannot be run again to its end"
-        _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
+        _judge_parts(done, [made[id(node)] for node in nodes])
         return done
     done.compared, done.equal = 1, int(torch.equal(torch.nan_to_num(loss.detach()), torch.nan_to_num(graph.value)))
     if bad := badness(loss.detach()):
         done.bad_outputs.append(("loss", bad, tracer.source(loss)))
         found = done.slice()
         if found is None or not (found.origins or found.made_worse(tracer.records)):
-            done.bad_outputs.clear()  # made behind a loss module, whose result was saved
-            _judge_parts(done, [x for node in nodes for x in [made[id(node)]] if isinstance(x, Tensor)])
+            done.bad_outputs.clear()  # the code before a loss module made it, whose saved result was used here
+            _judge_parts(done, [made[id(node)] for node in nodes])
     if backward and loss.requires_grad:
         _backward(done, loss, graph, [(leaf, x) for leaf, x in leaves if x.requires_grad])
     return done
 
 
-def _judge_parts(done: Replay, values: list[Tensor]) -> None:
-    """Where the end is out of reach: the first bad value on the way."""
+def _judge_parts(done: Replay, values: list[Any]) -> None:
+    """Note the first bad value on the way to the loss, which could not be computed or has no origin."""
     for x in values:
-        source = done.tracer.source(x)
+        source = done.tracer.source(x) if isinstance(x, Tensor) else _UNKNOWN
         if not isinstance(source, External) and (bad := badness(x.detach())):
             done.bad_outputs.append(("", bad, source))
             return
 
 
 def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[Leaf, Tensor]]) -> None:
+    """Replay the backward pass of the loss code; note the gradients of its leaves."""
     gradient = graph.gradient if graph.gradient is not None else torch.ones_like(loss)
     if not leaves:
         return
@@ -130,8 +133,8 @@ def _backward(done: Replay, loss: Tensor, graph: LossGraph, leaves: list[tuple[L
             done.bad_gradients.append((leaf.name, bad, done.tracer.source(grad)))
 
 
-def bring_again(scene: Scene, *, values: bool) -> None:
-    """Gradients of top-level modules' outputs for which there was no room: the loss code makes them once more."""
+def restore_lost_gradients(scene: Scene, *, values: bool) -> None:
+    """Compute gradients of top-level modules' outputs again that did not fit into the scene memory."""
     lost = [(call, name, x) for call in scene.calls for name, x, _ in call.outputs if name in call.lost]
     for graph in scene.losses if lost else ():
         for value, grad in replay_loss(graph, backward=True, values=values).output_gradients:
@@ -145,6 +148,7 @@ def bring_again(scene: Scene, *, values: bool) -> None:
 
 
 def _nodes(top: LossNode) -> list[LossNode]:
+    """Return all nodes behind and including one."""
     found: dict[int, LossNode] = {}
     waiting = [top]
     while waiting:
@@ -156,6 +160,7 @@ def _nodes(top: LossNode) -> list[LossNode]:
 
 
 def _leaves(nodes: list[LossNode]) -> list[tuple[Leaf, Tensor]]:
+    """Return the leaves of the nodes with their values, which need gradients here."""
     found: dict[int, Leaf] = {}
     for node in nodes:
         found |= {id(behind): behind for behind, _ in node.edges if isinstance(behind, Leaf)}
@@ -163,14 +168,14 @@ def _leaves(nodes: list[LossNode]) -> list[tuple[Leaf, Tensor]]:
 
 
 def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
-    """Values of nodes as later ones saved them, and as they saved their own results."""
+    """Return the values of nodes, by ``id``, as later nodes saved them or as the nodes saved their own results."""
     values: dict[int, Tensor] = {}
     for node in nodes:
         own = node.saved.get("result")
         if isinstance(own, Tensor):
             values[id(node)] = own
             behind = node.edges[0][0] if node.edges else None
-            if base_of(node) == "Relu" and isinstance(behind, LossNode):  # derived from its result
+            if base_of(node) == "Relu" and isinstance(behind, LossNode):  # has the same derivative there
                 values.setdefault(id(behind), own)
         for (behind, output), name in zip(node.edges, ("self", "other"), strict=False):
             value = node.saved.get(name)
@@ -179,8 +184,8 @@ def _saved_by_consumers(nodes: list[LossNode]) -> dict[int, Tensor]:
     return {k: x.detach().requires_grad_(x.is_floating_point() or x.is_complex()) for k, x in values.items()}
 
 
-def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[int]) -> int:
-    """A node whose value could only be taken as it was saved is an op all the same, with what is known of it."""
+def _record_saved(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[int]) -> int:
+    """Record an op whose value was taken as saved, with the facts that are known; return its index."""
     value = made[id(node)].detach()
     operands = [_value(behind, output, made) for behind, output in node.edges if id(behind) not in rough]
     known = [x.detach() for x in operands if x is not None]
@@ -194,17 +199,17 @@ def _tell_of(node: LossNode, made: dict[int, Any], tracer: Tracer, rough: set[in
     name = packet.__name__ if packet is not None else base_of(node).lower()
     op = node.name.removesuffix("Backward") if "own" in node.saved else f"aten.{name}.default"
     hidden = any(isinstance(behind, LossNode) and made.get(id(behind)) is None for behind, _ in node.edges)
-    reads, kinds = _read_by(node, made), badness(value)
+    reads, kinds = _operand_values(node, made), badness(value)
     also = None
-    if hidden and kinds == NEG_INF:  # what went in is not known; where nothing but -inf came out, that was a mask
+    if hidden and kinds == NEG_INF:  # an operand is unknown: if only -inf came out, take that for a mask
         also = (_UNSEEN, NEG_INF)
     elif not can_make(name, kinds) and not value.is_complex() and not any(badness(x) & kinds for x in reads):
-        also = (_UNKNOWN if hidden else _UNSEEN, kinds)  # ``exp`` of a number is never NaN
+        also = (_UNKNOWN if hidden else _UNSEEN, kinds)  # the op cannot make it (exp of a number is never NaN)
     return tracer.note_op(op, node.line, reads, value, facts, also=also)
 
 
-def _read_by(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
-    """The values the node's come from: its operands', or those behind them where theirs are not known (``x + eps``)."""
+def _operand_values(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
+    """Return the values of a node's operands; for an unknown one (``x + eps``) the values behind it."""
     found: list[Tensor] = []
     waiting, met = [node], {id(node)}
     while waiting:
@@ -219,10 +224,10 @@ def _read_by(node: LossNode, made: dict[int, Any]) -> list[Tensor]:
 
 
 def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tuple[Any, bool]:
-    """The node's value: computed again, else as it was saved (then gradients pass it by), else unknown (None).
+    """Return the node's value: computed again, else as saved (gradients then end there), else None.
 
     Returns:
-        The value, and whether it is as it was saved.
+        The value, and whether it is the saved one.
     """
     operands = [_value(behind, output, made) for behind, output in node.edges]
     for function, args, kwargs in _candidates(node, operands):
@@ -244,11 +249,13 @@ def _run(node: LossNode, made: dict[int, Any], saved: dict[int, Tensor]) -> tupl
 
 
 def _fits(node: LossNode, value: Any) -> bool:
+    """Return whether a value has the node's shape and dtype."""
     same = isinstance(value, Tensor) and tuple(value.shape) == node.shape
     return same and (node.dtype is None or value.dtype == node.dtype)
 
 
 def _value(behind: LossNode | Leaf | None, output: int, made: dict[int, Any]) -> Tensor | None:
+    """Return the value of an operand: of one output of the node behind it; None if unknown."""
     value = made.get(id(behind)) if behind is not None else None
     if isinstance(value, (tuple, list)):
         value = value[output] if output < len(value) else None
@@ -259,7 +266,7 @@ def _value(behind: LossNode | Leaf | None, output: int, made: dict[int, Any]) ->
 
 
 def _candidates(node: LossNode, operands: list[Tensor | None]) -> Iterator[tuple[Any, list[Any], dict[str, Any]]]:
-    """Calls that may have made the node; the first that gives its shape and dtype is taken."""
+    """Yield calls that may have made the node; the first that returns its shape and dtype is used."""
     name = base_of(node)
     first = operands[0] if operands else None
     if name in _RESHAPES and first is not None:
@@ -279,7 +286,7 @@ def _candidates(node: LossNode, operands: list[Tensor | None]) -> Iterator[tuple
 
 
 def _arguments(function: Any, node: LossNode, operands: list[Tensor | None]) -> tuple[list[Any], dict[str, Any]] | None:
-    """The arguments of one overload from the graph and from what was saved; None when one is missing."""
+    """Return the arguments of an overload, from the graph and from what was saved; None if one is missing."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     waiting = list(operands)
@@ -320,7 +327,7 @@ def _arguments(function: Any, node: LossNode, operands: list[Tensor | None]) -> 
 
 
 def _setting(value: Any) -> Any:
-    """Autograd shows negative dimensions as unsigned numbers."""
+    """Return a saved setting with negative integers restored: autograd shows negative dimensions as unsigned."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= _WRAPPED:
         return value - 2 * _WRAPPED
     if isinstance(value, (tuple, list)):
@@ -330,7 +337,7 @@ def _setting(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _packets() -> dict[str, Any]:
-    """Functional aten ops by their names without underscores, as autograd's nodes spell them."""
+    """Return functional aten ops by name in lower case without underscores, as in the names of autograd nodes."""
     found: dict[str, Any] = {}
     names = {n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}
     for name in sorted(names, key=lambda n: (n.startswith("_"), n)):

@@ -1,10 +1,10 @@
-"""Running an optimizer's step again on copies, to see which operation made weights non-finite.
+"""Replays an optimizer step on copies, to see which op made weights non-finite.
 
-The state is the one the step left behind, its non-finite elements set to 0 and its counter set back: the arithmetic is
-the user's own (``torch.optim`` or not), the operands are those of the step up to that. If it comes out finite so, and
-state had become infinite, the format's largest number stands in for that: what overflowed was no larger before, so a
-sum that grows with it overflows again. A step that has a closure compute gradients is run up to there, for all of its
-parameters. Whatever the optimizer would write to beside the copies is refused, so that nothing of the run can change.
+It starts from the state that the step left, with non-finite elements set to 0 and the step counter set back: the
+arithmetic is the optimizer's own (``torch.optim`` or not), the operands those of the step up to that change. If the
+replay is finite although state has become infinite, it is repeated with the format's maximum in place of infinities:
+that is the largest number they can have been before. If a closure computes gradients, the step is replayed up to its
+call, for all parameters. Writes to anything but the copies are refused, so nothing of the run changes.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _HOOKS = tuple(
     for when in ("pre", "post")
 )
 _STOOD_IN = "state that had overflowed was taken to be its format's largest number before the step"
-#: Parameters reported per incident.
+#: Maximum number of parameters reported per incident.
 _MAX_PARAMETERS = 4
 _SETTINGS = ("lr", "eps", "betas", "momentum", "weight_decay", "alpha", "rho", "lr_decay", "maximize", "amsgrad")
-#: Settings that an infinity also spoils: others, such as a limit of the group's, may be infinite on purpose.
+#: Settings that an infinity spoils like a NaN; others, such as a limit, may be infinite on purpose.
 _FACTORS = frozenset(
     ("lr", "betas", "beta1", "beta2", "momentum", "dampening", "weight_decay", "alpha", "rho", "lr_decay", "etas")
 )
 
 
 class _Sandbox(Tracer):
-    """Refuses to run an op that writes to memory from before the trace."""
+    """A tracer that refuses ops that write to memory from before the trace."""
 
     allowed: frozenset[int] = frozenset()
 
@@ -58,28 +58,28 @@ class _Sandbox(Tracer):
 
 
 class _ReachedError(Exception):
-    """The step calls its closure, which would run the user's model."""
+    """The step calls its closure, which would run the user's model: the replay ends."""
 
 
 def replay_step(
     optimizer: torch.optim.Optimizer, parameter: Tensor, before: Tensor | None, line: Line | None, *, values: bool
 ) -> Examination | None:
-    """The op that makes ``parameter`` non-finite; None when the step cannot be run again, or comes out finite.
+    """Find the op that makes ``parameter`` non-finite; None if the step cannot be replayed, or the replay is finite.
 
     Args:
-        optimizer: right after the step, the gradients still there.
+        optimizer: right after the step, with the gradients still there.
         parameter: non-finite now.
-        before: a copy of it from before the step; null: what is finite of it now stands in.
+        before: a copy from before the step; None: use its current values, with non-finite ones set to 0.
         line: where the user called ``step``, for ops that torch's own code runs.
-        values: let facts hold single values.
+        values: whether facts may hold single values.
     """
     if parameter.grad is None or parameter.grad.layout is not torch.strided:
         return None
     given, known = [(parameter, parameter.grad)], {} if before is None else {id(parameter): before}
-    found = _replayed(optimizer, given, known, line, _mended, values=values)
+    found = _replay(optimizer, given, known, line, _finite_part, values=values)
     state = state_of(optimizer, parameter).values()
     if found is None and any(issubclass(type(x), Tensor) and badness(x) & (POS_INF | NEG_INF) for x in state):
-        found = _replayed(optimizer, given, known, line, _at_most, values=values)
+        found = _replay(optimizer, given, known, line, _clipped, values=values)
         if found is not None:
             found.why = _STOOD_IN
     return found
@@ -93,40 +93,40 @@ def replay_until_closure(
     *,
     values: bool,
 ) -> Examination | None:
-    """The op that makes a parameter non-finite before the step calls its closure for the first time.
+    """Find the op that makes a parameter non-finite before the step first calls its closure; None if there is none.
 
     Args:
         optimizer: right after the step.
         given: parameters and their gradients as the step began.
-        before: copies of parameters from before the step, by ``id``; of others what is finite now stands in.
+        before: copies of parameters from before the step, by ``id``; others start with non-finite elements set to 0.
         line: where the user called ``step``, for ops that torch's own code runs.
-        values: let facts hold single values.
+        values: whether facts may hold single values.
     """
-    return _replayed(optimizer, given, before, line, _mended, values=values, closure=True) if given else None
+    return _replay(optimizer, given, before, line, _finite_part, values=values, closure=True) if given else None
 
 
-def _replayed(
+def _replay(
     optimizer: torch.optim.Optimizer,
     given: Sequence[tuple[Tensor, Tensor]],
     before: Mapping[int, Tensor],
     line: Line | None,
-    mended: Callable[[Tensor], Tensor],
+    as_before: Callable[[Tensor], Tensor],
     *,
     values: bool,
     closure: bool = False,
 ) -> Examination | None:
-    """``mended`` makes state as it may have been before the step."""
+    """Replay the step and find the op; ``as_before`` turns a state into what it may have been before the step."""
     random = RandomState.now()
     try:
         with kernels.apart_from_user_modes():
-            again, clones, known = _copied(optimizer, given, before, mended)
+            again, clones, known = _copy_optimizer(optimizer, given, before, as_before)
         tracer = _Sandbox(known, values=values)
         tracer.allowed = frozenset(known)
         tracer.fallback = line
         step: Any = type(optimizer).step
         with with_functions(), tracer, torch.no_grad(), contextlib.suppress(_ReachedError):
-            getattr(step, "__wrapped__", step)(again, *([_reached] if closure else []))
-    except Exception as error:  # noqa: BLE001 - an optimizer of the user's own may do anything; the facts of the step stand
+            getattr(step, "__wrapped__", step)(again, *([_stop_at_closure] if closure else []))
+    except Exception as error:  # noqa: BLE001 - the user's optimizer may do anything; parameter_events reports instead
         attach.let_through(error)
         return None
     finally:
@@ -140,17 +140,17 @@ def _replayed(
     return None if found is None or not found.origins else Examination("origin", "optimizer", found=done, slice=found)
 
 
-def _reached() -> Tensor:
+def _stop_at_closure() -> Tensor:
     raise _ReachedError
 
 
-def _copied(
+def _copy_optimizer(
     optimizer: torch.optim.Optimizer,
     given: Sequence[tuple[Tensor, Tensor]],
     before: Mapping[int, Tensor],
-    mended: Callable[[Tensor], Tensor],
+    as_before: Callable[[Tensor], Tensor],
 ) -> tuple[torch.optim.Optimizer, list[nn.Parameter], dict[int, External]]:
-    """The optimizer for copies of some parameters, and the memory it may write to."""
+    """Return a copy of the optimizer with copies of some parameters, these copies, and the memory it may write to."""
     memo: dict[int, Any] = {id(p): p for p in parameters_of(optimizer)}
     kept = (x for p in parameters_of(optimizer) for x in state_of(optimizer, p).values())
     memo |= {id(x): x for x in kept if issubclass(type(x), Tensor)}
@@ -158,10 +158,10 @@ def _copied(
     clones: dict[int, nn.Parameter] = {}
     states: dict[Tensor, dict[str, Any]] = {}
     for parameter, grad in given:
-        start = before.get(id(parameter), _mended(parameter.detach()))
+        start = before.get(id(parameter), _finite_part(parameter.detach()))
         clone = memo[id(parameter)] = clones[id(parameter)] = nn.Parameter(start.detach().clone())
         clone.grad = grad.detach().clone()
-        state = {k: _state(k, v, mended) for k, v in state_of(optimizer, parameter).items()}
+        state = {k: _copy_state(k, v, as_before) for k, v in state_of(optimizer, parameter).items()}
         if state:
             states[clone] = state
         tensors = {"weight": clone, "grad": clone.grad, **dict(tensor_leaves.tensors(state))}
@@ -183,33 +183,35 @@ def _copied(
     return again, list(clones.values()), known
 
 
-def _state(name: str, value: Any, mended: Callable[[Tensor], Tensor]) -> Any:
+def _copy_state(name: str, value: Any, as_before: Callable[[Tensor], Tensor]) -> Any:
+    """Return a copy of an optimizer state as it may have been before the step: ``step`` counts one less."""
     if name == "step":
         return value - 1
     if issubclass(type(value), Tensor):
-        return mended(value.detach().clone())
+        return as_before(value.detach().clone())
     if type(value) in (list, tuple):  # Shampoo's factors, L-BFGS's history
-        return type(value)(_state("", x, mended) for x in value)
+        return type(value)(_copy_state("", x, as_before) for x in value)
     if type(value) is dict:
-        return {k: _state("", x, mended) for k, x in value.items()}
+        return {k: _copy_state("", x, as_before) for k, x in value.items()}
     return object_copies.deep_copy(value, {})
 
 
-def _mended(x: Tensor) -> Tensor:
+def _finite_part(x: Tensor) -> Tensor:
+    """Return a float tensor with non-finite elements set to 0; any other tensor unchanged."""
     return torch.nan_to_num(x, 0.0, 0.0, 0.0) if x.is_floating_point() else x
 
 
-def _at_most(x: Tensor) -> Tensor:
-    """Infinite elements were finite before, so the format's largest number at most."""
+def _clipped(x: Tensor) -> Tensor:
+    """Return a float tensor with infinities set to the format's extremes, and NaN to 0: no value was larger before."""
     return torch.nan_to_num(x, 0.0) if x.is_floating_point() else x
 
 
-#: A parameter's root, module and name.
+#: Returns a parameter's root, module and name.
 Named = Callable[[Tensor], tuple[str, str, str]]
 
 
 def bad_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[str, Any]]]:
-    """The optimizer's parameters that hold a NaN or an infinity, with their group."""
+    """Return the optimizer's parameters that hold a NaN or an infinity, with their groups."""
     found = []
     for group in groups_of(optimizer):
         for parameter in parameters_in(group):
@@ -220,7 +222,7 @@ def bad_parameters(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, dict[
 
 
 def bad_settings(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> list[dict[str, Any]]:
-    """Settings of the groups these parameters are in that are NaN, or infinite where that spoils every update.
+    """Return settings, in the groups of these parameters, that are NaN, or infinite if that spoils every update.
 
     Returns:
         Number of the ``group``, ``name`` (``betas[1]``) and ``value`` of each.
@@ -242,7 +244,7 @@ def bad_settings(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor])
 
 
 def _number(value: Any) -> float:
-    """A setting as a number; 0 for what is none."""
+    """Return a setting as a number; 0 if it is none."""
     if (known := static.number(value)) is not None:
         return known
     dense = tensor_leaves.plain(value) if issubclass(type(value), Tensor) and value.numel() == 1 else None
@@ -257,11 +259,11 @@ def parameter_events(
     *,
     values: bool,
 ) -> list[dict[str, Any]]:
-    """An ``op`` row per bad parameter; ``argument`` is weight, grad or the name of a state tensor.
+    """Return an ``op`` row per bad parameter; ``argument`` is weight, grad or the name of a state tensor.
 
     Args:
-        before: copies of the weights from before the step, by ``id``, as far as there are any.
-        values: take single values at the first bad element.
+        before: copies of weights from before the step, by ``id``, as far as there are any.
+        values: whether to include single values at the first bad element.
     """
     rows = []
     for index, (parameter, group) in enumerate(bad[:_MAX_PARAMETERS]):
@@ -274,11 +276,11 @@ def parameter_events(
 def state_events(
     optimizer: torch.optim.Optimizer, poisoned: Sequence[Poisoned], named: Named, *, values: bool
 ) -> list[dict[str, Any]]:
-    """An ``op`` row per state tensor that a step made non-finite; its ``state`` is the tensor's name.
+    """Return an ``op`` row per state tensor that a step made non-finite; ``state`` is the tensor's name.
 
     Args:
         poisoned: state tensors, right after the step.
-        values: take single values at the first bad element.
+        values: whether to include single values at the first bad element.
     """
     groups = {id(p): group for group in groups_of(optimizer) for p in parameters_in(group)}
     rows = []
@@ -306,7 +308,7 @@ def _event(
     values: bool,
     **more: str,
 ) -> dict[str, Any]:
-    """The row of ``bad``, which is a parameter or some state of it; ``tensors`` are the operands of the step."""
+    """Return the row of ``bad``, a parameter or a state tensor of it; ``tensors`` are the operands of the step."""
     root, module, name = named(parameter)
     after = describe(bad.detach())
     operands = []
@@ -333,6 +335,7 @@ def _event(
 
 
 def _plain(value: Any) -> Any:
+    """Return a setting as a value for JSON; None for a tensor with several elements."""
     if issubclass(type(value), Tensor):
         return float(value) if value.numel() == 1 else None
     return static.plain(value)

@@ -1,4 +1,4 @@
-"""Running one root call of the step again, forward and backward, under the tracer and apart from everything else."""
+"""Replays one root call of the step, forward and backward, under the tracer and isolated from the run."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import storage_key, take_gradients
 from precdoctor.recording.ops.tensor_facts import badness
 from precdoctor.recording.scene.compiled_function import CompiledFunction
-from precdoctor.recording.scene.loss_graph import Taken
+from precdoctor.recording.scene.loss_graph import GradCall
 from precdoctor.recording.scene.state_restore import Attributes, Autocast, buffers_aside, without_hooks
 from precdoctor.recording.scene.step_snapshot import RootCall
 
 
 @dataclass
 class Replay:
-    """What came of one root call, or (``call`` is null) of the loss code, run again."""
+    """The outcome of a replay of one root call or, if ``call`` is None, of the loss code."""
 
     call: RootCall | None
     tracer: Tracer
-    #: Output leaves that are bad: name, kinds, and who wrote them.
+    #: Bad output leaves: name, kinds of bad values, and the ops that wrote them.
     bad_outputs: list[tuple[str, int, Source]] = field(default_factory=list)
-    #: The same of gradients of parameters and arguments.
+    #: Bad gradients of parameters and arguments, in the same form.
     bad_gradients: list[tuple[str, int, Source]] = field(default_factory=list)
-    #: Every gradient of an argument, by its name.
+    #: All gradients of arguments, by name.
     argument_gradients: dict[str, Tensor] = field(default_factory=dict)
-    #: Loss code: outputs of top-level modules that it began with, and the gradient of each.
+    #: For loss code: outputs of top-level modules with which it began, and their gradients.
     output_gradients: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    #: Bad buffers that it wrote to, reported like outputs.
+    #: Bad buffers that it wrote to, in the form of ``bad_outputs``.
     bad_buffers: list[tuple[str, int, Source]] = field(default_factory=list)
-    #: Outputs computed again that are still at hand in the run, and how many of them are equal bit for bit.
     micro_step: int = 0
+    #: Number of outputs that could be compared with those of the run; number of these that are bitwise equal.
     compared: int = 0
     equal: int = 0
-    #: Outputs that are bad in the run and finite here.
+    #: Names of outputs that are bad in the run and finite in the replay.
     missing: list[str] = field(default_factory=list)
-    #: Why there was no backward pass.
+    #: Why there was no backward pass; None if there was one, or none was asked for.
     no_backward: str | None = None
 
     @property
     def bad(self) -> list[tuple[str, int, Source]]:
-        """What was looked for: bad buffers, else outputs, else gradients."""
+        """The bad buffers if any, else outputs, else gradients."""
         return self.bad_buffers or self.bad_outputs or self.bad_gradients
 
     def slice(self) -> Slice | None:
-        """From what is bad back to what made it."""
+        """Trace the bad values back to the ops that made them; None if no op did."""
         return slice_back(self.tracer.records, [source for _, _, source in self.bad])
 
 
@@ -64,19 +64,19 @@ def replay(
     names: Names,
     *,
     backward: bool = False,
-    taken: Taken | None = None,
+    grad_call: GradCall | None = None,
     buffers: bool = False,
     wanted: frozenset[int] = frozenset(),
     values: bool = True,
 ) -> Replay:
-    """Run ``call`` again. The process is left as it was, but for random number generators and module attributes.
+    """Replay ``call``. Everything but random number generators and module attributes is left as it was.
 
     Args:
-        backward: go on into the backward pass, from the gradients the run itself brought to the outputs.
-        taken: go on into the backward pass of this call of ``torch.autograd.grad`` instead.
-        buffers: look for buffers that the forward pass makes non-finite.
-        wanted: ops of which full facts are wanted, by their index in an earlier replay of the same call.
-        values: let facts hold single values.
+        backward: whether to replay the backward pass, from the gradients that the run computed for the outputs.
+        grad_call: a call of ``torch.autograd.grad`` whose backward pass is to be replayed instead.
+        buffers: whether to look for buffers that the forward pass makes non-finite.
+        wanted: ops whose full facts are wanted, by their index in an earlier replay of the same call.
+        values: whether facts may hold single values.
 
     Raises:
         Exception: whatever the user's forward raises.
@@ -84,28 +84,31 @@ def replay(
     module = unwrap(call.module)
     modules = static.modules(module)
     call.random.restore()
-    with as_first_called(call, modules), without_hooks(modules), buffers_aside(modules, call.buffers), eager():
-        tracer = Tracer(_known(module, names), wanted, values=values)
+    with with_first_attributes(call, modules), without_hooks(modules), buffers_aside(modules, call.buffers), eager():
+        tracer = Tracer(_known_storages(module, names), wanted, values=values)
         done = Replay(call, tracer, micro_step=call.micro_step)
         before = {id(b) for b in static.buffers(module) if badness(b)} if buffers else set()
-        _run(done, call, module, names, backward=backward, taken=taken)
+        _run(done, call, module, names, backward=backward, grad_call=grad_call)
         for name, buffer in static.named_buffers(module) if buffers else ():
             if id(buffer) not in before and (bad := badness(buffer.detach())):
                 done.bad_buffers.append((name, bad, tracer.source(buffer)))
     return done
 
 
-def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backward: bool, taken: Taken | None) -> None:
+def _run(
+    done: Replay, call: RootCall, module: nn.Module, names: Names, *, backward: bool, grad_call: GradCall | None
+) -> None:
+    """Run the module and, if asked for, its backward pass under the tracer."""
     tracer = done.tracer
     with (
         _module_names(tracer, names, module),
         Autocast.again(call.autocast),
         torch.enable_grad(),
     ):
-        arguments = ready(call)
+        arguments = copied_arguments(call)
         _note_arguments(tracer, call, arguments)
         own = dict(static.named_parameters(module))
-        given = call.bound or {name: _before(call, name, own[name]) for name in call.writes if name in own}
+        given = call.bound or {name: _weight_before(call, name, own[name]) for name in call.writes if name in own}
         bound = {name: x.detach().clone().requires_grad_(x.requires_grad) for name, x in given.items()}
         for name, x in bound.items():
             tracer.note(x, External("computed" if name in call.computed else "weight", name))
@@ -117,18 +120,21 @@ def _run(done: Replay, call: RootCall, module: nn.Module, names: Names, *, backw
                 else module(*arguments[0], **arguments[1])
             )
         _judge_outputs(done, call, result)
-        if backward or taken is not None:
+        if backward or grad_call is not None:
             weights = {**own, **bound}
             brought = call.gradients if step is None else {"": step.brought(result)}
-            if taken is not None:
-                brought = call.taken.get(taken.number, {})
-                memory = set(map(storage_key, taken.asked_for()))
+            if grad_call is not None:
+                brought = call.grad_call_gradients.get(grad_call.number, {})
+                memory = set(map(storage_key, grad_call.inputs()))
                 weights = {n: p for n, p in weights.items() if storage_key(call.bound.get(n, own.get(n, p))) in memory}
             _backward(done, brought, weights, result, arguments, alone=module is call.module)
 
 
-def _before(call: RootCall, name: str, weight: Tensor) -> Tensor:
-    """A parameter that the forward pass writes to; what is finite of it stands in for what it was at the first call."""
+def _weight_before(call: RootCall, name: str, weight: Tensor) -> Tensor:
+    """Return a parameter, which the forward pass writes to, as it was before the call.
+
+    Unknown at the module's first call: then its current values, with non-finite ones set to 0.
+    """
     if name in call.before:
         return call.before[name].requires_grad_(weight.requires_grad)
     return (
@@ -137,8 +143,8 @@ def _before(call: RootCall, name: str, weight: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def as_first_called(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
-    """Inside, modules have the attributes (``ready``) that the first call found, if it wrote into parameters."""
+def with_first_attributes(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
+    """Give modules the attributes (such as ``ready``) that the first call found, if that one wrote to parameters."""
     if call.first is None:
         yield
         return
@@ -152,7 +158,7 @@ def as_first_called(call: RootCall, modules: list[nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Inside, compiled modules run as they are written, and the user's modes for functions are on.
+    """Run compiled modules uncompiled and turn the user's function modes on, inside the context.
 
     A process that compiles nothing need not load the compiler.
     """
@@ -161,8 +167,8 @@ def eager() -> Iterator[None]:
         yield
 
 
-def ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the arguments, for a forward that writes to them; those that need gradients are leaves."""
+def copied_arguments(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return copies of the arguments, which a forward may write to; those that need gradients are leaves."""
     copies: dict[int, Tensor] = {}
 
     def copy(x: Tensor) -> Tensor:
@@ -174,18 +180,19 @@ def ready(call: RootCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether it is a plain strided tensor."""
+    """Return whether a tensor is a plain strided one."""
     return x.layout is torch.strided and not tensor_leaves.is_wrapped(x)
 
 
 def _note_arguments(tracer: Tracer, call: RootCall, arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-    """Tell the tracer what the copies are."""
+    """Tell the tracer which copies are arguments and which are the batch."""
     given: dict[Any, Any] = {**dict(enumerate(arguments[0])), **arguments[1]}
     for (name, _, _), (_, x) in zip(call.versions, tensor_leaves.tensors(given, objects=True), strict=False):
         tracer.note(x, External("argument" if x.requires_grad else "batch", name))
 
 
 def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
+    """Note bad outputs, and compare outputs with those of the run."""
     originals = {name: kept for name, kept, version in call.outputs if kept._version == version}
     for name, x in tensor_leaves.floating(result):
         bad = badness(x.detach())
@@ -200,7 +207,7 @@ def _judge_outputs(done: Replay, call: RootCall, result: Any) -> None:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, a NaN where the other has one."""
+    """Return whether two tensors are equal, with NaN in the same places."""
     return torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and torch.equal(torch.isnan(a), torch.isnan(b))
 
 
@@ -213,6 +220,7 @@ def _backward(
     *,
     alone: bool,
 ) -> None:
+    """Replay the backward pass of a root call, and note bad gradients."""
     pairs = [
         (x, done.tracer.forget(brought[name].clone()))
         for name, x in tensor_leaves.floating(result)
@@ -241,9 +249,10 @@ def _backward(
 def _gradients(
     tracer: Tracer, pairs: list[tuple[Tensor, Tensor]], inputs: list[Tensor], *, alone: bool
 ) -> list[Tensor | None]:
-    """Gradients that reach nobody's ``.grad``.
+    """Return gradients without accumulating them into ``.grad``.
 
-    Reentrant checkpointing only runs with those; then they are aside, unless a wrapper (``alone`` is false) listens.
+    Reentrant checkpointing refuses that; then ``backward`` is run with ``.grad`` set aside, unless a wrapper (``alone``
+    is false) has hooks that would act on it.
     """
     outputs, brought = [o for o, _ in pairs], [g for _, g in pairs]
     try:
@@ -260,7 +269,7 @@ def _gradients(
 
 @contextlib.contextmanager
 def gradients_aside(inputs: list[Tensor]) -> Iterator[None]:
-    """Inside, leaves have no gradients and no hooks."""
+    """Take gradients and hooks off leaf tensors inside the context."""
     held = [(x, x.grad) for x in inputs]
     hooks = [(d, dict(d)) for x in inputs for d in (x._backward_hooks, x._post_accumulate_grad_hooks) if d]
     try:
@@ -276,8 +285,8 @@ def gradients_aside(inputs: list[Tensor]) -> Iterator[None]:
             dictionary.update(items)
 
 
-def _known(module: nn.Module, names: Names) -> dict[int, External]:
-    """What the storages that exist before the replay are."""
+def _known_storages(module: nn.Module, names: Names) -> dict[int, External]:
+    """Return the weights and buffers by storage."""
     known: dict[int, External] = {}
 
     def note(x: Tensor, external: External) -> None:
@@ -294,7 +303,7 @@ def _known(module: nn.Module, names: Names) -> dict[int, External]:
 
 @contextlib.contextmanager
 def _module_names(tracer: Tracer, names: Names, module: nn.Module) -> Iterator[None]:
-    """Inside, the tracer is given the module that runs."""
+    """Keep the tracer's list of running modules up to date inside the context."""
     place = nn.modules.module
     fqn = {
         id(m): (found.module if (found := names.find(m)) is not None else n) for n, m in static.named_modules(module)

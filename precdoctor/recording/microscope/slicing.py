@@ -1,6 +1,6 @@
-"""From a bad value back to the ops that made it: a slice over the trace that follows bad operands only.
+"""Traces a bad value back to the ops that made it: a slice through the trace that follows bad operands only.
 
-Ops that are bad for themselves and reach nothing that matters (masks, values a ``where`` threw away) are never met.
+Bad values that never reach the target (masks, values that a ``where`` discarded) are not visited.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from precdoctor.recording.microscope.tracer import External, OpRecord, Source
 from precdoctor.recording.ops.tensor_facts import NAN, NEG_INF
 
-#: Ops reported from an origin to the bad value, and from the batch to its operands.
+#: Maximum number of reported ops on the path, and of ops that feed the origins; how far back these are searched.
 _MAX_PATH = 12
 _MAX_FEEDING = 12
 _FEEDING_DEPTH = 4
@@ -19,13 +19,13 @@ _FEEDING_DEPTH = 4
 
 @dataclass(frozen=True)
 class Slice:
-    """What a bad value came from.
+    """The ops and tensors from which a bad value came.
 
     Attributes:
-        origins: ops of the slice that made something bad of finite operands, by index.
+        origins: indices of ops in the slice that made something bad of finite operands.
         externals: bad tensors from before the trace, with the first op that read each.
         path: indices of the slice's ops in order, from the first origin to the bad value.
-        feeding: ops that made the operands of the origins, nearest first.
+        feeding: indices of ops that made the origins' operands, nearest first.
     """
 
     origins: tuple[int, ...]
@@ -34,18 +34,18 @@ class Slice:
     feeding: tuple[int, ...]
 
     def made_worse(self, records: Sequence[OpRecord]) -> bool:
-        """Whether an op of the path turned nothing worse than a mask's ``-inf`` into NaN."""
+        """Return whether an op on the path made NaN of operands with nothing worse than a mask's ``-inf``."""
         path = (records[i] for i in self.path)
         return any(r.bad_out & NAN and any(r.bad_in) and all(b in (0, NEG_INF) for b in r.bad_in) for r in path)
 
     @property
     def wanted(self) -> frozenset[int]:
-        """Every op to be reported."""
+        """Indices of all ops to be reported."""
         return frozenset((*self.origins, *self.path, *self.feeding, *(index for _, index in self.externals)))
 
 
 def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice | None:
-    """Follow bad operands back from ``targets``; None when no op made any of them.
+    """Follow bad operands back from ``targets``; return None if no op made any of them.
 
     Args:
         records: of a trace, by index.
@@ -73,21 +73,21 @@ def slice_back(records: Sequence[OpRecord], targets: Iterable[Source]) -> Slice 
     path = _path(records, sorted(met))
     feeding = _feeding(records, origins or path[:1])
     meeting = next((i for i in sorted(met) if records[i].phase == "backward"), None)
-    if meeting is not None and meeting not in origins:  # the gradient that a result of the forward pass spoilt
+    if meeting is not None and meeting not in origins:  # a bad forward result met a gradient: report both operands
         feeding = tuple(dict.fromkeys((*feeding, *_feeding(records, (meeting,)))))
     return Slice(origins, tuple(external.items()), path, feeding)
 
 
 def _path(records: Sequence[OpRecord], indices: Sequence[int]) -> tuple[int, ...]:
-    """The beginning and the end of the slice, copies and views left out."""
-    told = [i for i in indices if records[i].suspect or not _passes_on(records[i].op)] or list(indices)
-    if len(told) <= _MAX_PATH:
-        return tuple(told)
-    return (*told[: _MAX_PATH - 2], *told[-2:])
+    """Return the slice's ops without copies and views; if there are too many, its beginning and end."""
+    shown = [i for i in indices if records[i].suspect or not _only_moves(records[i].op)] or list(indices)
+    if len(shown) <= _MAX_PATH:
+        return tuple(shown)
+    return (*shown[: _MAX_PATH - 2], *shown[-2:])
 
 
 def _feeding(records: Sequence[OpRecord], origins: Sequence[int]) -> tuple[int, ...]:
-    """The ops behind the origins' operands, breadth first."""
+    """Return the ops that made the origins' operands, breadth first."""
     found: list[int] = []
     level = list(origins[:4])
     for _ in range(_FEEDING_DEPTH):
@@ -103,8 +103,8 @@ def _feeding(records: Sequence[OpRecord], origins: Sequence[int]) -> tuple[int, 
     return tuple(found[:_MAX_FEEDING])
 
 
-def _passes_on(op: str) -> bool:
-    """Ops that move values and compute none."""
+def _only_moves(op: str) -> bool:
+    """Return whether an op only moves values."""
     name = op.split(".")[1] if "." in op else op
     return name in _MOVING
 

@@ -1,7 +1,7 @@
-"""The op-level tracer: every aten operation of a forward and backward pass, which of them are bad, and what fed them.
+"""The op-level tracer: records every aten op of a forward and backward pass, which of them are bad, and their sources.
 
-A record per op holds numbers and names only, never a tensor. Full facts (operand ranges, the result in FP64) are taken
-at once of every op that turns finite operands into a non-finite result, because that is when its operands exist.
+A record holds numbers and names only, never a tensor. Full facts (operand ranges, the FP64 result) are taken at once
+for every op that turns finite operands into a non-finite result, because its operands exist only then.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from precdoctor.recording.ops.op_facts import Wanted, closer_look
 from precdoctor.recording.ops.source_lines import Line, innermost_user_line
 from precdoctor.recording.ops.tensor_facts import badness
 
-#: Suspects examined closely while tracing; a mask filled in each layer is one each.
+#: Maximum number of suspects for which facts are taken; a mask filled in each layer is one each.
 _MAX_SUSPECTS = 256
-#: Ops recorded; a replay longer than this is cut and marked so.
+#: Maximum number of ops recorded; a longer trace is cut and marked incomplete.
 MAX_OPS = 400_000
-#: Writers remembered per storage: a buffer filled slice by slice.
+#: Maximum number of writers remembered per storage: a buffer may be filled slice by slice.
 _MAX_WRITERS = 64
 
 
 @dataclass(frozen=True)
 class External:
-    """A tensor that existed before the trace: ``kind`` is weight, computed (a weight that the step made of
-    others), buffer, batch, argument (made by the code between two top-level modules) or constant.
+    """A tensor from before the trace. ``kind`` is weight, computed (a weight that the step computed from others),
+    buffer, batch, argument (made by code between two top-level modules), constant or unknown.
     """
 
     kind: str
     name: str = ""
 
 
-#: The ops that wrote a tensor's storage, or what it was before the trace.
+#: Indices of the ops that wrote to a tensor's storage, or the tensor from before the trace that it is.
 Source = tuple[int, ...] | External
 
 
@@ -65,29 +65,29 @@ class OpRecord:
     module: str | None
     line: Line | None
     sources: tuple[Source, ...]
-    #: Badness of each floating-point operand; known exactly only where the result is bad.
+    #: Badness of each floating-point operand; only filled in if the result is bad.
     bad_in: tuple[int, ...] = ()
     bad_out: int = 0
-    #: Backward ops: the autograd node, and the forward op that made it.
+    #: For backward ops: the name of the autograd node, and the index of its forward op.
     node: str | None = None
     forward: int | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    #: Name of the top-level module the op ran in; null in a replay, which has one.
+    #: Name of the top-level module in which the op ran; None in a replay, which has only one.
     root: str | None = None
 
     @property
     def suspect(self) -> bool:
-        """Finite operands, non-finite result."""
+        """Whether the op made a non-finite result of finite operands."""
         return bool(self.bad_out) and not any(self.bad_in)
 
 
 class Tracer(Retiring):
-    """Records every op run while it is entered; see the module's text.
+    """Records every op run while it is entered (see the module docstring).
 
     Args:
-        known: what the storages of weights, buffers and the batch are, by :func:`storage_key`.
-        wanted: indices of ops of which full facts are wanted whatever they compute.
-        values: also take single operand values at the first bad element.
+        known: weights, buffers and the batch, by :func:`storage_key`.
+        wanted: indices of ops whose full facts are wanted whatever they compute.
+        values: whether facts may hold single operand values at the first bad element.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class Tracer(Retiring):
         #: FQN of the modules whose forward is running, outermost first.
         self.modules: list[str] = []
         self.complete = True
-        #: The line ops are put down to, in place of the one that is running.
+        #: If set, the source line of all ops, in place of the line that runs.
         self.line: Line | None = None
-        #: The line of ops that no line of the user's runs.
+        #: The source line of ops that no user code runs.
         self.fallback: Line | None = None
-        #: The training itself is traced, not a replay of it.
+        #: Whether training itself is traced, not a replay.
         self.live = False
-        #: Live: the top-level module that runs.
+        #: If live: the running top-level module.
         self.root: str | None = None
-        #: Live: the trace begins anew after so many ops; None: it ends after :data:`MAX_OPS`.
+        #: If live: number of ops after which the trace begins anew; None: it ends after :data:`MAX_OPS`.
         self.window: int | None = None
         self._known = dict(known)
         self._wanted = wanted
@@ -123,7 +123,7 @@ class Tracer(Retiring):
         if self.over:
             return func(*args, **kwargs)
         if self.window is not None and len(self.records) >= self.window:
-            self._begin_anew()
+            self._restart()
         if len(self.records) >= MAX_OPS:
             self.complete = False
             return func(*args, **kwargs)
@@ -141,11 +141,12 @@ class Tracer(Retiring):
         return result
 
     def admit(self, written: list[Tensor]) -> None:
-        """Called before an op that writes to these floating-point tensors; raises to refuse it."""
+        """Called before an op that writes to these floating-point tensors; raises to refuse the op."""
 
     # --- one op ------------------------------------------------------------------------------------------------------
 
     def _record(self, func: Any, sources: tuple[Source, ...]) -> OpRecord:
+        """Append a record of an op that has run."""
         index = len(self.records)
         node: Any = torch._C._current_autograd_node()
         line = self.line or innermost_user_line(past_own=self.live) or self.fallback
@@ -175,6 +176,7 @@ class Tracer(Retiring):
         written: list[Tensor],
         result: Any,
     ) -> None:
+        """Fill in which operands and results of an op are bad; take full facts of a suspect."""
         name = op_name(func)
         if name in UNINITIALISED:
             return
@@ -195,33 +197,33 @@ class Tracer(Retiring):
             record.facts = closer_look(func, args, kwargs, swapped, results, values=self._values, spot=self._spot)
             record.facts |= self._caller(record.line)
 
-    def _begin_anew(self) -> None:
-        """What was made so far is from before the trace."""
+    def _restart(self) -> None:
+        """Forget all records: tensors made so far count as made before the trace."""
         self.records.clear()
         self._writers.clear()
         self._made_by_sequence.clear()
         self._suspects = 0
 
     def _caller(self, line: Line | None) -> dict[str, Any]:
-        """The user's line that led to a line of a library, as a fact of an op; empty where there is none."""
+        """Return the user's line behind a library's line, as a fact of an op; empty if there is none."""
         found = line is not None and line.in_library and innermost_user_line(past_own=self.live, past_libraries=True)
         return {"caller": {"file": found.shown, "line": found.number}} if found else {}
 
-    # --- who made what -----------------------------------------------------------------------------------------------
+    # --- sources -----------------------------------------------------------------------------------------------------
 
     def note(self, x: Tensor, external: External) -> None:
-        """A tensor from before the trace; the first that is said of its memory counts."""
+        """Note a tensor from before the trace; the first note about its memory holds."""
         if (key := storage_key(x)) is not None:
             self._known.setdefault(key, external)
 
     def forget(self, x: Tensor) -> Tensor:
-        """The same tensor, made outside of the trace: its memory may have been that of one that is gone."""
+        """Forget earlier writers of a tensor's memory, which belonged to another tensor; return the tensor."""
         if (key := storage_key(x)) is not None:
             self._writers.pop(key, None)
         return x
 
     def source(self, x: Tensor) -> Source:
-        """Who made the tensor's values."""
+        """Return the ops that wrote the tensor's values, or the tensor from before the trace that it is."""
         key = storage_key(x)
         if key is None:
             return External("constant")
@@ -229,11 +231,11 @@ class Tracer(Retiring):
         return writers if writers is not None else self._known.get(key, External("constant"))
 
     def made(self, x: Tensor) -> bool:
-        """Whether the memory was written by an op of the trace, or has come into being in it."""
+        """Return whether an op of the trace has written to or allocated the tensor's memory."""
         return storage_key(x) in self._writers
 
     def made_bad(self, x: Tensor) -> bool:
-        """Whether an op of the trace that wrote to the memory left something non-finite there."""
+        """Return whether an op of the trace that wrote to the tensor's memory had a bad result."""
         key = storage_key(x)
         writers = self._writers.get(key, ()) if key is not None else ()
         return any(self.records[i].bad_out for i in writers)
@@ -248,7 +250,7 @@ class Tracer(Retiring):
         *,
         also: tuple[External, int] | None = None,
     ) -> int:
-        """An op that was not run under the tracer, and what is known; ``also``: what else it read, and how bad.
+        """Record an op that was not run under the tracer; ``also``: what else it read, and how bad that was.
 
         Returns:
             Its index.
@@ -265,17 +267,18 @@ class Tracer(Retiring):
         return record.index
 
     def credit(self, value: Tensor, index: int | None) -> None:
-        """The derivative of this value is that of an op noted by :meth:`note_op`, or of none."""
+        """Attribute the derivative of this value to an op recorded by :meth:`note_op`, or to none."""
         if value.grad_fn is not None:
             self._made_by_sequence[value.grad_fn._sequence_nr()] = index
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, ops are not recorded."""
+        """Do not record ops inside the context."""
         with _disable_current_modes():
             yield
 
     def _note_writes(self, index: int, func: Any, operands: list[Tensor], written: list[Tensor], result: Any) -> None:
+        """Note an op as the writer of the tensors it wrote to and of its new results."""
         mine = {storage_key(w) for w in written}
         for key in mine - {None}:
             assert key is not None
@@ -284,5 +287,5 @@ class Tracer(Retiring):
         inputs = {storage_key(x) for x in operands}
         for x in tensors_in(result):
             key = storage_key(x)
-            if key is not None and key not in inputs:  # a view of an operand was written by whoever wrote that
+            if key is not None and key not in inputs:  # a view of an operand keeps the operand's writers
                 self._writers[key] = (index,)

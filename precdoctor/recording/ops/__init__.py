@@ -1,1 +1,1 @@
-"""One operation as torch dispatches it: its name, its source line, its operands, and its result in FP64."""
+"""One op as torch dispatches it: its name, source line, operands, and FP64 result."""

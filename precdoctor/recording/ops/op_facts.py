@@ -1,4 +1,4 @@
-"""A closer look at one op while its operands exist: their ranges, its settings, and its result in FP64."""
+"""Facts of one op, taken while its operands exist: their ranges, its settings, and its FP64 result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from precdoctor.recording.ops.dispatched_ops import is_out_variant, op_name, ten
 from precdoctor.recording.ops.tensor_facts import describe, dtype_name, value_at
 from precdoctor.recording.process import attach
 
-#: An op with more operand elements than this is not run again.
+#: Maximum number of operand elements for an op to be run again.
 MAX_ELEMENTS = 1 << 26
 _NARROW = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _FP8 = frozenset(
@@ -20,7 +20,7 @@ _FP8 = frozenset(
     for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
     if hasattr(torch, name)
 )
-#: Ops whose integer operands are described: a count that is 0 makes a NaN of finite numbers.
+#: Ops whose integer operands are described: dividing by a count of 0 makes a NaN of finite numbers.
 _DIVIDES = frozenset(("div", "true_divide", "floor_divide", "remainder", "fmod"))
 _MAX_OPERANDS = 8
 _MAX_RESULTS = 3
@@ -29,15 +29,15 @@ _MAX_RESULTS = 3
 def in_fp64(
     func: Any, args: Any, kwargs: Any, replaced: Mapping[int, Tensor], *, limit: int = MAX_ELEMENTS
 ) -> Any | None:
-    """The result of an op on FP64 copies of its operands, asked for in FP64; nothing it is given is written to.
+    """Run an op on FP64 copies of its operands with FP64 as requested dtype; nothing it is given is written to.
 
     Args:
-        func: the ``OpOverload``, to be called with ``args`` and ``kwargs``.
-        replaced: tensors to take in place of operands, by ``id`` of the operand.
-        limit: elements of all operands together.
+        func: the ``OpOverload`` to call with ``args`` and ``kwargs``.
+        replaced: tensors that replace operands, by ``id`` of the operand.
+        limit: maximum number of elements of all operands together.
 
     Returns:
-        The result; None where it cannot be had: random ops, no FP64 kernel, operands that must not be wide, too large.
+        The result; None if there is none: random ops, no FP64 kernel, operands that must not be widened, too large.
     """
 
     def widened(value: Any) -> Any:
@@ -61,18 +61,18 @@ def in_fp64(
         return None
 
 
-#: An element: its index, and the shape of the tensor it is of.
+#: An element: its index, and the shape of its tensor.
 Spot = tuple[list[int], torch.Size]
 
 
 class Wanted(frozenset[int]):
-    """Indices of ops of which full facts are wanted, and the element whose value is wanted of tensors of its shape."""
+    """Indices of ops whose full facts are wanted; and an element whose value is wanted of each tensor of its shape."""
 
     spot: Spot | None = None
 
     @classmethod
     def of(cls, indices: Iterable[int], spot: Spot | None) -> Wanted:
-        """Both."""
+        """Return the indices with the element."""
         made = cls(indices)
         made.spot = spot
         return made
@@ -88,14 +88,14 @@ def closer_look(
     values: bool,
     spot: Spot | None = None,
 ) -> dict[str, Any]:
-    """The raw facts of one op that has just run.
+    """Return the facts of an op that has just run.
 
     Args:
         func: the ``OpOverload``, called with ``args`` and ``kwargs``.
-        swapped: copies of operands as they were before an in-place op, by ``id``.
-        results: what it returned or wrote.
-        values: also take the operands' elements at the result's first bad one.
-        spot: take those of operands and result there, where every result is finite.
+        swapped: copies of operands from before an in-place op, by ``id``.
+        results: tensors that it returned or wrote to.
+        values: whether to add the operands' elements at the result's first bad one.
+        spot: the element to take instead if every result is finite.
     """
     operands: list[dict[str, Any]] = []
     integers: list[dict[str, Any]] = []
@@ -110,7 +110,7 @@ def closer_look(
         spot = None
     named = [(schema[i].name if i < len(schema) else str(i), a) for i, a in enumerate(args)] + list(kwargs.items())
     for name, argument in named:
-        for x in _listed(argument):
+        for x in _as_list(argument):
             if isinstance(x, Tensor):
                 if len(operands) < _MAX_OPERANDS and (x.is_floating_point() or x.is_complex()):
                     x = swapped.get(id(x), x)  # noqa: PLW2901 - as it was before
@@ -118,8 +118,8 @@ def closer_look(
                     if values and spot is not None:
                         operands[-1]["value"] = value_at(x, *spot)
                 elif op_name(func).rstrip("_") in _DIVIDES and not (x.is_floating_point() or x.is_complex()):
-                    integers.append({"argument": name, **_whole(x, spot if values else None)})
-                elif x.dtype is torch.bool and values and spot is not None:  # what a ``where`` has chosen there
+                    integers.append({"argument": name, **_integer_facts(x, spot if values else None)})
+                elif x.dtype is torch.bool and values and spot is not None:  # the choice of a ``where`` there
                     settings.setdefault(name, bool(chosen) if (chosen := value_at(x, *spot)) is not None else None)
             elif (plain := plain_setting(x)) is not None:
                 settings.setdefault(name, plain)
@@ -135,21 +135,22 @@ def closer_look(
     }
 
 
-def _whole(x: Tensor, spot: Spot | None) -> dict[str, Any]:
-    """The facts of a tensor of integers or Booleans."""
+def _integer_facts(x: Tensor, spot: Spot | None) -> dict[str, Any]:
+    """Return the facts of a tensor of integers or Booleans."""
     real = x.double()
     facts = {**describe(real), "dtype": dtype_name(x.dtype)}
     return facts if spot is None else {**facts, "value": value_at(real, *spot)}
 
 
-def _listed(argument: Any) -> list[Any]:
+def _as_list(argument: Any) -> list[Any]:
+    """Return a list of tensors as it is, any other argument as a list of one."""
     if isinstance(argument, (list, tuple)) and any(isinstance(x, Tensor) for x in argument):
         return list(argument)
     return [argument]
 
 
 def plain_setting(value: Any) -> Any:
-    """An argument as JSON has it, where it is a number, a dtype or a list of numbers; None for anything else."""
+    """Return a number, a dtype or a list of numbers in JSON's types; None for any other argument."""
     if isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, torch.dtype):
@@ -160,7 +161,7 @@ def plain_setting(value: Any) -> Any:
 
 
 def _reference(result: Any, at: int, bad: dict[str, Any] | None, *, values: bool) -> dict[str, Any] | None:
-    """What the op's ``at``-th tensor is in FP64, operands and result; None where it could not be run so."""
+    """Return the facts of the op's ``at``-th result tensor in FP64; None if it could not be run so."""
     given = list(result) if isinstance(result, (tuple, list)) else [result]
     tensors = [x for x in given if isinstance(x, Tensor)]
     first = tensors[at] if at < len(tensors) else None

@@ -1,4 +1,4 @@
-"""Which line of the user's code an operation belongs to."""
+"""Finds the line of the user's code to which an op belongs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,14 +15,14 @@ from precdoctor.recording.process.attach import is_installed, is_main_code, show
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with file names of frames, once per op
 _OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120 - the same
-#: How the files of code begin that is none of the user's: torch's, ours, made at run time.
+#: Beginnings of the file names of code that is not the user's: ours, torch's, made at run time.
 _FOREIGN = (_OWN, _TORCH, "<")
 
-#: Kinds of files by name, as far as they have been met; a process may make files up at run time, so not for ever.
+#: Kinds of files by name, for files met so far; bounded, because a process may make up file names at run time.
 _USERS, _SKIPPED, _OURS, _UNNAMED = 0, 1, 2, 3
 _kinds: dict[str, int] = {}
 _MAX_KINDS = 1 << 12
-#: Wrappers of ours around functions the user calls (``Tensor.to``): they start nothing.
+#: Folders of our wrappers around functions that the user calls (``Tensor.to``): their frames start no replay.
 _WRAPPERS = (_OWN + "fp8" + os.sep, _OWN + "applying" + os.sep)
 
 
@@ -34,26 +34,32 @@ class Line(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The path as people want to read it."""
+        """The path as it is displayed."""
         return shown(self.file)
 
     @property
     def code(self) -> str | None:
-        """Its text; None where the source is not at hand."""
+        """The text of the line; None if the source is not available."""
         return linecache.getline(self.file, self.number).strip() or None
 
     @property
     def in_library(self) -> bool:
-        """Whether it is one of an installed package."""
+        """Whether the line belongs to an installed package."""
         return is_installed(self.file)
 
 
+def line_columns(line: Line | None) -> dict[str, Any]:
+    """Return the columns ``file``, ``line`` and ``code`` of an event; empty without a line."""
+    return {} if line is None else {"file": line.shown, "line": line.number, "code": line.code}
+
+
 def is_foreign(file: str) -> bool:
-    """Whether code of that file is torch's, ours or made at run time: none of the user's."""
+    """Return whether code of that file is not the user's: torch's, ours or made at run time."""
     return file.startswith(_FOREIGN)
 
 
 def _kind_of(file: str) -> int:
+    """Determine the kind of a file and cache it."""
     if len(_kinds) >= _MAX_KINDS:
         _kinds.clear()
     ours = file.startswith(_OWN) and not file.startswith(_WRAPPERS)
@@ -63,14 +69,13 @@ def _kind_of(file: str) -> int:
 
 
 def innermost_user_line(*, past_own: bool = False, past_libraries: bool = False) -> Line | None:
-    """The innermost frame that is neither torch's nor ours, from the caller outwards.
+    """Return the line of the innermost frame that is neither torch's nor ours; None if there is none.
 
-    Goes no further than to where autograd's engine or a replay of ours was started: the line that did that is not the
-    line of any op.
+    The search ends at the frame that started autograd's engine or a replay of ours: that line belongs to no op.
 
     Args:
-        past_own: nothing was started by us; frames of ours are wrappers around torch's functions.
-        past_libraries: installed packages do not count.
+        past_own: go past our frames: they are wrappers around torch's functions and have started nothing.
+        past_libraries: whether to also go past installed packages.
     """
     frame: FrameType | None = sys._getframe(1)
     left_own = False
@@ -94,10 +99,10 @@ def innermost_user_line(*, past_own: bool = False, past_libraries: bool = False)
 
 
 def calls_in_progress(module: nn.Module, among: int | None = None) -> int:
-    """How many calls of a module this thread is in.
+    """Return how many calls of a module are on this thread's stack.
 
     Args:
-        among: so many innermost frames; null for all.
+        among: number of innermost frames to search; None: all.
     """
     frame: FrameType | None = sys._getframe(1)
     calls = looked_at = 0

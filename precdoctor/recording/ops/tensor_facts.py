@@ -1,4 +1,4 @@
-"""Facts of one tensor that took part in a suspect op: counts, extremes, and where the first bad element is."""
+"""Facts of one tensor that took part in a suspect op: counts, extremes, and the place of the first bad element."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import Tensor
 
 from precdoctor.recording.process import attach
 
-#: Which kinds of non-finite values a tensor holds.
+#: Bits for the kinds of non-finite values in a tensor.
 NAN, POS_INF, NEG_INF = 1, 2, 4
 
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``bfloat16`` of ``torch.bfloat16``."""
+    """Return the name without the package: ``bfloat16`` for ``torch.bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
 def badness(x: Tensor) -> int:
-    """The kinds of non-finite values in ``x`` as a bit set of ``NAN``, ``POS_INF`` and ``NEG_INF``; 0: none."""
+    """Return the kinds of non-finite values in ``x``, as bits ``NAN``, ``POS_INF`` and ``NEG_INF``; 0: none."""
     real = readable(x)
     if real is None or bool(torch.isfinite(real).all()):
         return 0
@@ -31,18 +31,18 @@ def badness(x: Tensor) -> int:
 
 
 def readable(x: Tensor) -> Tensor | None:
-    """The real, dense, floating-point elements of ``x``; None when it has none."""
+    """Return the elements of ``x`` as a real, dense floating-point tensor; None if it has none."""
     if x.layout is not torch.strided or x.is_meta or x.is_nested or x.numel() == 0:
         return None
     if x.dtype.is_complex:
         return torch.view_as_real(x.resolve_conj())
     if x.dtype in _REAL:
         return x
-    return x.float() if x.dtype.is_floating_point else None  # FP8: neither comparisons nor reductions exist
+    return x.float() if x.dtype.is_floating_point else None  # FP8 has neither comparisons nor reductions
 
 
 def describe(x: Tensor) -> dict[str, Any]:
-    """The raw facts of one tensor, as docs/run-log.md publishes them.
+    """Return the facts of one tensor, as published in docs/run-log.md.
 
     Extremes are over finite elements; ``amin_nonzero`` is the smallest non-zero magnitude; ``first_bad`` is the index
     of the first non-finite element in logical order.
@@ -76,7 +76,7 @@ def describe(x: Tensor) -> dict[str, Any]:
 
 
 def value_at(x: Tensor, index: list[int], shape: torch.Size) -> float | None:
-    """The element of ``x``, broadcast to ``shape``, at an index of that shape; None where it cannot be broadcast."""
+    """Return an element of ``x`` broadcast to ``shape``; None if it cannot be broadcast."""
     real = x if x.dtype is torch.bool else readable(x)
     if real is None or x.dtype.is_complex or len(index) != len(shape):
         return None

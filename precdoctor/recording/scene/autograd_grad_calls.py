@@ -1,7 +1,7 @@
-"""Gradients that the user takes with ``torch.autograd.grad``: what a later examination of them needs.
+"""Keeps calls of ``torch.autograd.grad`` for examination if the gradients they return turn out to be non-finite.
 
-``backward`` announces a micro-step; this does not. Nothing is measured, and nothing of it is logged: the first calls of
-a step are kept by reference, as a ``backward`` is, for the case that what they give turns out to be non-finite.
+Unlike ``backward``, such a call begins no micro-step, and nothing of it is measured or logged. The first calls of a
+step are kept by reference.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from precdoctor.recording.model import static
 from precdoctor.recording.ops.dispatched_ops import is_own_run
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
-from precdoctor.recording.scene.loss_graph import Taken
+from precdoctor.recording.scene.loss_graph import GradCall
 
 if TYPE_CHECKING:
     from precdoctor.recording.scene.loss_code import LossCode
     from precdoctor.recording.scene.step_snapshot import Scene
 
-#: Calls kept per step: samplers make one per step of their chain.
-_MAX_TAKEN = 8
+#: Maximum number of calls kept per step: samplers make one per step of their chain.
+_MAX_GRAD_CALLS = 8
 
 
 class TakenGradients:
-    """Patches ``torch.autograd.grad``."""
+    """Patches ``torch.autograd.grad`` and adds its calls to the scene."""
 
     def __init__(self, context: StepContext, scene: Scene, loss_code: LossCode) -> None:
         self._context = context
         self._scene = scene
         self._loss_code = loss_code
-        self._begin = guarded(context)(self._began)
-        self._end = guarded(context)(self._ended)
+        self._begin = guarded(context)(self._begin_call)
+        self._end = guarded(context)(self._end_call)
 
     def install(self) -> None:
         """Patch once per process; signature and ``__wrapped__`` are kept."""
@@ -45,24 +45,24 @@ class TakenGradients:
 
         @functools.wraps(original)
         def grad(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or context.state != "armed" or not self._listens():
+            if torch.compiler.is_compiling() or context.state != "armed" or not self._is_own_call():
                 return original(*args, **kwargs)
             named = dict(zip(parameters, args, strict=False)) | kwargs
-            if named.get("is_grads_batched"):  # gradients that stand for many have no memory of their own
+            if named.get("is_grads_batched"):  # under vmap: batched gradients have no memory that could be read
                 return original(*args, **kwargs)
-            taken = begin(named.get("outputs"), named.get("inputs"), named.get("grad_outputs"))
+            grad_call = begin(named.get("outputs"), named.get("inputs"), named.get("grad_outputs"))
             result: Any = None
             try:
                 result = original(*args, **kwargs)
             finally:
-                if taken is not None:
-                    end(taken, result)
+                if grad_call is not None:
+                    end(grad_call, result)
             return result
 
         torch.autograd.grad = grad
 
-    def _listens(self) -> bool:
-        """Whether it is the user's own call between modules: not torch's, and not one that a replay will make again."""
+    def _is_own_call(self) -> bool:
+        """Return whether this is the user's own call between modules: not torch's, and not repeated by a replay."""
         return (
             self._scene.enabled
             and self._loss_code.supported
@@ -72,17 +72,19 @@ class TakenGradients:
             and is_own_run()
         )
 
-    def _began(self, outputs: Any, inputs: Any, gradients: Any) -> Taken | None:
+    def _begin_call(self, outputs: Any, inputs: Any, gradients: Any) -> GradCall | None:
+        """Keep what a call was given; None if it is not kept."""
         scene = self._scene
         scene.begin_step_if_new()
-        if scene.refused is not None or len(scene.taken) >= _MAX_TAKEN:
+        if scene.refused is not None or len(scene.grad_calls) >= _MAX_GRAD_CALLS:
             return None
         graph = self._loss_code.graph_of(outputs, gradients)
-        taken = Taken(len(scene.taken), graph, [weakref.ref(x) for x in static.tensors(inputs)])
-        scene.taken.append(taken)
-        scene.taking = taken.number
-        return taken
+        grad_call = GradCall(len(scene.grad_calls), graph, [weakref.ref(x) for x in static.tensors(inputs)])
+        scene.grad_calls.append(grad_call)
+        scene.running_grad_call = grad_call.number
+        return grad_call
 
-    def _ended(self, taken: Taken, result: Any) -> None:
-        self._scene.taking = None
-        taken.results = [weakref.ref(x) for x in static.tensors(result)]
+    def _end_call(self, grad_call: GradCall, result: Any) -> None:
+        """Note the gradients that a call returned; None if it raised."""
+        self._scene.running_grad_call = None
+        grad_call.results = [weakref.ref(x) for x in static.tensors(result)]

@@ -1,10 +1,10 @@
-"""Calls of functions that the user has compiled: what it takes to run them again as they are written.
+"""Keeps calls of compiled functions, so that a replay can run them again uncompiled.
 
-No module hook runs inside a compiled graph, and autograd knows a compiled loss function as a single node. So a call of
-one is kept for the step as that of a top-level module is: by reference, and only where no module is running. A module
-compiled in place (``model.compile()``) is called past the global hooks, so its hooks are run from here.
+Module hooks do not run inside a compiled graph, and autograd sees a compiled loss function as one node. So a call of a
+compiled function is kept like a root call: by reference, until the step ends, and only if no module is running. A
+module compiled in place (``model.compile()``) is called past the global hooks, so its hooks are run from here.
 
-Nothing is wrapped: a context of Dynamo calls what it is told to call as it is entered and left.
+No function is wrapped: Dynamo's compile context calls our hooks whenever it is entered and left.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from precdoctor.recording.scene.compiled_function import CompiledFunction, reads
 from precdoctor.recording.scene.loss_code import LossCode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
-#: The function in Dynamo that enters a context and calls the compiled function: now, and in torch 2.6.
+#: Name of the Dynamo function that enters the context and calls the compiled function: in current torch, in torch 2.6.
 _WRAPPERS = frozenset(("compile_wrapper", "_fn"))
-#: Top-level calls of a step beyond which none of a function is kept: those of modules must find room.
+#: Once a step has this many top-level calls, calls of functions are not kept any more: modules must find room.
 _MAX_CALLS = 32
-#: What a module that is compiled in place calls.
+#: The method that a module compiled in place calls.
 _IN_PLACE = "_call_impl"
-#: What a compiled module (``torch.compile(model)``) calls; its own hooks run.
+#: Methods that a compiled module (``torch.compile(model)``) calls; hooks of the module run by themselves.
 _BY_HOOKS = frozenset(("_wrapped_call_impl", "__call__", "forward"))
 
 
@@ -45,12 +45,11 @@ class CompiledCalls:
     """Receives call notifications from Dynamo (see the module docstring).
 
     Args:
-        before: to be called with a module compiled in place and its arguments, before it runs; ``after`` with its
-            result, too.
-        forward_begins: to be called as a whole train step is.
-        instrumented: compiled graphs report their modules themselves.
-        region: to be called with a compiled function, or a module compiled in place, and its arguments; what it returns
-            is called with the result.
+        before: called with a module compiled in place and its arguments, before it runs; ``after`` also gets its
+            result.
+        forward_begins: called as a compiled train step begins.
+        instrumented: whether compiled graphs report their modules themselves.
+        region: called with a compiled function or module and its arguments; the callback it returns gets the result.
     """
 
     def __init__(
@@ -71,17 +70,17 @@ class CompiledCalls:
         self._before, self._after = before, after
         self._forward_begins, self._instrumented = forward_begins, instrumented
         self._region = region
-        self._known: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
+        self._stand_ins: weakref.WeakKeyDictionary[types.FunctionType, CompiledFunction | None] = (
             weakref.WeakKeyDictionary()
         )
-        self._enter = guarded(context)(self._entering)
-        self._end = guarded(context)(self._ended)
+        self._enter = guarded(context)(self._begin_call)
+        self._end = guarded(context)(self._end_call)
 
     def install(self, compiles: Callable[[], None]) -> None:
-        """Listen from the first ``torch.compile`` on: before that, Dynamo need not even be loaded.
+        """Patch ``torch.compile``; the first call of it installs our hooks, because Dynamo need not be loaded before.
 
         Args:
-            compiles: called each time, before anything is compiled.
+            compiles: called at each ``torch.compile``, before anything is compiled.
         """
         original = torch.compile
         listen = functools.cache(guarded(self._context)(self._listen))
@@ -95,11 +94,12 @@ class CompiledCalls:
         torch.compile = compile  # __wrapped__ is kept
 
     def _listen(self) -> None:
+        """Add our hook to every compile context of Dynamo."""
         from torch._dynamo import eval_frame
 
         self._scene.when_cleared.append(self._release)
         context: Any = eval_frame.OptimizeContext
-        original, entered = context.__call__, self._entered
+        original, entered = context.__call__, self._handle_call
 
         @functools.wraps(original)
         def call(self: Any, function: Any) -> Any:
@@ -113,7 +113,7 @@ class CompiledCalls:
 
     @staticmethod
     def _keep_backward_apart() -> None:
-        """Inside a compiled train step Dynamo would compile our ``backward``, which does nothing while compiling."""
+        """Disable Dynamo for our ``backward``: compiled within a train step, the patch would do nothing."""
         from torch import _dynamo
 
         ours = torch.autograd.backward
@@ -123,12 +123,13 @@ class CompiledCalls:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def _entered(self) -> Callable[[], None]:
-        """Dynamo is about to call a compiled function; what is returned is called when that is over."""
+    def _handle_call(self) -> Callable[[], None]:
+        """Handle a compiled function that is about to be called; return a callback for its end."""
         return self._enter() or _nothing
 
-    def _entering(self) -> Callable[[], None] | None:
-        if not self._listens():
+    def _begin_call(self) -> Callable[[], None] | None:
+        """Handle a call of compiled code; return a callback for its end, None if there is nothing to do then."""
+        if not self._is_own_call():
             return None
         frame = _wrapper()
         own: Mapping[str, Any] = frame.f_locals if frame is not None else {}
@@ -137,8 +138,8 @@ class CompiledCalls:
             return None
         owner, name = _method(function)
         in_place = issubclass(type(owner), nn.Module) and name == _IN_PLACE
-        leave = self._of_module(owner, args) if in_place else self._of_function(function, args, kwargs)
-        ended = self._region(owner if in_place else function, (args, kwargs))  # the call of a module opens a window
+        leave = self._on_module(owner, args) if in_place else self._on_function(function, args, kwargs)
+        ended = self._region(owner if in_place else function, (args, kwargs))  # last: module hooks open the window
         if ended is None:
             return leave
 
@@ -149,18 +150,20 @@ class CompiledCalls:
 
         return both
 
-    def _of_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
-        inside = getattr(self._context.local, "stack", None)  # a replay of that module will call the function again
+    def _on_function(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], None] | None:
+        """Keep a call of a compiled function; return a callback for its end, None if it is not kept."""
+        inside = getattr(self._context.local, "stack", None)  # in a module, whose replay will call the function again
         if inside or not (self._scene.enabled and torch.is_grad_enabled()):
             return None
         was_open = self._loss_code.running
-        call = self._began(function, args, kwargs)
+        call = self._keep_call(function, args, kwargs)
         if call is None:
             return None
         self._loss_code.close()
         return functools.partial(self._end, call, was_open=was_open)
 
-    def _listens(self) -> bool:
+    def _is_own_call(self) -> bool:
+        """Return whether the user's own forward code makes this call, and it runs compiled."""
         return (
             self._context.state in ("armed", "idle")
             and not torch.compiler.is_compiling()
@@ -170,7 +173,8 @@ class CompiledCalls:
             and _compiles()
         )
 
-    def _of_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
+    def _on_module(self, module: nn.Module, args: tuple[Any, ...]) -> Callable[[], None]:
+        """Run the hooks of a module compiled in place; return a callback that runs those after its forward."""
         if self._instrumented:
             return _nothing
         self._before(module, args)
@@ -180,29 +184,30 @@ class CompiledCalls:
 
         return leave
 
-    def _began(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
-        """Kept only if that takes nothing from what is known of the step's modules."""
+    def _keep_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RootCall | None:
+        """Keep a call of a function unless the step's modules would then lack room; None if it is not kept."""
         scene, context = self._scene, self._context
-        if (known := self._function(function)) is None:
+        if (stand_in := self._stand_in_of(function)) is None:
             return None
-        if known.trains and context.state == "armed":
+        if stand_in.trains and context.state == "armed":
             self._forward_begins()
         scene.begin_step_if_new()
         if scene.refused is not None or len(scene.calls) >= _MAX_CALLS or not scene.has_room((args, kwargs)):
             return None
         reads = reads_of(function)
-        known.take(function, {**reads, **{str(i): x for i, x in enumerate(args)}, **kwargs})
-        trained = [m for m in known.children() if next(static.parameters(m), None) is not None]
+        stand_in.take(function, {**reads, **{str(i): x for i, x in enumerate(args)}, **kwargs})
+        trained = [m for m in stand_in.children() if next(static.parameters(m), None) is not None]
         if context.state != "armed" and not (trained and context.arm()):
             return None
         places = [context.names.place(m, None) for m in trained]
-        call = scene.enter(known, places[0].root if places else "", args, kwargs)
+        call = scene.enter(stand_in, places[0].root if places else "", args, kwargs)
         if call is not None:
             call.parametric = bool(trained)
-            call.owners = known.owners(reads)
+            call.owners = stand_in.owners(reads)
         return call
 
-    def _ended(self, call: RootCall, *, was_open: bool) -> None:
+    def _end_call(self, call: RootCall, *, was_open: bool) -> None:
+        """Note the result of a kept call, and note loss code again."""
         result = _result()
         if result is not None and any(call is c for c in self._scene.calls):
             self._scene.leave(call, result)
@@ -211,42 +216,45 @@ class CompiledCalls:
 
     # --- functions ---------------------------------------------------------------------------------------------------
 
-    def _function(self, function: Any) -> CompiledFunction | None:
-        """One stand-in per function, so that what is known of it is found again."""
+    def _stand_in_of(self, function: Any) -> CompiledFunction | None:
+        """Return the stand-in of a function, always the same one; None if it must not be run again."""
         plain = function.__func__ if type(function) is types.MethodType else function
         if type(plain) is not types.FunctionType:
             return None
-        if plain not in self._known:
+        if plain not in self._stand_ins:
             again = runs_again(plain)
-            self._known[plain] = CompiledFunction(trains=not again) if again or trains(plain) else None
-        return self._known[plain]
+            self._stand_ins[plain] = CompiledFunction(trains=not again) if again or trains(plain) else None
+        return self._stand_ins[plain]
 
     def _release(self) -> None:
-        """The step is over: the user's modules may go."""
-        for known in self._known.values():
-            if known is not None:
-                known.release()
+        """Release the user's modules and functions: the step is over."""
+        for stand_in in self._stand_ins.values():
+            if stand_in is not None:
+                stand_in.release()
 
 
 def _has_hooks(function: Any) -> bool:
-    """Whether it is a module, or what a compiled module calls; its context may be pickled with it, besides."""
+    """Return whether a function is a module or a method by which a compiled module is called: its hooks run anyway.
+
+    Dynamo's context of a module may also be pickled with it, and must not hold our hook.
+    """
     owner, name = _method(function)
     return issubclass(type(function), nn.Module) or (issubclass(type(owner), nn.Module) and name in _BY_HOOKS)
 
 
 def _method(function: Any) -> tuple[Any, str]:
-    """The object a method belongs to, and the method's name; null and nothing for what is no method."""
+    """Return the object that a method is bound to and the method's name; None and "" for anything else."""
     return (function.__self__, function.__func__.__name__) if type(function) is types.MethodType else (None, "")
 
 
 def _compiles() -> bool:
-    """Whether compiled functions are: under ``set_stance("force_eager")`` the hooks of modules run by themselves."""
+    """Return whether compiled functions run compiled; under ``set_stance("force_eager")`` module hooks run anyway."""
     stance = getattr(sys.modules["torch._dynamo.eval_frame"], "_stance", None)
     return str(getattr(stance, "stance", "default")) in ("default", "fail_on_recompile", "eager_then_compile")
 
 
 def _wrapper() -> types.FrameType | None:
-    """Dynamo's function that is calling us."""
+    """Return the frame of the Dynamo function that is calling us; None if not found."""
     frame: types.FrameType | None = sys._getframe(1)
     for _ in range(6):
         if frame is None or frame.f_code.co_name in _WRAPPERS:
@@ -256,6 +264,6 @@ def _wrapper() -> types.FrameType | None:
 
 
 def _result() -> Any:
-    """What the compiled function has returned; null when it raised, or if torch (before 2.12) did not keep it."""
+    """Return what the compiled function returned; None if it raised, or if torch (before 2.12) did not keep it."""
     frame = _wrapper()
     return frame.f_locals.get("result") if frame is not None else None

@@ -1,4 +1,4 @@
-"""A compiled function as a replay runs it: as it is written, with the modules it uses as its children."""
+"""A compiled function in the form that a replay runs: uncompiled, with the modules it uses as its children."""
 
 from __future__ import annotations
 
@@ -14,81 +14,82 @@ from torch import Tensor, nn
 from precdoctor.recording.model import static
 from precdoctor.recording.ops.source_lines import is_foreign
 
-#: Functions of the user's that one calls, looked into one after another.
+#: Maximum depth of user functions that call each other whose code is inspected.
 _MAX_DEPTH = 4
-#: Names of what must not be done twice: steps and backward passes of training, and what other ranks have to take part
-#: in or the world outside would see.
-_ONCE = frozenset(
+#: Names in code that must not run twice: it trains, needs the other ranks, or has effects outside the process.
+_NOT_TWICE = frozenset(
     (
         *("backward", "step", "zero_grad", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter"),
         *("reduce_scatter_tensor", "all_to_all", "all_to_all_single", "broadcast", "barrier", "send", "recv", "reduce"),
         *("save", "write", "open", "input", "put", "exec", "eval"),
     )
 )
-#: Those that a replay of a train step never reaches, or that do nothing in it.
+#: The names among them that a replay of a train step never reaches, or that do nothing in it.
 _TRAINING = frozenset(("backward", "step", "zero_grad"))
 _GLOBAL_WRITES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
 
 
-class _ReachedError(Exception):
-    """A train step calls ``backward``, and the replay of it has come to its end."""
+class _BackwardReachedError(Exception):
+    """The replay of a train step has reached its ``backward`` and ends here."""
 
     def __init__(self, loss: Tensor, gradient: Tensor | None) -> None:
         super().__init__()
         self.loss, self.gradient = loss, gradient
 
 
-def _reached(tensors: Any, grad_tensors: Any = None, *_args: Any, **_kwargs: Any) -> None:
-    one = tensors if isinstance(tensors, Tensor) else tensors[0]
+def _stop_at_backward(tensors: Any, grad_tensors: Any = None, *_args: Any, **_kwargs: Any) -> None:
+    """Replace ``torch.autograd.backward`` in a replay: raise with the loss and the gradient it was given."""
+    loss = tensors if isinstance(tensors, Tensor) else tensors[0]
     given = grad_tensors[0] if type(grad_tensors) in (tuple, list) else grad_tensors
-    raise _ReachedError(one, given)
+    raise _BackwardReachedError(loss, given)
 
 
-#: What a train step does to anything but its own variables before the backward pass, and as it begins that.
-_STEPS: tuple[tuple[Any, str, Any], ...] = (
-    (torch.autograd, "backward", _reached),
+#: Patches for the replay of a train step: functions with effects beyond its variables, up to its backward pass.
+_PATCHES: tuple[tuple[Any, str, Any], ...] = (
+    (torch.autograd, "backward", _stop_at_backward),
     (torch.optim.Optimizer, "zero_grad", lambda *_args, **_kwargs: None),
     (nn.Module, "zero_grad", lambda *_args, **_kwargs: None),
 )
 
 
 class CompiledFunction(nn.Module):
-    """Stands for a function where a replay expects a module; holds on to nothing of the user's between two steps.
+    """A stand-in for a function where a replay expects a module; holds nothing of the user's between two steps.
 
     Args:
-        trains: it is a whole train step, of which a replay runs what comes before the backward pass.
+        trains: whether it is a whole train step, replayed up to its backward pass.
     """
 
     def __init__(self, *, trains: bool = False) -> None:
         super().__init__()
         self._function: Any = None
         self.trains = trains
-        #: Of a train step, what it gave to ``backward`` beside the loss when it was run again.
+        #: For a train step: the gradient that its last replay passed to ``backward`` beside the loss; None if it did
+        #: not.
         self.gradient: Tensor | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """No module is entered: what the function computes itself belongs to none."""
+        """Run the function; no module is entered, so ops of the function itself belong to no module."""
         return self._to_the_loss(*args, **kwargs) if self.trains else self._function(*args, **kwargs)
 
     def _to_the_loss(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function calls ``backward`` of; gradients that are there are neither used nor thrown away."""
+        """Run the train step up to ``backward`` and return the loss; gradients are neither read nor cleared."""
         with contextlib.ExitStack() as aside:
-            for owner, name, instead in _STEPS:
+            for owner, name, instead in _PATCHES:
                 aside.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, instead)
             try:
                 self._function(*args, **kwargs)
-            except _ReachedError as reached:
+            except _BackwardReachedError as reached:
                 self.gradient = reached.gradient
                 return reached.loss
         raise RuntimeError("the train step has no backward pass")
 
     def brought(self, loss: Tensor) -> Tensor:
-        """The gradient that the backward pass of the loss began with."""
+        """Return the gradient that the backward pass of the loss began with; ones if the function gave none."""
         return torch.ones_like(loss).detach() if self.gradient is None else self.gradient.detach()
 
     def take(self, function: Any, values: Mapping[str, Any]) -> None:
-        """For the rest of the step it is this function; modules and parameters among ``values`` are its own."""
+        """Stand for this function until :meth:`release`; modules and parameters among ``values`` become its own."""
         self._function = function
         owner = function.__self__ if type(function) is types.MethodType else None
         attributes = static.own(owner) if not issubclass(type(owner), nn.Module) else {}
@@ -100,26 +101,26 @@ class CompiledFunction(nn.Module):
                 self._parameters[name] = value
 
     def owners(self, reads: Mapping[str, Any]) -> tuple[object, ...]:
-        """Objects, other than modules, that the function may write to: its own, and variables outside of it."""
+        """Return objects other than modules that the function may write to: its instance, and outer variables."""
         owner = self._function.__self__ if type(self._function) is types.MethodType else None
         own = () if owner is None or issubclass(type(owner), nn.Module) or not static.own(owner) else (owner,)
         return (*own, types.SimpleNamespace(**reads))
 
     def release(self) -> None:
-        """Let go of everything of the user's."""
+        """Release everything of the user's."""
         self._function = self.gradient = None
         self._modules.clear()
         self._parameters.clear()
 
 
 def trained_in(modules: Iterable[nn.Module]) -> list[Tensor]:
-    """The weights of compiled train steps among them, whose optimizers announce nothing."""
+    """Return the weights of compiled train steps among the modules: the optimizers of these announce no step."""
     steps = (m for m in modules if type(m) is CompiledFunction and m.trains)
     return [p for step in steps for p in step.parameters() if p.requires_grad]
 
 
 def reads_of(function: Any) -> dict[str, Any]:
-    """Values of the variables outside of it that a function, and those it calls, may read."""
+    """Return the variables, by name, that a function and the user functions it calls may read from outside."""
     found: dict[str, Any] = {}
     plain: Any = function.__func__ if type(function) is types.MethodType else function
     for each in _called_by(plain):
@@ -131,11 +132,11 @@ def reads_of(function: Any) -> dict[str, Any]:
 
 
 def trains(function: types.FunctionType) -> bool:
-    """Whether it is a train step of which all that must not be done twice comes after ``backward``, by its text."""
+    """Return whether a function is a train step whose code does all that must not run twice after ``backward``."""
     found = False
     for each in _called_by(function):
         for code in _codes(each.__code__):
-            names = code.co_names  # in the order of their first use
+            names = code.co_names  # in order of first use
             if "step" in names and "backward" not in names[: names.index("step")]:
                 return False
             found = found or "backward" in names
@@ -143,14 +144,14 @@ def trains(function: types.FunctionType) -> bool:
 
 
 def runs_again(function: types.FunctionType, *, besides: frozenset[str] = frozenset()) -> bool:
-    """Whether running a function once more leaves no trace, as far as names in its code can tell.
+    """Return whether running a function once more has no side effects, as far as names in its code show.
 
     Args:
-        besides: names that may be in it all the same.
+        besides: names that are allowed in its code all the same.
     """
     for each in _called_by(function):
         for code in _codes(each.__code__):
-            if not (_ONCE - besides).isdisjoint(code.co_names) or any(
+            if not (_NOT_TWICE - besides).isdisjoint(code.co_names) or any(
                 i.opname in _GLOBAL_WRITES for i in dis.get_instructions(code)
             ):
                 return False
@@ -158,7 +159,7 @@ def runs_again(function: types.FunctionType, *, besides: frozenset[str] = frozen
 
 
 def _called_by(function: types.FunctionType) -> Iterator[types.FunctionType]:
-    """The function, and the user's own functions that its code names, in its module or around it."""
+    """Yield the function and the user's own functions that its code names, in its module or closure, recursively."""
     waiting, met = [(function, 0)], {function}
     while waiting:
         each, depth = waiting.pop()
@@ -172,10 +173,12 @@ def _called_by(function: types.FunctionType) -> Iterator[types.FunctionType]:
 
 
 def _names_in(code: types.CodeType) -> set[str]:
+    """Return the names that code and its nested code use."""
     return {name for each in _codes(code) for name in each.co_names}
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield code and its nested code."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

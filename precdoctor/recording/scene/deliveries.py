@@ -1,7 +1,7 @@
-"""Batches as data loaders delivered them: which samples of the data set they hold, for the case that one is not finite.
+"""Recent batches of data loaders and the data set indices of their samples, to name the bad ones after an incident.
 
-Nothing is computed and nothing of the user's is called: a loader's iterator is asked which indices it drew, and the
-floating-point tensors of a batch are noted by reference. They are read only once a step has gone wrong.
+Nothing is computed and no user code is called. A loader's iterator is asked for the indices it drew; the floating-point
+tensors of a batch are kept by reference and read only once a step has gone wrong.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from precdoctor.recording.ops.tensor_facts import NEG_INF, badness, describe, re
 from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.recorder.step_context import StepContext
 
-#: Batches remembered (prefetching scripts are one ahead), and bytes of host memory kept alive of one.
+#: Batches remembered: two, because prefetching scripts are one ahead. Largest batch in host memory to keep alive, in
+#: bytes.
 _BATCHES: Final = 2
 _KEPT: Final = 64 << 20
-#: Fields and samples reported.
+#: Maximum number of fields, and of samples per field, in a report.
 _MAX_FIELDS: Final = 8
 _MAX_SAMPLES: Final = 16
-#: Subsets of subsets.
+#: Maximum depth of nested ``Subset``.
 _MAX_SUBSETS: Final = 8
 
 
@@ -38,7 +39,7 @@ class Field:
     """One tensor of a batch.
 
     Attributes:
-        path: its name in the batch: ``0``, ``labels``, ``x``; empty where the batch is one tensor.
+        path: its name in the batch: ``0``, ``labels``, ``x``; empty if the batch is a single tensor.
     """
 
     path: str
@@ -46,52 +47,52 @@ class Field:
     version: int
 
     def now(self) -> Tensor | None:
-        """The tensor as it was delivered; null when it is gone, or was written to."""
+        """Return the tensor; None if it is gone or was written to since it was delivered."""
         x = self.tensor()
         return x if x is not None and tensor_leaves.version(x) == self.version else None
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """One batch.
+    """One batch as a data loader delivered it.
 
     Attributes:
-        indices: of its samples in the data set, as the sampler drew them; empty where there are none.
-        in_order: the batch holds the samples in this order for sure: torch's own ``default_collate`` made it.
+        indices: its samples' indices in the data set, as drawn by the sampler; empty if unknown.
+        in_order: whether row i surely holds ``indices[i]``: torch's own ``default_collate`` made the batch.
     """
 
     fields: tuple[Field, ...]
     indices: Sequence[int]
     in_order: bool
-    #: Keeps what is small alive until two more batches have come.
+    #: Keeps a small batch in host memory alive until two more have been delivered.
     kept: tuple[Tensor, ...]
 
     @property
     def is_readable(self) -> bool:
-        """Whether every tensor of it is still there as it was delivered."""
+        """Whether every tensor of the batch is alive and unchanged."""
         return bool(self.fields) and all(field.now() is not None for field in self.fields)
 
 
 class Deliveries:
-    """Watches the iterators of data loaders."""
+    """Patches the iterators of data loaders to remember recent batches."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context
-        #: Per iterator what it has drawn: indices by the number of the batch.
+        #: Per iterator the indices it drew, by the number of the batch.
         self._drawn: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
-        self._draw = guarded(context)(self._has_drawn)
-        self._deliver = guarded(context)(self._has_delivered)
-        #: The last ones, latest last.
+        self._draw = guarded(context)(self._note_indices)
+        self._deliver = guarded(context)(self._note_batch)
+        #: The latest batches, oldest first.
         self.latest: deque[Delivery] = deque(maxlen=_BATCHES)
         context.when_forked.append(self.clear)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Forget all batches."""
         self._drawn.clear()
         self.latest.clear()
 
     def install(self) -> None:
-        """Patch the iterators, once per process; a torch that has other ones costs the samples' names."""
+        """Patch the iterators, once per process; a torch without them only costs the samples' names, with a warning."""
         try:
             base: Any = dataloader._BaseDataLoaderIter
             single: Any = dataloader._SingleProcessDataLoaderIter
@@ -125,15 +126,17 @@ class Deliveries:
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
-    def _has_drawn(self, iterator: Any, index: Any) -> None:
+    def _note_indices(self, iterator: Any, index: Any) -> None:
+        """Note the indices that an iterator has drawn for its next batch; forget those of batches long delivered."""
         own = static.own(iterator)
-        number = own.get("_send_idx", 0)  # with workers: drawn ahead
+        number = own.get("_send_idx", 0)  # workers are sent indices batches ahead
         drawn = self._drawn.setdefault(iterator, {})
         drawn[number] = index
         for old in [n for n in drawn if n < own.get("_rcvd_idx", 0) - 1]:
             del drawn[old]
 
-    def _has_delivered(self, iterator: Any, batch: Any) -> None:
+    def _note_batch(self, iterator: Any, batch: Any) -> None:
+        """Note a batch that an iterator has returned."""
         own = static.own(iterator)
         number = own["_rcvd_idx"] - 1 if "_rcvd_idx" in own else 0
         index = self._drawn.get(iterator, {}).get(number) if own.get("_in_order", True) is True else None
@@ -145,14 +148,15 @@ class Deliveries:
         kept = tuple(host) if sum(x.nbytes for x in host) <= _KEPT else ()
         self.latest.append(Delivery(fields, indices, collated, kept))
 
-    # --- once a step went wrong --------------------------------------------------------------------------------------
+    # --- after an incident -------------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, Any]:
-        """What an incident reports of the data.
+        """Return what an incident reports of the data.
 
         Returns:
-            ``bad_fields``: the facts of each tensor of a recent batch that is not finite, latest batches first, masks
-            left out. ``data_is_finite``: whether there is none; null where not every tensor can be read any more.
+            ``bad_fields``: facts of each non-finite tensor in a recent batch, latest batch first; a tensor whose only
+            non-finite values are -Inf counts as a mask and is left out. ``data_is_finite``: whether there is none; None
+            if none was found but not every tensor can be read any more.
         """
         bad = []
         for batch in reversed(self.latest):
@@ -165,22 +169,22 @@ class Deliveries:
 
 
 def _samples(x: Tensor, batch: Delivery) -> dict[str, Any]:
-    """Which samples are bad: their positions in the batch, and in the data set where that is known."""
+    """Return the bad samples of a tensor: positions in the batch and, where known, indices in the data set."""
     real, count = readable(x), len(batch.indices)
     if real is None or x.dim() == 0:
         return {}
     bad = (~torch.isfinite(real)).reshape(len(real), -1).any(dim=1).nonzero().flatten().tolist()
     facts: dict[str, Any] = {"bad_samples": len(bad), "samples": bad[:_MAX_SAMPLES]}
-    if count and count != len(x):  # the nodes of several graphs
+    if count and count != len(x):  # rows are no samples: a batch of graphs holds the nodes of all of them
         facts["rows"] = True
-    alone = [n for n in x.shape if n == count] == [count]  # no other dimension may be the samples
+    alone = [n for n in x.shape if n == count] == [count]  # else another dimension could be the samples
     if count == len(x) and (batch.in_order or alone):
         facts |= {"indices": [batch.indices[i] for i in bad[:_MAX_SAMPLES]], "in_order": batch.in_order or count == 1}
     return facts
 
 
 def _in_data_set(dataset: Any, index: Any) -> Sequence[int]:
-    """The indices of samples in the data set itself, where a loader draws from a part of it (``random_split``)."""
+    """Return sample indices in the underlying data set if a loader draws from a subset of it; empty if unknown."""
     found: list[int] = [index] if type(index) is int else index
     if type(found) not in (list, tuple) or not all(type(i) is int for i in found):
         return ()

@@ -1,8 +1,8 @@
-"""What forward passes of a top-level module write to, and what else is asked about it, found out at its first call.
+"""Facts from the first call of a top-level module: what its forward passes write to, and whether it can be replayed.
 
-They write to buffers at every call; at the first one perhaps to parameters, too: scales taken from the data (ActNorm,
-weight normalisation), codebooks filled with samples. What the first call wrote to shows by the version counters. Values
-from before are not kept; flags such as ``ready`` are, until the call has returned, and for the rest of the step if it
+Forward passes write to buffers at any call. The first call may also write to parameters: scales taken from the data
+(ActNorm, weight normalisation), codebooks filled with samples. Version counters show it. The parameters' earlier values
+are not kept; plain attributes such as a flag ``ready`` are, until the call returns, or until the step ends if the call
 did write.
 """
 
@@ -22,16 +22,16 @@ from precdoctor.recording.scene.state_restore import Attributes
 
 
 class FirstCall:
-    """Made as a module is called for the first time; :meth:`ends` returns what it wrote to."""
+    """The state of a module before its first call, to see which parameters that call writes to."""
 
     def __init__(self, module: nn.Module) -> None:
         own = unwrap(module)
-        #: Plain attributes of every module as they were.
+        #: Plain attributes of every submodule from before the call.
         self.attributes = Attributes(static.modules(own))
         self._versions = [(name, weakref.ref(p), tensor_leaves.version(p)) for name, p in static.named_parameters(own)]
 
-    def ends(self) -> frozenset[str]:
-        """Names of the parameters that have been written to since."""
+    def written_parameters(self) -> frozenset[str]:
+        """Return the names of parameters written to since the call began."""
         now = ((name, ref(), version) for name, ref, version in self._versions)
         return frozenset(
             name for name, p, version in now if isinstance(p, Tensor) and tensor_leaves.version(p) != version
@@ -42,39 +42,40 @@ class Buffers:
     """The buffers of one root, and which of them its forward passes write to."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._all = [
+        self._refs = [
             (weakref.ref(owner), name, weakref.ref(b))
             for owner in static.modules(module)
             for name, b in static.held(owner, "_buffers").items()
             if b is not None and not b.is_inference()
         ]
-        self.there = bool(self._all)
+        self.has_any = bool(self._refs)
         self._stamps: list[object] | None = None
-        self._written: set[int] | None = None
+        self._written_indices: set[int] | None = None
 
     def before(self, afford: Callable[[Tensor], bool]) -> dict[int, Tensor]:
-        """Copies of those written to; at the first call, of all."""
+        """Copy, by ``id``, the buffers known to be written to (at the first call: all), as far as ``afford`` allows."""
         live = list(self._live())
         self._stamps = [stamp for _, stamp, _ in live]
-        wanted = [b for i, _, b in live if (self._written is None or i in self._written) and afford(b)]
+        wanted = [b for i, _, b in live if (self._written_indices is None or i in self._written_indices) and afford(b)]
         return dict(zip(map(id, wanted), _copies(wanted), strict=True))
 
     def after(self) -> None:
-        """Notes which were written to since :meth:`before`."""
+        """Add the buffers that were written to since :meth:`before`."""
         live = list(self._live())
         if self._stamps is not None and len(live) == len(self._stamps):
             changed = {i for (i, now, _), then in zip(live, self._stamps, strict=True) if now != then}
-            self._written = (self._written or set()) | changed
+            self._written_indices = (self._written_indices or set()) | changed
 
     def _live(self) -> Iterator[tuple[int, object, Tensor]]:
-        for i, (owner_ref, name, ref) in enumerate(self._all):
+        """Yield index, version stamp and tensor of each buffer that is still alive."""
+        for i, (owner_ref, name, ref) in enumerate(self._refs):
             owner, buffer = owner_ref(), ref()
             if owner is not None and buffer is not None:
                 yield i, tensor_leaves.buffer_stamp(owner, name, buffer), buffer
 
 
 def _copies(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies; many small ones cost one call."""
+    """Return copies of tensors; if dtype and device are the same, one ``cat`` makes all: many small copies are slow."""
     if len({(x.dtype, x.device) for x in tensors}) != 1 or any(x.layout is not torch.strided for x in tensors):
         return [x.detach().clone() for x in tensors]
     flat = torch.cat([x.detach().reshape(-1) for x in tensors])
@@ -82,25 +83,25 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
 
 
 class TopLevel:
-    """Of one of them.
+    """Facts about a top-level module that hold for all its calls.
 
     Attributes:
-        why_not: why running it again by itself would be wrong; null when it is not.
-        called: so that the next call is not the first; not inside of ``torch.func.functional_call``.
-        writes: names of parameters that its forward passes are known to write to.
+        why_not: why replaying it alone would be wrong; None if it can be replayed.
+        called: whether it has been called; calls in ``torch.func.functional_call`` do not count.
+        writes: names of parameters that its forward passes write to.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.why_not = _why_not_replayable(module)
         self.called, self.writes = False, frozenset[str]()
-        with kernels.apart_from_user_modes():  # lazy ones refuse to be asked
+        with kernels.apart_from_user_modes():  # else __torch_function__ of lazy (uninitialized) buffers raises
             self.buffers = Buffers(module)
         self._devices: tuple[torch.device, frozenset[torch.device]] | None = None
-        #: The name of its first parameter, in parts.
+        #: Name of its first parameter, split at the dots.
         self._name: tuple[str, ...] = ()
 
     def first(self, module: nn.Module) -> Tensor | None:
-        """Its first parameter, or the one that was; null when it has none."""
+        """Return its first parameter, looked up by the last known name, anew if that is gone; None if it has none."""
         found = static.parameter(module, self._name) if self._name else None
         if found is None:
             name, found = next(static.named_parameters(module), ("", None))
@@ -108,14 +109,14 @@ class TopLevel:
         return found
 
     def devices(self, module: nn.Module, first: Tensor) -> frozenset[torch.device]:
-        """Where its parameters are; walked through once, unless the first one has moved."""
+        """Return the devices of its parameters; determined once, and again if the first parameter has moved."""
         if self._devices is None or self._devices[0] != first.device:
             self._devices = first.device, frozenset(p.device for p in static.parameters(module))
         return self._devices[1]
 
 
 def _why_not_replayable(module: nn.Module) -> str | None:
-    """Why running this module again by itself would be wrong; None when it is not."""
+    """Return why replaying this module alone would be wrong; None if it can be replayed."""
     for part in static.modules(module):
         names = {c.__name__ for c in type(part).__mro__}
         if names & {"FSDPModule", "FullyShardedDataParallel"}:

@@ -1,8 +1,8 @@
-"""The loss code between the last top-level module and ``backward``: no hook sees it, but autograd's graph tells of it.
+"""Captures the loss code: what runs between the last top-level module and ``backward``, seen only in autograd's graph.
 
-While it runs, every node it makes notes the user's line: autograd's anomaly mode would store a whole traceback per node
-(0.1 ms); here it stores one line (about 5 us), checks nothing and prints nothing. As ``backward`` begins, the nodes and
-the tensors they saved are kept by reference, within ``--scene-memory``, for one step.
+Anomaly mode is used to note the user's line at every node that autograd makes: one line (about 5 us) in place of
+torch's traceback (0.1 ms), with no checks and no output. As ``backward`` begins, the nodes and the tensors they saved
+are kept by reference, within ``--scene-memory``, until the step ends.
 """
 
 from __future__ import annotations
@@ -30,55 +30,55 @@ from precdoctor.recording.scene.compiled_function import CompiledFunction
 from precdoctor.recording.scene.loss_graph import Leaf, LossGraph, OwnFunction, RawNode
 from precdoctor.recording.scene.step_snapshot import RootCall, Scene
 
-#: What autograd calls its note of a node's traceback.
+#: Key of the traceback in a node's metadata.
 _KEY = "traceback_"
 _MARK = "precdoctor\0"
-#: The same on a node whose saved tensors must be left alone.
+#: Begins the note at a node whose saved tensors must not be read, because saved-tensor hooks were active.
 _HOOKED = f"{_MARK}hooked"
-#: Nodes kept per backward pass; of those that the loss code did not make, fewer. Each takes about 10 us. Steps that are
-#: measured pay for more of them from the budget of recording, and of a loss known to be bad nearly everything is kept.
+#: Maximum number of nodes kept per backward pass, and of those without our note; each takes about 10 us.
 _MAX_NODES, _MAX_FOREIGN = 384, 24
+#: The same on sampled steps (the recording budget pays), and for a non-finite loss, whose graph is kept nearly whole.
 _MAX_MEASURED, _MAX_WHOLE = 1 << 11, 1 << 14
-#: The same per step of code between top-level modules.
+#: Maximum number of nodes per step for code between top-level modules.
 _MAX_BETWEEN = 128
-#: Nodes noted per forward pass of a script whose weights no module has; one that makes more is not noted any further.
+#: Maximum number of nodes noted per forward pass of a script whose weights are in no module; beyond it, noting ends.
 _MAX_BARE = 1 << 13
-#: Lines whose note is made once.
+#: Maximum number of lines whose note is cached.
 _MAX_NOTES = 1 << 12
 _SAVED = "_saved_"
 _ACCUMULATES: Any = vars(torch._C._functions).get("AccumulateGrad")
 
 
 class LossCode:
-    """Notes lines while the loss code runs, and keeps its graph as ``backward`` begins."""
+    """Notes source lines while loss code runs, and keeps its graph as ``backward`` begins."""
 
     def __init__(self, context: StepContext, scene: Scene) -> None:
         self._context = context
         self._scene = scene
         #: Whether nodes are being noted.
         self.running = False
-        #: No module has the weights, as far as is known: all of the training is code that no hook sees.
+        #: Whether, as far as is known, no module holds the weights: the whole model is code that no hook sees.
         self.bare = False
-        #: Then: a backward pass has ended, and no forward pass has begun; whom to tell when one does.
+        #: If bare: whether no forward pass has begun since the last backward pass, and a callback for when one does.
         self._fresh, self._nodes = False, 0
         self.forward_begins: Callable[[], None] = lambda: None
-        #: By type of node: its attributes with saved tensors, and the names of the op's arguments that they are.
+        #: By type of node: the names of its attributes with saved tensors, and of the op's arguments saved there.
         self._kinds: dict[type, tuple[tuple[str, str], ...]] = {}
-        #: Nodes that may still be kept in this step.
+        #: Numbers of nodes that may still be kept in this step; the count of clears they belong to.
         self._room, self._room_between, self._clears = _MAX_WHOLE, _MAX_BETWEEN, scene.clears
         scene.graph_behind = self.behind
         context.when_closing.append(self.close)
-        context.when_forked.append(self._begin_anew)
+        context.when_forked.append(self._reset)
         self._note = guarded(context)(self._noted_bare)
         self.supported = self.bare = scene.enabled and self._install()
 
     def _install(self) -> bool:
-        """Make autograd's notes of tracebacks while the loss code runs; false where torch differs."""
+        """Make autograd note our line at a node in place of a traceback; return False if this torch cannot."""
         original: Callable[[], list[str]] | None = getattr(stored_traces, "format_stack", None)
         if original is None or not hasattr(torch, "set_anomaly_enabled"):
             return False
 
-        #: Of nodes made in a line of the user's itself, not in a function of torch's called there.
+        #: Cached notes of nodes that a user's line makes directly, not in a function of torch called there.
         notes: dict[tuple[str, int], list[str]] = {}
 
         def format_stack() -> list[str]:
@@ -86,7 +86,7 @@ class LossCode:
                 return original()
             if self.bare:
                 self._note()
-            frame = sys._getframe().f_back  # null in autograd's thread for a device, where a gradient has a graph
+            frame = sys._getframe().f_back  # None in autograd's device threads (double backward)
             place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("", 0)
             hooked = saved_hooks.active()
             if not hooked and (known := notes.get(place)) is not None:
@@ -99,7 +99,7 @@ class LossCode:
 
         stored_traces.format_stack = format_stack
         for kind in (torch.autograd.detect_anomaly, torch.autograd.set_detect_anomaly):
-            _precede(kind, self.close)
+            _turn_off_before(kind, self.close)
         self.open()
         x = (torch.ones((), requires_grad=True) * 2.0).grad_fn
         works = x is not None and _note_on(x) is not None
@@ -108,44 +108,44 @@ class LossCode:
             stored_traces.format_stack = original
         return works
 
-    def _begin_anew(self) -> None:
-        """In a forked child, and for another run of the process."""
+    def _reset(self) -> None:
+        """Reset the state in a forked child, or for another run in this process."""
         self.close()
         self.bare, self._fresh, self._nodes = self.supported, False, 0
         if self.supported:
             self.open()
 
     def _notes(self) -> bool:
-        """Whether a node is to be noted: not while compiling, nor in the user's own ``detect_anomaly``."""
+        """Return whether to note a node: not while compiling, nor in the user's own ``detect_anomaly``."""
         if not self.running or torch.compiler.is_compiling() or torch.is_anomaly_check_nan_enabled():
             return False
-        if self._context.state == "off":  # nobody will read it
+        if self._context.state == "off":  # nobody will read the notes
             self.close()
             return False
         return True
 
     @property
     def weights(self) -> list[Tensor]:
-        """The leaves that the last backward pass was about, where no module has them."""
+        """The leaves of the last backward pass if no module holds the weights; else empty."""
         return self._scene.losses[-1].weights if self.bare and self._scene.losses else []
 
     def open(self) -> None:
-        """A top-level module in training has returned: what follows may be loss code."""
+        """Begin to note nodes: a top-level module in training has returned, so loss code may follow."""
         if not torch.is_anomaly_enabled() and (self._context.trace is None or not self._context.traced):
-            self.running = True  # first: a signal handler may raise between the two
+            self.running = True  # first: a signal handler may raise between the two lines, and close() needs the flag
             torch.set_anomaly_enabled(True, False)
 
     def reopen(self) -> None:
-        """A backward pass has ended: where no module has the weights, what follows is a forward pass."""
+        """Begin to note nodes after a backward pass if no module holds the weights: a forward pass follows."""
         if self.bare:
             self._fresh = True
             self.open()
 
     def root_begins(self, module: nn.Module) -> bool:
-        """A replay of the call will tell of its ops; within torch.func there is none, and the graph has to.
+        """Stop noting: a replay of the root call will show its ops. Inside torch.func nothing is replayed, so note on.
 
         Returns:
-            Whether loss code was running.
+            Whether nodes were being noted.
         """
         running = self.running
         if torch._C._functorch.maybe_current_level() is not None:
@@ -156,7 +156,7 @@ class LossCode:
         return running
 
     def _noted_bare(self) -> None:
-        """Nothing else tells that a forward pass and with it a step begin, nor bounds what the whole model costs."""
+        """Count a node of a bare model; its first one begins the forward pass and the step. Too many end the noting."""
         if self._fresh:
             self._fresh, self._nodes = False, 0
             self.forward_begins()
@@ -166,24 +166,25 @@ class LossCode:
             self.bare = False
             self.close()
 
-    def _count_anew(self) -> None:
-        self._clears = self._scene.clears
-        self._room, self._room_between = _MAX_WHOLE, _MAX_BETWEEN
+    def _reset_limits(self) -> None:
+        """Reset the limits of nodes if the scene was cleared meanwhile."""
+        if self._clears != self._scene.clears:
+            self._room, self._room_between, self._clears = _MAX_WHOLE, _MAX_BETWEEN, self._scene.clears
 
     def close(self) -> None:
-        """A top-level module or ``backward`` begins, or the step ends."""
+        """Stop noting: a top-level module or ``backward`` begins, or the step ends."""
         if self.running:
-            if not torch.is_anomaly_check_nan_enabled():  # else the user has begun to look for anomalies meanwhile
+            if not torch.is_anomaly_check_nan_enabled():  # else the user has turned anomaly mode on meanwhile
                 torch.set_anomaly_enabled(False, False)
             self.running = False
 
     def backward_begins(self, roots: list[Tensor], gradients: Any) -> None:
-        """Keep the code that made the roots of a backward pass."""
+        """Keep the graph of the loss code as a backward pass begins."""
         if self._context.trace is not None and self._context.traced:
             return
         if self.bare:
             self._scene.begin_step_if_new()
-        losses = self._context.current.losses  # read just now
+        losses = self._context.current.losses  # their values were read a moment ago
         known = losses[-1] if losses else None
         if (graph := self.graph_of(roots, gradients, known if type(known) is float else None)) is not None:
             self._scene.losses.append(graph)
@@ -192,20 +193,19 @@ class LossCode:
             if step is not None and type(step.module) is CompiledFunction and step.module.trains:
                 step.outputs.append(
                     ("", graph.value, tensor_leaves.version(graph.value))
-                )  # the value of a replay of it
+                )  # a replay of the train step returns the loss
 
     def graph_of(self, tensors: Any, gradients: Any, loss: float | None = None) -> LossGraph | None:
-        """The code that made one tensor, from the graph it left; null for several tensors, or without a graph.
+        """Return the graph of the code that computed a tensor; None for several tensors, or without a graph.
 
-        ``loss`` is the tensor's value where that is known already.
+        ``loss`` is the tensor's value if it is known already.
         """
         roots = static.tensors(tensors)
         if len(roots) != 1 or roots[0].grad_fn is None:
             return None
         root = roots[0]
         given = static.tensors(gradients) if gradients is not None else None
-        if self._clears != self._scene.clears:
-            self._count_anew()
+        self._reset_limits()
         bad = is_bad(root) if loss is None or root.numel() != 1 else not math.isfinite(loss)
         limit = _MAX_WHOLE if bad else _MAX_MEASURED if self._context.live else _MAX_NODES
         walk = _Walk(self._scene, self._kinds, min(self._room, limit))
@@ -220,9 +220,8 @@ class LossCode:
         return graph
 
     def behind(self, x: Tensor) -> LossGraph | None:
-        """The code between two top-level modules that made a tensor; null where it is an output as it is."""
-        if self._clears != self._scene.clears:
-            self._count_anew()
+        """Return the graph of code between two top-level modules that made a tensor; None for an unchanged output."""
+        self._reset_limits()
         if not self.supported or self._room_between <= 0 or x.grad_fn is None:
             return None
         walk = _Walk(self._scene, self._kinds, self._room_between)
@@ -235,7 +234,7 @@ class LossCode:
 
 
 def is_bad(loss: Tensor) -> bool:
-    """Whether it is known to be, without a wait for a device."""
+    """Return whether the loss is non-finite. Never waits for a device: a loss that is not on the CPU counts as good."""
     if (
         not loss.is_cpu
         or loss.numel() != 1
@@ -249,7 +248,7 @@ def is_bad(loss: Tensor) -> bool:
 
 
 class _Walk:
-    """Copies the part of a graph that the loss code made."""
+    """Copies the part of an autograd graph that the loss code made."""
 
     def __init__(self, scene: Scene, kinds: dict[type, tuple[tuple[str, str], ...]], limit: int) -> None:
         self._scene = scene
@@ -257,12 +256,12 @@ class _Walk:
         self._limit, self._foreign = limit, _MAX_FOREIGN
         self.count = 0
         self.cut = False
-        self._known: dict[int, RawNode | Leaf | None] = {}
-        #: Leaves met, and whether an output of a top-level module with parameters was.
+        self._copies: dict[int, RawNode | Leaf | None] = {}
+        #: Leaf parameters met, and whether an output of a top-level module with parameters was met.
         self.weights: list[Tensor] = []
-        self._of_module = False
-        #: An ``id`` names a node only while that is alive.
-        self._held: list[Any] = []
+        self._met_module = False
+        #: Keeps nodes alive: an ``id`` identifies a node only while it exists.
+        self._keep_alive: list[Any] = []
         self._outputs: dict[tuple[int, int], tuple[RootCall, str]] = {}
         for call in scene.calls:
             for name, key in call.makers.items():
@@ -270,19 +269,20 @@ class _Walk:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it has come to the weights themselves through code that was noted, past no module that has any."""
-        return bool(self.weights) and not self._of_module and self._foreign == _MAX_FOREIGN
+        """Whether it reached weights through noted code only, passing no module with parameters."""
+        return bool(self.weights) and not self._met_module and self._foreign == _MAX_FOREIGN
 
     def node(self, top: Any) -> RawNode | Leaf | None:
-        """The node and all behind it, without recursion: loss code may loop."""
+        """Return a copy of the node and of all nodes behind it; without recursion, because loops make deep graphs."""
         if not modes_open():
-            return self._copied(top)
-        with kernels.apart_from_every_mode():  # it would see us read, and be given a bare number in place of a tensor
-            return self._copied(top)
+            return self._copy_graph(top)
+        with kernels.apart_from_every_mode():  # a user's mode would see our reads, and get a plain number for a tensor
+            return self._copy_graph(top)
 
-    def _copied(self, top: Any) -> RawNode | Leaf | None:
-        found = self._one(top, 0)
-        known, waiting = self._known, [(top, found)]
+    def _copy_graph(self, top: Any) -> RawNode | Leaf | None:
+        """Copy a node and the graph behind it, with a stack in place of recursion."""
+        first = self._copy_of(top, 0)
+        copies, waiting = self._copies, [(top, first)]
         while waiting:
             original, copy = waiting.pop()
             if type(copy) is not RawNode:
@@ -291,26 +291,27 @@ class _Walk:
                 if following is None:
                     copy.edges.append((None, output))
                     continue
-                is_new = id(following) not in known
-                behind = self._one(following, output)
+                is_new = id(following) not in copies
+                behind = self._copy_of(following, output)
                 copy.edges.append((behind, output))
                 if is_new and type(behind) is RawNode:
                     waiting.append((following, behind))
-        return found
+        return first
 
-    def _one(self, node: Any, output: int) -> RawNode | Leaf | None:
-        sequence, key, known = node._sequence_nr(), id(node), self._known
-        made = self._outputs.get((sequence, output)) if self._outputs else None
-        if made is not None and made[0].parametric:
-            self._of_module = True
-            return self._leaf(*made)
-        if key in known:
-            return known[key]
-        known[key] = None
-        self._held.append(node)
+    def _copy_of(self, node: Any, output: int) -> RawNode | Leaf | None:
+        """Return a copy of one node, without edges; None if it is beyond the limits, or was so when first met."""
+        sequence, key, copies = node._sequence_nr(), id(node), self._copies
+        output_of = self._outputs.get((sequence, output)) if self._outputs else None
+        if output_of is not None and output_of[0].parametric:
+            self._met_module = True
+            return self._leaf(*output_of)
+        if key in copies:
+            return copies[key]
+        copies[key] = None
+        self._keep_alive.append(node)
         if type(node) is _ACCUMULATES:
             variable = node.variable
-            leaf = known[key] = Leaf("weight", variable)
+            leaf = copies[key] = Leaf("weight", variable)
             self.weights.append(variable)
             return leaf
         note = _note_on(node)
@@ -321,12 +322,13 @@ class _Walk:
         self._foreign -= note is None
         saved = self._saved(node) if note is not None and not note.startswith(_HOOKED) else {}
         copy = RawNode(node.name(), note, getattr(node, "_input_metadata", None), sequence, saved, [])
-        known[key] = copy
-        if made is not None and (value := self._leaf(*made).value) is not None:
-            copy.saved["result"] = value  # of a loss module: the code before it also counts
+        copies[key] = copy
+        if output_of is not None and (value := self._leaf(*output_of).value) is not None:
+            copy.saved["result"] = value  # the node is the output of a loss module; go on: code before it also counts
         return copy
 
     def _leaf(self, call: RootCall, name: str) -> Leaf:
+        """Return an output of a root call as a leaf; without a value if it was not kept or was written to."""
         value = None
         for other, x, version in call.outputs:
             if other == name and x._version == version:
@@ -335,11 +337,11 @@ class _Walk:
         return Leaf(f"{call.root} output {name}".strip(), value)
 
     def _saved(self, node: Any) -> dict[str, Any]:
-        """By reference: nothing is copied, and what does not fit into ``--scene-memory`` is left out."""
+        """Return what the node saved, by reference; leaves out what does not fit into ``--scene-memory``."""
         kind = type(node)
         if (names := self._kinds.get(kind)) is None:
             if isinstance(node, BackwardCFunction):
-                return {"own": self._own(node)}
+                return {"own": self._own_function(node)}
             found = (n for n in dir(node) if n.startswith(_SAVED))
             names = self._kinds[kind] = tuple((n, n.removeprefix(_SAVED)) for n in found)
         saved: dict[str, Any] = {}
@@ -348,7 +350,7 @@ class _Walk:
                 value = getattr(node, name)
             except RuntimeError as error:
                 attach.let_through(error)
-                continue  # freed, or written to since
+                continue  # the tensor was freed, or written to in place
             if isinstance(value, Tensor):
                 if torch._C._functorch.is_functorch_wrapped_tensor(value) or not self._scene.affords(value):
                     continue
@@ -356,10 +358,10 @@ class _Walk:
             saved[argument] = value
         return saved
 
-    def _own(self, node: Any) -> OwnFunction | None:
-        """Of a function whose backward pass is Python; null where it cannot be run by itself, or has lost its tensors.
+    def _own_function(self, node: Any) -> OwnFunction | None:
+        """Return what a rerun of a Python backward pass needs; None if it cannot be rerun, or its tensors are freed.
 
-        Not torch's own: checkpoints, and compiled graphs, whose tensors would be held for nothing.
+        Excludes torch's own: checkpoints, and compiled graphs, whose tensors would be held for nothing.
         """
         if len(node._input_metadata) != 1 or node._forward_cls.__module__.partition(".")[0] == "torch":
             return None
@@ -375,8 +377,8 @@ class _Walk:
         return OwnFunction(node._forward_cls.backward, saved, attributes, tuple(node.needs_input_grad))
 
 
-def _precede(kind: Any, close: Callable[[], None]) -> None:
-    """Have a context of the user's find anomaly mode as the user left it: it puts that back as it ends."""
+def _turn_off_before(kind: Any, close: Callable[[], None]) -> None:
+    """Patch a context manager: turn our anomaly mode off before it saves the mode, so that it restores the user's."""
     original = kind.__init__
 
     @functools.wraps(original)
@@ -388,7 +390,7 @@ def _precede(kind: Any, close: Callable[[], None]) -> None:
 
 
 def _note_on(node: Any) -> str | None:
-    """What we noted at a node; null for any other node."""
+    """Return our note at a node; None if the node has none."""
     try:
         trace: list[str] | None = node.metadata.get(_KEY)
     except (AttributeError, RuntimeError) as error:

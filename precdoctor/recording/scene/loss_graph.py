@@ -1,4 +1,4 @@
-"""Graphs of loss code: as they are copied from autograd in each step, and as they are read once something is wrong."""
+"""Graphs of loss code: raw nodes, copied from autograd in each step, and readable ones, made when examined."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class LossNode:
     sequence: int
     shape: tuple[int, ...]
     dtype: torch.dtype | None
-    #: Saved tensors and settings by the name of the op's argument (or ``result``).
+    #: Saved tensors and settings, by the name of the op's argument (or ``result``).
     saved: dict[str, Any]
-    #: Per differentiable input where it came from, and which of its maker's outputs it is.
+    #: Per differentiable input: the node or leaf it comes from, and the index among that node's outputs.
     edges: list[tuple[LossNode | Leaf | None, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """What a ``torch.autograd.Function`` of the user's left for its ``backward``."""
+    """What a user's ``torch.autograd.Function`` left for its ``backward``."""
 
     backward: Callable[..., Any]
     saved: tuple[Tensor | None, ...]
@@ -40,13 +40,13 @@ class OwnFunction:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Which of its arguments get a gradient."""
+        """Indices of its arguments that get a gradient."""
         return tuple(i for i, needed in enumerate(self.needs_input_grad) if needed)
 
 
 @dataclass
 class Leaf:
-    """A tensor the loss code began with: an output of a top-level module, or a parameter."""
+    """A tensor with which the loss code began: an output of a top-level module, or a parameter; value None: unknown."""
 
     name: str
     value: Tensor | None
@@ -54,10 +54,10 @@ class Leaf:
 
 @dataclass(eq=False, slots=True)
 class RawNode:
-    """The same as it is taken from autograd in each step, before anybody wants to read it."""
+    """An autograd node as copied in each step; turned into a :class:`LossNode` only if somebody reads it."""
 
     name: str
-    #: What we noted as it was made; null for any other node.
+    #: Our note of the user's line; None if the node was made while nodes were not noted.
     note: str | None
     metadata: Any
     sequence: int
@@ -67,17 +67,17 @@ class RawNode:
 
 @dataclass
 class LossGraph:
-    """The loss code of one backward pass, or of what ``torch.autograd.grad`` was given."""
+    """The loss code of one backward pass, or the code that made an argument of a root call or of ``autograd.grad``."""
 
     micro_step: int
     kept: LossNode | RawNode
     value: Tensor
     gradient: Tensor | None
-    #: It goes on behind the nodes that were kept.
+    #: Whether the code's graph goes on behind the nodes that were kept.
     cut: bool = False
-    #: Code between two top-level modules: the argument of the second that it made, as a replay names it.
+    #: For code between two top-level modules: the name of the second one's argument that it computed.
     argument: str = ""
-    #: The leaves it is a function of, where no top-level module has a part in it.
+    #: The leaves it is a function of, if it contains no top-level module; else empty.
     weights: list[Tensor] = field(default_factory=list)
 
     @functools.cached_property
@@ -87,28 +87,28 @@ class LossGraph:
 
 
 @dataclass
-class Taken:
+class GradCall:
     """One call of ``torch.autograd.grad``."""
 
     number: int
-    #: The code between the top-level modules and what was derived, if that was one tensor.
+    #: The code between the top-level modules and the differentiated tensor; None if there were several.
     graph: LossGraph | None
-    #: What the gradients are of.
-    asked: list[weakref.ref[Tensor]]
+    #: The tensors with respect to which gradients were taken, and the gradients.
+    input_refs: list[weakref.ref[Tensor]]
     results: list[weakref.ref[Tensor]] = field(default_factory=list)
 
-    def asked_for(self) -> list[Tensor]:
-        """What the gradients are of, as far as it is still there."""
-        return [x for r in self.asked if (x := r()) is not None]
+    def inputs(self) -> list[Tensor]:
+        """Return the tensors with respect to which gradients were taken, as far as they are alive."""
+        return [x for r in self.input_refs if (x := r()) is not None]
 
     @property
-    def gone(self) -> bool:
-        """Whether some of what it gave is gone."""
+    def has_lost_results(self) -> bool:
+        """Whether it returned nothing, or some of the gradients it returned are gone."""
         return not self.results or any(r() is None for r in self.results)
 
 
 def _readable(top: RawNode) -> LossNode:
-    """The graph with its lines."""
+    """Return a graph of readable nodes: with lines, shapes and dtypes."""
     copies: dict[int, LossNode] = {}
     waiting = [top]
     while waiting:
@@ -128,6 +128,7 @@ def _readable(top: RawNode) -> LossNode:
 
 
 def _read(raw: RawNode) -> LossNode:
+    """Return a raw node as a readable one, without edges."""
     line = None
     if raw.note is not None:
         _, _, number, file = raw.note.split("\0", 3)

@@ -1,6 +1,6 @@
-"""Whether hooks pack what autograd saves just now: checkpointing's, offloading's, the user's.
+"""Whether saved-tensor hooks are active: those of checkpointing, of offloading, of the user.
 
-Reading such a tensor would call them. Newer torch can be asked; in torch 2.6, entries and exits are counted here.
+Reading a saved tensor would call them. Newer torch can be asked; for torch 2.6, entries and exits are counted here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 _autograd: Any = torch._C._autograd
 
 
-class _Depth(threading.local):  # as torch keeps them
+class _Depth(threading.local):  # per thread, as torch's stack of hooks
     value = 0
 
 
 def _counted() -> Callable[[], bool]:
-    """Counts by wrapping the two functions that every context of hooks calls."""
+    """Wrap the two functions that push and pop hooks; return a function that returns whether any are pushed."""
     depth = _Depth()
     push, pop = _autograd._push_saved_tensors_default_hooks, _autograd._pop_saved_tensors_default_hooks
 
@@ -40,5 +40,5 @@ def _counted() -> Callable[[], bool]:
 
 
 _ask = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
-#: Something while autograd packs what it saves in this thread with somebody's hooks; else false or null.
+#: Returns something truthy while saved-tensor hooks are active in this thread; otherwise False or None.
 active: Callable[[], object] = functools.partial(_ask, True) if _ask is not None else _counted()

@@ -1,4 +1,4 @@
-"""Leaving the process as it was: random number generators, buffers, module attributes, hooks, autocast."""
+"""Saves and restores the process state around a replay: random generators, buffers, attributes, hooks, autocast."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from precdoctor.recording.slots.deferred import CUDA, is_capturing
 
 
 def _known_to_autocast(device: str) -> bool:
+    """Return whether this torch has an autocast for a type of device."""
     try:
         torch.is_autocast_enabled(device)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -32,9 +33,9 @@ def _known_to_autocast(device: str) -> bool:
     return True
 
 
-#: Kinds of devices that have an autocast of their own.
+#: Types of devices that have their own autocast.
 DEVICES = tuple(filter(_known_to_autocast, ("cuda", "cpu", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
-#: Attributes of a module that hold its tensors, its children or its hooks.
+#: Attributes in which ``nn.Module`` itself keeps tensors, children and hooks.
 _MACHINERY = frozenset(vars(nn.Module()))
 _HOOKS = (
     "_forward_hooks",
@@ -53,17 +54,19 @@ _GLOBAL_HOOKS = (
 
 
 class _Twister:
-    """A Mersenne twister's state as its owner gives it away, read again only once its memory is another one.
+    """Reads the state of a Mersenne Twister; asks its owner for it only if the generator's memory has changed.
 
-    Asking Python's or NumPy's takes 6 or 28 us, looking at 64 bytes next to nothing.
+    Asking Python or NumPy takes 6 or 28 us; comparing 64 bytes of memory costs next to nothing.
     """
 
     def __init__(
         self, address: int | None, read: Callable[[], Any], normal: Callable[[Any], Any], index: int = 0
     ) -> None:
-        """``address``: of 624 words and an index; null: not known. ``normal``: the number that a state holds back.
+        """Take ``address``, where 624 words and an index lie in memory; None: unknown, so the owner is always asked.
 
-        A draw changes the index, and every 624th all words. So the index and 15 words beside it tell states apart.
+        ``read`` asks the owner for the state. ``normal`` returns whether a state holds back a normal number: these come
+        in pairs. Any draw changes the index and every 624th draw all words, so the index and 15 words beside it tell
+        states apart.
         """
         self.address = address
         self._read, self._normal = read, normal
@@ -72,10 +75,11 @@ class _Twister:
         self._words: Any = (ctypes.c_char * _PROBED).from_address(address + index) if address is not None else None
 
     def now(self) -> Any:
+        """Return the current state in its owner's format."""
         if self.address is None:
             return self._read()
         memory = self._words.raw
-        # A normal number held back is drawn without a trace in memory.
+        # Drawing a normal number that was held back changes no memory: such a state must not be cached.
         if memory != self._memory:
             self._memory, self._state = memory, self._read()
             if self._normal(self._state):
@@ -84,7 +88,10 @@ class _Twister:
 
 
 def _address_in_python() -> int | None:
-    """Where CPython keeps the state of the module's own generator: behind the object's header; tried on another one."""
+    """Return the address of the state of :mod:`random`'s global generator; None if the layout is not as expected.
+
+    CPython keeps it behind the object's header; a second generator is used to check that.
+    """
     header = object.__basicsize__
     if sys.implementation.name != "cpython" or not 0 <= _random.Random.__basicsize__ - header - _TWISTER_BYTES < 8:
         return None
@@ -100,19 +107,19 @@ def _address_in_python() -> int | None:
 
 _TWISTER_BYTES = 625 * 4
 _PROBED = 16 * 4
-_python = _Twister(_address_in_python(), random.getstate, lambda state: state is None or state[2] is not None)
-#: NumPy's function that gives the state, whose method it is, the generator of that, and its twister.
-_numpy: list[Any] = []
+_python_twister = _Twister(_address_in_python(), random.getstate, lambda state: state is None or state[2] is not None)
+#: Cache of :func:`_numpy_state`: ``get_state``, the object it is bound to, that object's bit generator, its _Twister.
+_numpy_cache: list[Any] = []
 
 
 def _numpy_state() -> Any:
-    """Of NumPy's global generator; null before NumPy has one."""
+    """Return the state of NumPy's global generator; None if ``numpy.random`` is not imported."""
     module = sys.modules.get("numpy.random")
     if module is None:
         return None
     ask: Any = module.get_state
-    if _numpy and _numpy[0] is ask and _numpy[1]._bit_generator is _numpy[2]:
-        return _numpy[3].now()
+    if _numpy_cache and _numpy_cache[0] is ask and _numpy_cache[1]._bit_generator is _numpy_cache[2]:
+        return _numpy_cache[3].now()
     owner: Any = getattr(ask, "__self__", None)
     generator: Any = getattr(owner, "_bit_generator", None)
     if type(generator).__name__ != "MT19937":
@@ -120,12 +127,12 @@ def _numpy_state() -> Any:
     address: Any = generator.ctypes.state_address
     read = functools.partial(ask, legacy=False)
     held = _Twister(address, read, lambda state: state is None or state["has_gauss"], _TWISTER_BYTES - _PROBED)
-    _numpy[:] = ask, owner, generator, held
+    _numpy_cache[:] = ask, owner, generator, held
     return held.now()
 
 
 class RandomState(NamedTuple):
-    """Where every generator a forward pass may draw from stands."""
+    """The states of all generators that a forward pass may draw from."""
 
     cpu: Tensor
     cuda: tuple[tuple[int, Tensor], ...]
@@ -134,10 +141,10 @@ class RandomState(NamedTuple):
 
     @classmethod
     def now(cls, used: Iterable[torch.device] | None = None) -> RandomState:
-        """Reads the states; changes none and waits for no device.
+        """Read the states; changes none and waits for no device.
 
         Args:
-            used: devices that may be drawn on, beside the current one; null: all that this process can see.
+            used: devices that may be drawn on, beside the current one; None: all that this process can see.
         """
         cuda: tuple[tuple[int, Tensor], ...] = ()
         if CUDA.get("_initialized", True) and torch.cuda.is_initialized() and not is_capturing():
@@ -145,10 +152,10 @@ class RandomState(NamedTuple):
             current = torch.cuda.current_device()
             devices = every if used is None else {current, *(d.index for d in used if d.type == "cuda")}
             cuda = tuple((i, torch.cuda.get_rng_state(i)) for i in sorted(devices))
-        return tuple.__new__(cls, (torch.default_generator.get_state(), cuda, _python.now(), _numpy_state()))
+        return tuple.__new__(cls, (torch.default_generator.get_state(), cuda, _python_twister.now(), _numpy_state()))
 
     def restore(self) -> None:
-        """Sets every generator to what it was."""
+        """Set every generator to the saved state."""
         torch.set_rng_state(self.cpu)
         for device, state in self.cuda:
             torch.cuda.set_rng_state(state, device)
@@ -169,22 +176,22 @@ class Autocast:
 
     @classmethod
     def now(cls) -> tuple[Autocast, ...]:
-        """The states of the devices training runs on."""
+        """Return the autocast states of the CPU, of CUDA and of any other device type on which autocast is enabled."""
         cache = torch.is_autocast_cache_enabled()
         off = not torch._C._is_any_autocast_enabled()
         key = cache, torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")
-        if off and (known := _off.get(key)) is not None:  # most often
+        if off and (known := _states_while_off.get(key)) is not None:  # the usual case
             return known
         devices = [d for d in DEVICES if d in {"cuda", "cpu"} or torch.is_autocast_enabled(d)]
         states = tuple(cls(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d), cache) for d in devices)
         if off:
-            _off[key] = states
+            _states_while_off[key] = states
         return states
 
     @staticmethod
     @contextlib.contextmanager
     def off() -> Iterator[None]:
-        """Inside, there is none on any kind of device."""
+        """Disable autocast on every type of device inside the context."""
         with contextlib.ExitStack() as stack:
             for device in DEVICES:
                 if torch.is_autocast_enabled(device):
@@ -194,7 +201,7 @@ class Autocast:
     @staticmethod
     @contextlib.contextmanager
     def again(states: Sequence[Autocast]) -> Iterator[None]:
-        """Inside, autocast is as it was."""
+        """Set autocast to the given states inside the context."""
         with contextlib.ExitStack() as stack:
             for state in states:
                 if state.enabled or torch.is_autocast_enabled(state.device):
@@ -206,20 +213,20 @@ class Autocast:
             yield
 
 
-#: Where autocast is off everywhere: the states by what may still differ.
-_off: dict[tuple[bool, torch.dtype, torch.dtype], tuple[Autocast, ...]] = {}
+#: Autocast states while it is off everywhere, by what can still differ: weight cache, CPU dtype, CUDA dtype.
+_states_while_off: dict[tuple[bool, torch.dtype, torch.dtype], tuple[Autocast, ...]] = {}
 
 
 class Attributes:
-    """The plain attributes of modules, or of other objects, and the contents of the containers among them."""
+    """A snapshot of the plain attributes of modules (or other objects) and of the lists, dicts and sets among them."""
 
     def __init__(self, modules: Sequence[Any]) -> None:
-        self._kept = [(m, dict(own), {k: _contents(v) for k, v in own.items()}) for m in modules for own in [_own(m)]]
+        self._saved = [(m, dict(own), {k: _contents(v) for k, v in own.items()}) for m in modules for own in [_own(m)]]
 
     def restore(self) -> tuple[str, ...]:
-        """Puts back what was changed; the changed attributes as ``Class.name``."""
+        """Put back what has changed; return the changed attributes as ``Class.name``."""
         changed = []
-        for module, values, contents in self._kept:
+        for module, values, contents in self._saved:
             now = _own(module)
             there = static.own(module)
             for name in now.keys() - values.keys():
@@ -236,20 +243,22 @@ class Attributes:
 
 
 def _own(module: Any) -> dict[str, Any]:
+    """Return the attributes of a module that are not torch's machinery; ``training`` counts as one of them."""
     return {k: v for k, v in dict.items(static.own(module)) if k not in _MACHINERY or k == "training"}
 
 
 def _contents(value: Any) -> Any:
+    """Return a shallow copy of a list, dict or set; None for anything else."""
     return value.copy() if type(value) in (list, dict, set) else None
 
 
 def _differs(value: Any, held: Any) -> bool:
-    """By identity: comparing elements could run code, or compare tensors."""
+    """Compare a container with its copy by identity of the elements: ``==`` could run user code or compare tensors."""
     if len(value) != len(held):
         return True
     if type(value) is set:
         return {id(v) for v in value} != {id(v) for v in held}
-    if type(value) is dict:  # both in their order: a look-up may compare keys
+    if type(value) is dict:  # in order: looking a key up may run its __eq__
         pairs = zip(value.items(), held.items(), strict=True)
         return any(k is not own or v is not known for (k, v), (own, known) in pairs)
     return any(a is not b for a, b in zip(value, held, strict=True))
@@ -265,10 +274,10 @@ def _refill(value: Any, held: Any) -> None:
 
 @contextlib.contextmanager
 def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -> Iterator[None]:
-    """Inside, modules read and write copies of their buffers; the buffers themselves are never touched.
+    """Let modules read and write copies of their buffers inside the context; the buffers themselves are never touched.
 
     Args:
-        earlier: values from before the forward pass, by the ``id`` of the buffer, where those are known.
+        earlier: values from before the forward pass by ``id`` of the buffer; buffers that are missing are copied as is.
     """
     held = [(m, dict(own)) for m in modules if (own := static.held(m, "_buffers"))]
     copies: dict[int, Tensor] = {}
@@ -290,9 +299,9 @@ def buffers_aside(modules: Sequence[nn.Module], earlier: Mapping[int, Tensor]) -
 
 @contextlib.contextmanager
 def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside, neither the user's nor our module hooks run; torch's own (weight and spectral norm, pruning) do.
+    """Disable the user's and our module hooks inside the context; torch's own (weight and spectral norm, pruning) run.
 
-    The dictionaries are replaced, not emptied, and put back as they were.
+    Hook dictionaries are replaced, not emptied, and put back afterwards.
     """
     held: list[tuple[dict[str, Any], str, Any]] = []
     place = nn.modules.module
@@ -316,6 +325,7 @@ def without_hooks(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _is_torchs(hook: Any) -> bool:
+    """Return whether a hook is defined in torch."""
     function = hook.__func__ if type(hook) is MethodType else hook
     owner = function if type(function) is FunctionType else type(hook)
     return str(owner.__module__).split(".")[0] == "torch"
@@ -323,7 +333,7 @@ def _is_torchs(hook: Any) -> bool:
 
 @contextlib.contextmanager
 def no_anomalies() -> Iterator[None]:
-    """Inside, autograd notes no tracebacks and looks for no NaN, whoever has asked for that."""
+    """Turn autograd's anomaly mode off inside the context (no tracebacks, no check for NaN), whoever turned it on."""
     enabled, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     torch.set_anomaly_enabled(False, False)
     try:

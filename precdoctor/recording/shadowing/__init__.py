@@ -1,1 +1,1 @@
-"""FP32 beside the reduced precision: chosen steps run again in both, and compared layer by layer."""
+"""The shadow of chosen steps: replayed in reduced precision and in a wide format, and compared layer by layer."""

@@ -1,4 +1,4 @@
-"""One root call compared with its reference: three passes, and the errors of each layer."""
+"""Compares one root call with its wide reference in three replays, and measures the errors of each layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from precdoctor.recording.microscope.replay import eager, gradients_aside, is_dense, ready, same_bits
+from precdoctor.recording.microscope.replay import copied_arguments, eager, gradients_aside, is_dense, same_bits
 from precdoctor.recording.model import static, tensor_leaves
 from precdoctor.recording.model.module_names import Names, unwrap
 from precdoctor.recording.ops.dispatched_ops import take_gradients
@@ -21,21 +21,22 @@ from precdoctor.recording.shadowing.relative_errors import Layer, relative_l2
 from precdoctor.recording.shadowing.replay_walks import AllTheWay, Gradients, PieceByPiece, Reduced, Walk, wider
 from precdoctor.recording.shadowing.wide_replay import Watching, Widened
 
-#: A parameter: itself, its gradient in the reduced run, its layer, its name there.
+#: By full name: a parameter, its gradient in the reduced replay, its layer, and its name within the layer's module.
 _Weights = dict[str, tuple[Tensor, Tensor, Layer, str]]
 
 
 @dataclass
 class Compared:
-    """What came of one root call.
+    """The comparison of one root call.
 
     Attributes:
-        formats: floating-point formats its ops compute in.
-        layers: in execution order; empty when nothing was reduced.
-        outputs, equal: root outputs at hand in the run, and how many the replay gives bit for bit.
-        backward: ``compared``; ``none`` (no gradient was brought to its outputs); ``overflowed`` (a loss scaler's
-            business, or an incident's).
-        same_draws: random ops gave the reference what they gave the run.
+        formats: floating-point formats in which its ops compute.
+        layers: in order of execution; empty if nothing was reduced.
+        outputs, equal: number of root outputs still known from the run, and of those that the replay reproduces
+            bitwise.
+        backward: ``compared``; ``none`` (no gradient reached its outputs); ``overflowed`` (left to the loss scaler or
+            an incident).
+        same_draws: whether random ops returned the same in the reference as in the reduced replay.
     """
 
     call: RootCall
@@ -48,7 +49,7 @@ class Compared:
 
 
 def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
-    """Run ``call`` three times. The process is left as it was, but for random number generators.
+    """Replay ``call`` three times and compare. Everything but random number generators is left as it was.
 
     Raises:
         RefusedError: a replay would leave traces.
@@ -59,8 +60,8 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
     found = {n: m for n, m in named if m is module or static.attribute(m, "inplace", False) is not True}
     while True:
         done, watching, reduced = Compared(call), Watching(), Reduced(found)
-        with _replayed(call, module, Autocast.again(call.autocast)):
-            weights = _reduced(done, watching, reduced, module, names)
+        with _isolated(call, module, Autocast.again(call.autocast)):
+            weights = _run_reduced(done, watching, reduced, module, names)
         if not (in_place := {n for n, m in found.items() if n in reduced.in_place and m is not module}):
             break
         found = {n: m for n, m in found.items() if n not in in_place}
@@ -72,10 +73,10 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
     for walk in (AllTheWay(found, reduced), PieceByPiece(found, reduced, wide)):
         widened = Widened(wide, watching.draws)
         with (
-            _replayed(call, module, wide_replay.full_precision(call.autocast)),
+            _isolated(call, module, wide_replay.full_precision(call.autocast)),
             wide_replay.widened_state(static.modules(module), wide) as own,
         ):
-            _widened(
+            _run_widened(
                 done, walk, widened, module, {n: (own[id(p)], g, layer, w) for n, (p, g, layer, w) in weights.items()}
             )
         done.same_draws = done.same_draws and widened.same_draws
@@ -84,7 +85,8 @@ def compare(call: RootCall, names: Names, wide: torch.dtype) -> Compared:
 
 
 @contextlib.contextmanager
-def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+def _isolated(call: RootCall, module: nn.Module, around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    """Isolate a replay from the run inside the context."""
     modules = static.modules(module)
     call.random.restore()
     with (
@@ -99,13 +101,13 @@ def _replayed(call: RootCall, module: nn.Module, around: contextlib.AbstractCont
         yield
 
 
-def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, names: Names) -> _Weights:
-    """The pass as the script made it; the gradients of its weights."""
+def _run_reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, names: Names) -> _Weights:
+    """Replay the call as the script made it; return its weights with their gradients."""
     call = done.call
-    args, kwargs = ready(call)
+    args, kwargs = copied_arguments(call)
     with walk.hooked(), mode:
         result = module(*args, **kwargs)
-    _judge(done, call, result)
+    _count_equal(done, call, result)
     parameters = {n: p for n, p in static.named_parameters(module) if p.requires_grad}
     given = (x for _, x in tensor_leaves.tensors([args, kwargs], objects=True) if x.requires_grad and x.is_leaf)
     inputs = [*parameters.values(), *given]
@@ -134,10 +136,10 @@ def _reduced(done: Compared, mode: Watching, walk: Reduced, module: nn.Module, n
     return weights
 
 
-def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weights: _Weights) -> None:
-    """One pass in the wide format, and its comparisons."""
+def _run_widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weights: _Weights) -> None:
+    """Replay the call once in the wide format, and compare."""
     call, wide = done.call, mode.wide
-    args, kwargs = ready(call)
+    args, kwargs = copied_arguments(call)
     wider_copies: dict[int, Tensor] = {}
 
     def widen(x: Tensor) -> Tensor:
@@ -162,18 +164,19 @@ def _widened(done: Compared, walk: Walk, mode: Widened, module: nn.Module, weigh
         return
     with mode:
         gradients = _gradients(pairs, inputs)
-    for (_, mine, layer, name), grad in zip(weights.values(), gradients, strict=False):
+    for (_, reduced, layer, name), grad in zip(weights.values(), gradients, strict=False):
         if grad is not None:
-            layer.point("weight_grad").add_accumulated(relative_l2(mine, grad), None, name, mine)
+            layer.point("weight_grad").add_accumulated(relative_l2(reduced, grad), None, name, reduced)
 
 
 def _gradients(pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Gradients:
+    """Return the gradients of the inputs, from pairs of output and its gradient; None for inputs that were not used."""
     found: Gradients = take_gradients([x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
     return found
 
 
 def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
-    """Root outputs with the gradients the run's backward pass brought to them."""
+    """Return the root outputs with the gradients that the run's backward pass computed for them."""
     return [
         (x, call.gradients[name].clone())
         for name, x in tensor_leaves.floating(result)
@@ -181,7 +184,8 @@ def _pairs(call: RootCall, result: Any) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def _judge(done: Compared, call: RootCall, result: Any) -> None:
+def _count_equal(done: Compared, call: RootCall, result: Any) -> None:
+    """Count the root outputs known from the run, and those that the replay reproduces."""
     originals = {name: kept for name, kept, version in call.outputs if tensor_leaves.version(kept) == version}
     for name, x in tensor_leaves.floating(result):
         kept = originals.get(name)

@@ -1,4 +1,4 @@
-"""How far a tensor is from its reference: the relative L2 error, and the largest ones kept per layer."""
+"""The relative L2 error of a tensor against its reference, and the largest errors of each layer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def relative_l2(found: Tensor, reference: Tensor) -> float:
-    """``||found - reference|| / ||reference||`` over the elements that are finite in both, norms in FP64.
+    """Return ``||found - reference|| / ||reference||`` over elements finite in both, with norms in FP64.
 
-    Infinite when an element is finite in the reference and not here (it overflowed), or the reference is all zeros and
-    this is not. Both zero: 0. NaN when the shapes differ, or when nothing can be compared.
+    Infinite if an element is finite only in the reference (it overflowed), or if the reference is all zeros and
+    ``found`` is not; 0 if both are zero. NaN if shapes differ or nothing can be compared.
     """
     if found.shape != reference.shape:
         return math.nan
@@ -37,7 +37,7 @@ def relative_l2(found: Tensor, reference: Tensor) -> float:
 
 
 def ratio(x: Tensor, y: Tensor) -> float:
-    """``||x|| / ||y||`` of finite tensors; infinite when only ``y`` is all zeros, else 0."""
+    """Return ``||x|| / ||y||`` of finite tensors; if ``y`` is all zeros: infinite, or 0 if ``x`` is also zero."""
     above, below = _norm(x.detach()), _norm(y.detach())
     return above / below if below > 0.0 else math.inf if above > 0.0 else 0.0
 
@@ -47,6 +47,7 @@ def _size(x: Tensor) -> int:
 
 
 def _norm(x: Tensor) -> float:
+    """Return the L2 norm, summed in FP64; 0 for an empty tensor."""
     return float(torch.linalg.vector_norm(x, dtype=torch.float64)) if x.numel() else 0.0
 
 
@@ -55,10 +56,10 @@ class Point:
     """One kind of tensor of one module: its largest errors over calls and names.
 
     Attributes:
-        local: against the reference of this piece of code alone, fed what the reduced run fed it.
-        accumulated: against the reference all the way.
-        given: the largest accumulated error of what went into it, where ``accumulated`` was found.
-        name: of the tensor with the largest local error, else of the largest accumulated one.
+        local: against the reference of this piece of code alone, given the tensors of the reduced replay.
+        accumulated: against the reference computed in the wide format from the beginning.
+        given: the largest accumulated error among the piece's inputs, at the call with the largest ``accumulated``.
+        name: of the tensor with the largest local error, else the largest accumulated one.
     """
 
     name: str = ""
@@ -69,13 +70,13 @@ class Point:
     given: float | None = None
 
     def add_local(self, error: float, name: str, x: Tensor) -> None:
-        """Keep the larger one."""
+        """Keep the error if it is the largest local one."""
         if not math.isnan(error) and (self.local is None or error > self.local):
             self.local = error
             self._describe(name, x)
 
     def add_accumulated(self, error: float, given: float | None, name: str, x: Tensor) -> None:
-        """Keep the larger one, with what it came from."""
+        """Keep the error, with that of its inputs, if it is the largest accumulated one."""
         if not math.isnan(error) and (self.accumulated is None or error > self.accumulated):
             self.accumulated, self.given = error, given
             if self.local is None:
@@ -85,17 +86,17 @@ class Point:
         self.name, self.dtype, self.numel = name, str(x.dtype).removeprefix("torch."), x.numel()
 
     def as_dict(self) -> dict[str, Any]:
-        """As the log has it."""
+        """Return the fields as logged, without those that are None."""
         return {k: v for k, v in vars(self).items() if v is not None}
 
 
 @dataclass
 class Layer:
-    """What was measured at one module, over its calls."""
+    """The measurements at one module, over all its calls."""
 
     module: str
     kind: str
-    #: The module whose forward calls it first.
+    #: The module from whose forward it is first called; None for the root.
     parent: str | None
     order: int
     leaf: bool
@@ -103,10 +104,10 @@ class Layer:
     points: dict[str, Point] = field(default_factory=dict)
 
     def point(self, kind: str) -> Point:
-        """The point of one kind, made at its first use."""
+        """Return the point of one kind, created at its first use."""
         return self.points.setdefault(kind, Point())
 
     def as_dict(self) -> Mapping[str, Any]:
-        """The ``data`` of its event."""
+        """Return the ``data`` of the layer's event."""
         plain = {"order": self.order, "class": self.kind, "parent": self.parent, "calls": self.calls, "leaf": self.leaf}
         return {"what": "layer", **plain, **{k: p.as_dict() for k, p in self.points.items()}}

@@ -1,8 +1,8 @@
-"""A replay in a wide format: weights, buffers and arguments widened, every op made to compute wide.
+"""A replay in a wide format: weights, buffers and arguments are widened, and every op computes wide.
 
-Everything is put aside, never written to: the training's own parameters, buffers and attributes are not touched. The
-widening happens below autograd and autocast, op by op. So it also reaches what no setting turns off: ``x.half()`` in a
-forward, a ``torch.zeros(..., dtype=torch.bfloat16)`` to accumulate in, an autocast region that a framework opens.
+The training's own parameters, buffers and attributes are set aside and never written to. Ops are widened one by one
+below autograd and autocast, so this also reaches what no setting turns off: ``x.half()`` in a forward,
+``torch.zeros(..., dtype=torch.bfloat16)`` to accumulate in, an autocast region that a framework opens.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from precdoctor.recording.ops.dispatched_ops import DRAWS, left_to_others, op_na
 from precdoctor.recording.scene.state_restore import Autocast
 from precdoctor.recording.shadowing.replay_walks import wider
 
-#: Bits of a float that any wide format here has more of.
+#: Bits per number; formats that are not listed have 8 or fewer.
 _BITS = {torch.float64: 64, torch.float32: 32, torch.float16: 16, torch.bfloat16: 16}
-#: What ``mapped`` goes into.
+#: Containers whose items ``mapped`` also visits.
 _NESTS = frozenset((list, tuple, dict))
 
 
 class RefusedError(Exception):
-    """The replay would not be without a trace, or not be the same computation."""
+    """The replay would leave traces, or not be the same computation."""
 
 
 class _Mode(TorchDispatchMode):
+    """Base class of modes that run ops in a replay; refuses ops that draw from a generator of their own."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # as torch has it
 
@@ -42,20 +44,21 @@ class _Mode(TorchDispatchMode):
         if kwargs.get("generator") is not None:
             raise RefusedError("its forward pass draws from a random number generator of its own")
         if torch.Tag.nondeterministic_seeded in func.tags and func._can_decompose():
-            with self:  # dropout, where torch has not taken it apart itself: its mask is to be drawn once for both
+            with self:  # dropout that torch has not decomposed: decompose it, so that its mask is seen and reused
                 return func.decompose(*args, **kwargs)
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one op."""
         raise NotImplementedError
 
 
 class Watching(_Mode):
-    """Notes the floating-point formats ops compute in, and keeps what random ops draw.
+    """Notes in which floating-point formats ops compute, and keeps what random ops return.
 
     Attributes:
-        dtypes: of results, less views and other ops that compute nothing.
-        draws: op and results, in order.
+        dtypes: of results, without those of views and other ops that compute nothing.
+        draws: names of random ops and copies of their results, in order.
     """
 
     def __init__(self) -> None:
@@ -73,10 +76,10 @@ class Watching(_Mode):
 
 
 class Widened(_Mode):
-    """Inside, floating-point ops compute in ``wide`` and random ops give what they gave in the watched run.
+    """Makes floating-point ops compute in ``wide``, and random ops return what they returned in the watched replay.
 
     Attributes:
-        same_draws: false once a random op came that was not there, or gave another shape.
+        same_draws: whether every random op was there in the watched replay, with results of the same shape.
     """
 
     def __init__(self, wide: torch.dtype, draws: list[tuple[str, tuple[Tensor, ...]]]) -> None:
@@ -103,10 +106,11 @@ class Widened(_Mode):
         return value
 
     def narrower(self, dtype: torch.dtype) -> bool:
-        """Whether a floating-point format keeps less than the wide one."""
+        """Return whether a floating-point format has fewer bits than the wide one."""
         return dtype.is_floating_point and _BITS.get(dtype, 8) < _BITS[self.wide]
 
     def _as_drawn(self, func: Any, args: tuple[Any, ...], result: Any) -> Any:
+        """Return the result of a random op with the recorded draw in place of its own."""
         name, drawn = next(self._draws, ("", ()))
         mine = tuple(tensors_in(result))
         if name != op_name(func) or [x.shape for x in drawn] != [x.shape for x in mine]:
@@ -122,12 +126,13 @@ class Widened(_Mode):
 
 
 def _draws(func: Any) -> bool:
+    """Return whether an op is a random one whose result can be replaced by a recorded draw."""
     return torch.Tag.nondeterministic_seeded in func.tags and op_name(func) in DRAWS
 
 
 @contextlib.contextmanager
 def attributes_aside(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside, tensors that modules hold as plain attributes (memory banks, caches) are copies."""
+    """Replace tensors in plain attributes of modules (memory banks, caches) by copies inside the context."""
     held = []
     machinery = set(vars(nn.Module()))
     try:
@@ -136,7 +141,7 @@ def attributes_aside(modules: Sequence[nn.Module]) -> Iterator[None]:
                 if (
                     name not in machinery
                     and (copied := tensor_leaves.mapped(value, _copy)) is not value
-                    and _holds(value)
+                    and _holds_tensor(value)
                 ):
                     held.append((module, name, value))
                     static.module_dict(module)[name] = copied
@@ -150,17 +155,17 @@ def _copy(x: Tensor) -> Tensor:
     return x if issubclass(type(x), nn.Parameter) else x.detach().clone().requires_grad_(x.requires_grad)
 
 
-def _holds(value: Any) -> bool:
-    """Whether a plain attribute is, or holds, a tensor that is no parameter."""
+def _holds_tensor(value: Any) -> bool:
+    """Return whether a plain attribute is or holds a tensor that is no parameter."""
     kind = type(value)
     if issubclass(kind, Tensor):
         return not issubclass(kind, nn.Parameter)
-    return kind in _NESTS and any(map(_holds, value.values() if kind is dict else value))
+    return kind in _NESTS and any(map(_holds_tensor, value.values() if kind is dict else value))
 
 
 @contextlib.contextmanager
 def widened_state(modules: Sequence[nn.Module], wide: torch.dtype) -> Iterator[dict[int, nn.Parameter]]:
-    """Inside, modules have widened parameters and buffers; gives those of the parameters by the original's ``id``."""
+    """Widen parameters and buffers inside the context; yields the widened parameters by the original's ``id``."""
     held = [
         (
             m,
@@ -196,7 +201,7 @@ def widened_state(modules: Sequence[nn.Module], wide: torch.dtype) -> Iterator[d
 
 @contextlib.contextmanager
 def full_precision(state: Sequence[Autocast]) -> Iterator[None]:
-    """Inside, autocast is off, casts are not cached, and FP32 products are computed in FP32."""
+    """Turn autocast off inside the context, with its cache, and compute FP32 products in FP32."""
     off = [Autocast(s.device, False, s.dtype, False) for s in state]
     before = torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn.allow_tf32 if torch.cuda.is_available() else False
@@ -218,7 +223,7 @@ def full_precision(state: Sequence[Autocast]) -> Iterator[None]:
 
 
 def reduced_products() -> str | None:
-    """``tf32`` where the settings let FP32 products be computed with its ten mantissa bits."""
+    """Return ``tf32`` if the settings allow FP32 products with its ten mantissa bits; else None."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32 else None
@@ -226,29 +231,29 @@ def reduced_products() -> str | None:
 
 @contextlib.contextmanager
 def nothing_recomputed() -> Iterator[None]:
-    """Inside, activation checkpointing keeps what it would recompute: both give the same values."""
+    """Let activation checkpointing keep what it would recompute, inside the context; the values are the same."""
     place: Any = sys.modules.get("torch.utils.checkpoint")
     names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
     held = {name: getattr(place, name) for name in names if hasattr(place, name)}
     try:
         if names[0] in held:
-            place.CheckpointFunction = _Plain
+            place.CheckpointFunction = _NoCheckpoint
         if names[1] in held:
-            place._checkpoint_without_reentrant_generator = _plain_generator
+            place._checkpoint_without_reentrant_generator = _no_checkpoint
         yield
     finally:
         for name, value in held.items():
             setattr(place, name, value)
 
 
-class _Plain:
-    """Stands in for reentrant checkpointing."""
+class _NoCheckpoint:
+    """Replaces reentrant checkpointing: runs the function."""
 
     @staticmethod
     def apply(function: Any, _preserve: bool, *args: Any) -> Any:
         return function(*args)
 
 
-def _plain_generator(*_args: Any, **_kwargs: Any) -> Iterator[None]:
-    """Stands in for checkpointing that does not re-enter: nothing before the forward, nothing after it."""
+def _no_checkpoint(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+    """Replaces non-reentrant checkpointing: does nothing before or after the forward."""
     yield
