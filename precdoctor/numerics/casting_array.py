@@ -1,4 +1,4 @@
-"""Casts of whole arrays: the twin of :mod:`precdoctor.numerics.casting`, and tested against it code by code."""
+"""Casts of arrays: :mod:`precdoctor.numerics.casting` vectorised, and tested against it code by code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ Codes = npt.NDArray[np.uint64]
 
 
 def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Codes:
-    """The codes ``values`` are cast to; meaning of the arguments as for :func:`precdoctor.numerics.casting.encode`.
+    """Return the codes that ``values`` round to; rules as for :func:`precdoctor.numerics.casting.encode`.
 
     Args:
         values: any shape; every dtype that float64 holds exactly.
+        fmt: the target format.
+        saturate: clip instead of overflowing.
 
     Returns:
         uint64, the shape of ``values``.
 
     Raises:
-        ValueError: a NaN and a format that has none.
+        ValueError: a result is NaN, and the format has none.
     """
     x = np.asarray(values, dtype=np.float64)
     negative = np.signbit(x) & (fmt.kind is not Kind.SCALE)
@@ -44,7 +46,7 @@ def encode_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) 
 
 
 def decode_array(codes: npt.ArrayLike, fmt: Format) -> Floats:
-    """The values of codes, any shape, as float64.
+    """Return the values of codes, any shape, as float64.
 
     Raises:
         ValueError: a code has more bits than the format.
@@ -67,7 +69,7 @@ def decode_array(codes: npt.ArrayLike, fmt: Format) -> Floats:
 
 
 def cast_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) -> Floats:
-    """``values`` as the format holds them, float64 of the same shape; arguments and errors as :func:`encode_array`."""
+    """Return ``values`` rounded to the format, float64, same shape; arguments and errors as :func:`encode_array`."""
     return decode_array(encode_array(values, fmt, saturate=saturate), fmt)
 
 
@@ -75,21 +77,21 @@ _TABLES: dict[Format, Floats] = {}
 
 
 def _table(fmt: Format) -> Floats:
-    """The value of every code of a format of at most 16 bits."""
+    """Return the value of every code of a format of at most 16 bits."""
     if fmt not in _TABLES:
         _TABLES[fmt] = np.array([decode(code, fmt) for code in range(1 << fmt.bits)])
     return _TABLES[fmt]
 
 
 def _round_magnitudes(magnitude: Floats, fmt: Format) -> npt.NDArray[np.int64]:
-    """Codes without their signs, as if they went on above the largest one."""
+    """Round to codes without signs, as if codes continued above the largest one."""
     if fmt.kind is Kind.SCALE:
         magnitude = np.maximum(magnitude, fmt.min_subnormal)
     lowest = 1 - fmt.bias
     exponent = np.where(magnitude > 0.0, np.frexp(magnitude)[1].astype(np.int64) - 1, lowest)
     if fmt.kind is not Kind.SCALE:
         exponent = np.maximum(exponent, lowest)
-    # Powers of two scale exactly here: a subnormal is only ever scaled up, and no format is finer than float64.
+    # ldexp is exact here: it only ever scales subnormals up, and no format is finer than float64.
     steps = np.ldexp(magnitude, fmt.mantissa_bits - exponent)
     below = np.floor(steps)
     rest = steps - below
