@@ -1,4 +1,4 @@
-"""The look at tensors on a GPU that come again in every step, the same but for where they lie. Needs no Triton."""
+"""Amax and sum of squares of GPU tensors that come every step and change only their addresses. Needs no Triton."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Addresses = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class _Alike:
-    """Tensors of one dtype: where they stand in the list, and the table that leads the kernel to them."""
+    """Tensors of one dtype: their indices in the list, and the device table of their addresses."""
 
     def __init__(self, dtype: torch.dtype, places: list[int], sizes: list[int], device: torch.device) -> None:
         self.dtype, self.places = dtype, places
@@ -31,17 +31,17 @@ class _Alike:
         self.rows: Tensor | None = None
 
     def bring(self, addresses: _Addresses, device: torch.device) -> None:
-        """Have the table lead to these addresses."""
+        """Write these addresses to the table, unless it already has them."""
         if self.rows is None or not np.array_equal(addresses, self.host[:, 0]):
             self.host[:, 0] = addresses
             self.rows = sent(self.host, self.rows, device)
 
 
 class DeviceLook:
-    """Amax and sum of squares of a list of tensors: a launch for each dtype, and nothing that waits.
+    """Amax and sum of squares of a list of tensors: one launch per dtype, without waiting for the device.
 
     Args:
-        tensors: plain, strided, of one GPU; ``fits`` says whether they will do.
+        tensors: plain and strided, on one GPU; :meth:`fits` must accept them.
     """
 
     _MOST_DTYPES: Final = 4
@@ -68,15 +68,16 @@ class DeviceLook:
         )
 
     def look(self, addresses: list[int], stream: int) -> Tensor | None:
-        """Launch it, on the current stream.
+        """Launch the kernel on the current stream.
 
         Args:
             addresses: of the tensors.
             stream: the current one.
 
         Returns:
-            FP64, shape ``(dtypes, 2)``, on the device: amax, as :func:`native_cpu.look` has it, and sum of squares.
-            Null where the kernel could not be launched, or on another stream than before.
+            FP64, shape ``(dtypes, 2)``, on the device: amax as in :func:`native_cpu.look`, and sum of squares. None if
+                the
+            kernel could not be launched, or if the current stream has changed.
         """
         if stream != self._stream:
             return None

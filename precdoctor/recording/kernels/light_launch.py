@@ -1,8 +1,8 @@
-"""Launching a Triton kernel that is compiled already, past Triton's Python: that takes 25 us to find out what is known.
+"""Launches of compiled Triton kernels that bypass Triton's Python, which takes 25 us per launch to find the kernel.
 
-How Triton calls its launcher differs by version, and so it is watched: the second launch of a kernel goes through
-Triton, and if what arrives at the launcher is what this module can make by itself, later ones go there at once. Where
-it is anything else (another Triton, a profiler's hooks), every launch goes through Triton, as the first two.
+How Triton calls its launcher differs by version, and so it is observed: the second launch of a kernel goes through
+Triton, and if this module can build the launcher's arguments by itself, later launches call the launcher directly.
+Otherwise (another Triton, a profiler's hooks), every launch goes through Triton, like the first two.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ import torch
 
 from precdoctor.recording.process import attach
 
-#: What a launcher is given in front of the kernel's arguments: the grid, the stream, the function, what is known of the
-#: kernel, what a profiler is told, and the two hooks that tell it.
+#: Positions of a launcher's arguments before those of the kernel: the grid, the stream, the function, the kernel's
+#: packed
+#: metadata, data for a profiler, and the two hooks that a profiler sets.
 _GRID, _STREAM, _FUNCTION, _PACKED, _HOOKS, _FIRST = slice(0, 3), 3, 4, 5, slice(7, 9), 9
-#: By torch itself, of a device: the address of its current stream.
+#: Torch's function that returns the handle of a device's current stream; None if this torch has none.
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 Launcher = Callable[..., object]
 
 
 class _Patience:
-    """Says why the first steps take so long, once, where they do."""
+    """Prints once why the first steps are slow, if compiling takes long."""
 
     _SECONDS: Final = 5.0
 
@@ -34,7 +35,7 @@ class _Patience:
         self._spent, self._said = 0.0, False
 
     def spend(self, seconds: float) -> None:
-        """The first launch of a kernel took so long: it was compiled, or read from Triton's cache."""
+        """Add the duration of a kernel's first launch, in which it was compiled or read from Triton's cache."""
         self._spent += seconds
         if self._spent > self._SECONDS and not self._said:
             self._said = True
@@ -50,45 +51,46 @@ class _Compiled:
     __slots__ = ("front", "kernel", "run", "tail")
 
     def __init__(self, kernel: Any) -> None:
-        #: To be watched; null once it was, or where it cannot be.
+        #: The kernel until a launch of it was observed; None afterwards, or if it cannot be observed.
         self.kernel = kernel
-        #: The launcher, once it is known how to call it: behind the stream come ``front``, the arguments and ``tail``.
+        #: The launcher, once its arguments are known: after the stream come ``front``, the kernel's arguments and
+        #: ``tail``.
         self.run: Launcher | None = None
         self.front: tuple[Any, ...] = ()
         self.tail: tuple[Any, ...] = ()
 
 
 class KernelFailedError(Exception):
-    """A kernel is asked for that did not compile."""
+    """A kernel is requested that did not compile before."""
 
 
 class LightLaunch:
     """Launches of one kernel whose arguments are integers that are not compiled in.
 
     Args:
-        jitted: the kernel, as ``triton.jit`` made it.
+        jitted: the kernel, as ``triton.jit`` returned it.
         options: of every launch, ``num_warps`` and the like.
     """
 
     def __init__(self, jitted: Any, options: dict[str, Any]) -> None:
         self._jitted, self._options = jitted, options
         self._known: dict[tuple[Any, ...], _Compiled] = {}
-        #: Those that do not compile, and are not tried again.
+        #: Keys of kernels that did not compile and are not tried again.
         self._failed: set[tuple[Any, ...]] = set()
-        #: Gradients arrive on a thread per device: one of them watches at a time.
+        #: Gradients arrive on one thread per device: only one of them observes a launch at a time.
         self._watching = threading.Lock()
 
     def __call__(self, programs: int, device: torch.device, arguments: tuple[int, ...], *constants: Any) -> None:
-        """Launch it on the current stream.
+        """Launch the kernel on the current stream.
 
         Args:
-            programs: how many.
+            programs: number of programs.
             device: the current one.
             arguments: of the kernel.
-            constants: that are compiled in.
+            constants: arguments that are compiled in.
 
         Raises:
-            KernelFailedError: it did not compile with these constants, as whatever Triton raised has told before.
+            KernelFailedError: the kernel did not compile with these constants before; then Triton's error was raised.
         """
         key = (device.index, *constants)
         known = self._known.get(key)
@@ -116,7 +118,7 @@ class LightLaunch:
         else:
             try:
                 known.run(programs, 1, 1, _raw_stream(device.index), *known.front, *arguments, *known.tail)
-            except TypeError:  # it takes other arguments after all; nothing was launched
+            except TypeError:  # the launcher takes other arguments after all; nothing was launched
                 known.run = known.kernel = None
                 self._by_triton(programs, arguments, constants)
 
@@ -124,7 +126,7 @@ class LightLaunch:
         return self._jitted[(programs,)](*arguments, *constants, **self._options)
 
     def _watch(self, known: _Compiled, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> None:
-        """Launch it through Triton, and see how."""
+        """Launch the kernel through Triton, and record the arguments that its launcher receives."""
         kernel, known.kernel = known.kernel, None
         run: Any = getattr(kernel, "run", None)
         name = next((n for n in ("_run", "run") if n in vars(kernel)), None)
@@ -152,19 +154,21 @@ class LightLaunch:
 
 
 def is_the_devices(error: Exception) -> bool:
-    """Whether the device reports a full memory, or an error of a kernel that ran before: no kernel of ours has failed.
+    """Whether the device reports out of memory or an error of an earlier kernel: then no kernel of ours has failed.
 
-    An error of the training's arrives at whoever calls the device next; torch 2.8 and older have no class for it.
+    An error of the training's kernels surfaces at the next caller of the device; torch 2.8 and older have no class for
+    it.
     """
     kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
     if type(error) is not RuntimeError:
         return isinstance(error, kinds)
-    # Triton hands on what the launch was told: of a kernel made for another GPU, too, which is the kernel's own.
+    # Triton passes on the launch's error. One that names an image (a kernel compiled for another GPU) is the kernel's
+    # own.
     return str(error).startswith(("CUDA error", "Triton Error [CUDA]")) and "image" not in str(error)
 
 
 def _is_known(given: tuple[Any, ...], programs: int) -> bool:
-    """Whether a launcher was given what is expected in front of the kernel's arguments, and nobody listens."""
+    """Whether a launcher's leading arguments are as expected, and no hook is set."""
     if len(given) < _FIRST or given[_GRID] != (programs, 1, 1) or type(given[_STREAM]) is not int:
         return False
     return not any(hook is not None and getattr(hook, "calls", hook) for hook in given[_HOOKS])

@@ -1,4 +1,4 @@
-"""Lists of tensors that are read in every step: what they were when they were last asked one by one."""
+"""Fast path for lists of tensors that are read every step and differ from step to step only in their addresses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DTYPE, _ADDRESS, _NUMEL = _BASE.dtype.__get__, _BASE.data_ptr, _BASE.numel
 
 
 def _tensor_guards() -> Callable[..., Any] | None:
-    """Dynamo's check of many tensors at once (class, kind, dtype, device, shape, strides); null where it differs."""
+    """Return Dynamo's check of many tensors (class, kind, dtype, device, shape, strides); None if it is unusable."""
     kind: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
     try:
         with apart_from_user_modes():
@@ -45,13 +45,15 @@ def _tensor_guards() -> Callable[..., Any] | None:
 
 
 class Layout:
-    """What the tensors of one list were when they were asked last; :func:`look` asks each of them six questions.
+    """The properties of a list of tensors at its last full check; :func:`native_cpu.look` makes six queries per tensor.
 
-    Gradients of a training are other tensors in every step, and lie elsewhere, but are otherwise what they were. One
-    call of C finds that out, and only their addresses are asked for.
+    The gradients of a training are new tensors at new addresses in every step, but usually have the same properties.
+    One
+    call of C confirms this, and then only their addresses are queried.
     """
 
-    #: Lists that differ from step to step, as those of a mixture of experts do, are asked one by one.
+    #: Lists that change from step to step, as those of a mixture of experts do, are no longer learned after so many
+    #: times.
     _MAX_CHANGES: Final = 16
     _guards: Callable[..., Any] | None = None
     _tried = False
@@ -63,13 +65,13 @@ class Layout:
         self._on_device: DeviceLook | None = None
 
     def look(self, tensors: Sequence[Any]) -> tuple[float, float] | Tensor | None:
-        """What :func:`look` finds, where all are what they were; else null.
+        """Return amax and sum of squares, as :func:`native_cpu.look` does, if the properties are unchanged; else None.
 
         Args:
             tensors: anything, outside of torch.func.
 
         Returns:
-            Of tensors on a GPU what :meth:`DeviceLook.look` gives.
+            For tensors on a GPU, the result of :meth:`DeviceLook.look`.
         """
         if self._same is None or len(tensors) != self._count or not self._same(*tensors):
             return None
@@ -77,7 +79,7 @@ class Layout:
         if self._on_device is not None:
             with apart_from_user_modes():
                 found = self._on_device.look(addresses, stream_of(tensors[0])) if all(addresses) else None
-            if found is None:  # another stream, memory that was given back, or a kernel that does not compile
+            if found is None:  # another stream, memory that was freed, or a kernel that does not compile
                 self._same = None
             return found
         if min(addresses) < native_cpu.LOWEST:
