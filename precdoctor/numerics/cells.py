@@ -184,7 +184,7 @@ def points_of(cells: Cells, per_cell: int) -> tuple[Floats, Floats]:
 
 
 def _parabola(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Slope and half the second derivative of the parabola through each point and its neighbours; linear at the ends."""
+    """Slope and half the second derivative of the parabola through each point and its neighbours; lines at the ends."""
     slope, bend = np.zeros_like(x), np.zeros_like(x)
     if x.size < 2:
         return slope, bend

@@ -89,7 +89,7 @@ class Layout:
         return out[0], out[1]
 
     def learn(self, tensors: Sequence[Tensor]) -> None:
-        """Take note of tensors of torch's own two types: those that :func:`look` has just taken, or on a GPU."""
+        """Store the properties of a list of plain tensors that :func:`native_cpu.look` accepted or that is on a GPU."""
         if self._changes >= self._MAX_CHANGES:
             return
         self._changes += 1

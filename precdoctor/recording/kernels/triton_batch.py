@@ -50,7 +50,7 @@ def _slot(row):
 
 @triton.jit
 def _leave(row, index, ints, scratch, bad, done, counter, count, chunk, BLOCKS: tl.constexpr):
-    """What a program does last: ``index`` is that of its tensor among ``count``."""
+    """Finish a program. The last of a tensor (row ``index`` of ``count``) signs its slot; the last of all counts."""
     add(scratch + 1, bad)
     programs = (tl.load(row + _TILES) + chunk - 1) // chunk
     if tl.atomic_add(scratch, 1, sem="acq_rel") == programs - 1:
