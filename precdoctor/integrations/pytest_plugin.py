@@ -1,4 +1,4 @@
-"""The pytest plugin: a ``precdoctor`` fixture that records a block of a test and judges it as ``precdoctor gate`` does.
+"""The pytest plugin: a ``precdoctor`` fixture that records a block of a test and applies ``precdoctor gate`` to it.
 
     def test_smoke_training(precdoctor):
         with precdoctor.record():
@@ -6,7 +6,7 @@
         precdoctor.check(baseline="numerics.toml")     # beside the test file
 
 ``pytest --precdoctor-write-baseline`` writes the baselines instead of comparing with them. Nothing heavy is imported
-before a test asks for the fixture.
+before a test requests the fixture.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRITTEN = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The plugin's flag."""
+    """Add the plugin's flag."""
     parser.getgroup("precdoctor").addoption(
         "--precdoctor-write-baseline",
         action="store_true",
@@ -38,12 +38,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A place for the files written in this session."""
+    """Create the list of baseline files written in this session."""
     config.stash[_WRITTEN] = []
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Name the baselines that were written: they are to be reviewed and committed."""
+    """Print the names of the baselines that were written: they should be reviewed and committed."""
     for file in config.stash.get(_WRITTEN, []):
         terminalreporter.write_line(f"precdoctor wrote {file}")
 
@@ -55,10 +55,10 @@ def precdoctor(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 class Checker:
-    """What the ``precdoctor`` fixture gives a test.
+    """The value of the ``precdoctor`` fixture.
 
     Attributes:
-        recordings: the blocks recorded so far; :meth:`check` judges all of them.
+        recordings: the blocks recorded so far; :meth:`check` evaluates all of them.
     """
 
     def __init__(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -83,7 +83,7 @@ class Checker:
 
     @property
     def findings(self) -> Sequence[Finding]:
-        """What the rules find in the last recorded block, for assertions of your own."""
+        """The findings of the last recorded block, for the test's own assertions."""
         from precdoctor.diagnosis import diagnose
 
         if not self.recordings:
@@ -105,12 +105,12 @@ class Checker:
         """Fail the test, with the gate's report, unless the recorded blocks pass the gate.
 
         Args:
-            baseline: file to hold them against, relative to the test file; None: the rules alone.
+            baseline: file to compare with, relative to the test file; None: the rules alone.
             fail_on, aggregate, fail_if, allow, select, ignore: as the flags of ``precdoctor gate``.
             options: thresholds, such as ``{"PD804": {"relative": 0.1}}``.
 
         Returns:
-            The report, when it passed.
+            The report, if the gate passed.
         """
         if not self.recordings:
             pytest.fail(_NOTHING, pytrace=False)

@@ -1,4 +1,4 @@
-"""A run as dashboards want it: step by step, numbers and histograms by name."""
+"""A run as series for dashboards: numbers and histograms by name, step by step."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from precdoctor.runlog import Run
 
 @dataclass(frozen=True)
 class Choice:
-    """Tensors of these kinds in modules with these names; empty means all.
+    """A selection of tensors by kind and module; empty means all.
 
     Attributes:
-        kinds: as the column ``kind`` has them.
-        modules: globs.
+        kinds: values of the column ``kind``.
+        modules: globs of module names.
     """
 
     kinds: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
     def batches(self, run: Run, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of a table: of tensors the chosen ones, of the others all. ``columns`` must name ``module``."""
+        """Yield the rows of a table, for ``tensors`` only the selected ones. ``columns`` must include ``module``."""
         filters = [("kind", "in", list(self.kinds))] if table == "tensors" and self.kinds else None
         for batch in run.batches(table, columns, filters):
             chosen = self._of_modules(batch) if table == "tensors" and self.modules else batch
@@ -65,7 +65,7 @@ _TENSOR_COLUMNS = (
     ),
     *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "exp_lo", "exp_hist"),
 )
-#: Formats of so few bits are filled by their scale: no headroom is no news there.
+#: Formats of at most this many bits are scaled to fill their range, so their headroom says nothing.
 _SCALED_BITS = 8
 
 
@@ -74,7 +74,8 @@ class Point:
     """One step of one process.
 
     Attributes:
-        wall_time: seconds since the epoch, at the end of the step; 0 when it was not recorded.
+        step: number of the step.
+        wall_time: seconds since the epoch, at the end of the step; 0 if it was not recorded.
         scalars: by name, such as ``train/loss`` or ``headroom_binades/output/blocks.0.attn``.
         histograms: by name, ``(exponent of the first bin, counts)``; bin k counts 2^k < abs(x) <= 2^(k+1).
     """
@@ -87,7 +88,7 @@ class Point:
 
 @dataclass(frozen=True, order=True)
 class Process:
-    """Who recorded: ``rank-00003``, ``rank-00003.1`` for its second attempt."""
+    """The recording process: ``rank-00003``, ``rank-00003.1`` for its second attempt."""
 
     rank: int
     attempt: int
@@ -98,7 +99,7 @@ class Process:
 
 
 def points(run: Run, choice: Choice) -> Iterator[tuple[Process, Iterator[Point]]]:
-    """Per process its steps, ascending. Each iterator is to be used up before the next process is asked for."""
+    """Yield the steps of each process, ascending. Exhaust each inner iterator before the next process."""
     steps: dict[Process, list[tuple[int, Mapping[str, Any]]]] = {}
     for batch in run.batches("steps", _STEP_COLUMNS):
         for row in batch.to_pylist():
@@ -130,7 +131,7 @@ def _of_steps(rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[Point]:
 
 
 def _add_step(point: Point, row: Mapping[str, Any]) -> None:
-    """With several optimizers (a GAN) each has curves of its own."""
+    """Add the numbers of a steps row; each of several optimizers (a GAN) gets curves of its own."""
     point.wall_time = row["wall_time"] or point.wall_time
     for name in ("loss", "lr", "grad_norm", "loss_scale", "lost_update_fraction", "non_finite", "skipped"):
         value = row[name]

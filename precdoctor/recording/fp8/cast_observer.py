@@ -1,4 +1,4 @@
-"""The observer of the dispatch mode: follows scalings and clamps, and makes a row of every cast to float8."""
+"""The observer behind the dispatch mode: follows scalings and clamps, and makes a row of every cast to float8."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from precdoctor.recording.recorder.hook_guard import guarded
 from precdoctor.recording.slots.cast_operand import FLOAT8, Operand, launcher
 from precdoctor.recording.slots.slot_table import Entry
 
-#: A clamp to exactly this range is half of a cast to that format.
+#: By maximum: a clamp to exactly this range is the first half of a cast to that format.
 _MAXIMA: dict[float, Format] = {f.max: f for f in reversed(FLOAT8.values())}
 
 
 class Observer:
-    """Of one module call or backward pass.
+    """Observes one module call or backward pass.
 
     Args:
-        call: gives, for an autograd node, the module call that made it; for None, the one that is observed.
-        name: takes a place, the number of a call and a name; gives the name, with a number if it was given before.
+        call: returns the module call that created an autograd node; for None, the observed call.
+        name: takes a call and a name; returns the name, with a number if it was given before.
         results: float8 tensors and the entries of their casts.
     """
 
@@ -46,7 +46,7 @@ class Observer:
         self._name = name
         self._results = results
         self._made = Notes()
-        #: Measured before a clamp that no cast has followed yet.
+        #: Entries measured before a clamp that no cast has followed yet.
         self._pending: dict[int, Entry] = {}
         self.casts = 0
         self.before = guarded(recorder)(self._before)
@@ -54,12 +54,12 @@ class Observer:
         self.written = guarded(recorder)(self._written)
 
     def close(self) -> None:
-        """What was measured before a clamp that was not half of a cast is no row."""
+        """Discard entries measured before a clamp that turned out not to be half of a cast."""
         for slot in self._pending:
             self._recorder.slots.touched.pop(slot, None)
         self._pending.clear()
 
-    # --- what the mode calls -----------------------------------------------------------------------------------------
+    # --- called by the mode ------------------------------------------------------------------------------------------
 
     def _before(self, what: str, args: Any, kwargs: Any) -> Any:
         x = args[0]
@@ -155,7 +155,7 @@ class Observer:
                 operand.factors = ((value, True),)
 
     def _note_product(self, args: Any, kwargs: Any) -> None:
-        """How the product adds up is a fact of the run: over how many terms, and whether in a narrow accumulator."""
+        """Note how the product is accumulated: over how many terms, and whether in a narrow accumulator."""
         call = self._call_of(running_node())
         facts = self._recorder.facts
         if call is None or facts is None or args[0].dim() != 2:
@@ -176,7 +176,7 @@ class Observer:
             return None
         self.casts += 1
         known = _known_as(call, made)
-        # A tensor nobody knows and nothing has multiplied may have been scaled and clipped by something not followed.
+        # An unknown tensor without factors may have been scaled and clipped by ops that are not followed.
         followed = known is not None or made.factors != ()
         factors = made.factors if followed else None
         operand = Operand(fmt, factors, made.whole and followed, by_parts=made.factors is None)
@@ -187,16 +187,17 @@ class Observer:
         return entry
 
     def quantised(self, x: Tensor, scaled: Tensor, fmt: Format, multipliers: Tensor) -> tuple[Place, str] | None:
-        """A library's quantiser was called.
+        """Record a call of a library's quantiser.
 
         Args:
-            x: what it was given.
-            scaled: the same times the scales that came out, float32.
-            fmt: what the elements were rounded to.
+            x: its input.
+            scaled: the input times the scales, float32.
+            fmt: the format of the elements.
             multipliers: the scales: one, or one per row or block.
 
         Returns:
-            The module, and the role of the operand there: ``weight``, ``input`` or ``grad_output``.
+            The module, and the role of the operand there: ``weight``, ``input`` or ``grad_output``; None if not
+                recorded.
         """
         recorder = self._recorder
         call = self._call_of(running_node())
@@ -215,19 +216,20 @@ class Observer:
 
 
 def _known_as(call: Call, made: Made) -> str | None:
-    """What the call was given a tensor as, or the name of the parameter it was."""
+    """Return the name of the call's argument, or of the parameter, that a tensor began as; None for other tensors."""
     known: str | None = call.names.at(made.origin) if made.origin is not None else None
-    if known is None and made.parameter is not None:  # of another module: named as the casting one would
+    if known is None and made.parameter is not None:  # a parameter of another module keeps its full name
         known = made.parameter.removeprefix(f"{call.place.module}.")
     return known
 
 
 def block_scales(recorder: Recorder, operand: Entry, by: Tensor, *, inverse: bool) -> None:
-    """Put what an operand was multiplied by, by row or block, into a row of its own.
+    """Record the scales of an operand by row or block in a row of their own.
 
     Args:
-        operand: of the cast.
-        by: one number per row or block, or the divisor if ``inverse``.
+        operand: entry of the cast.
+        by: one multiplier per row or block, or divisor if ``inverse``.
+        inverse: whether ``by`` are divisors.
     """
     dense = tensor_leaves.plain(by) if recorder.options.takes("block_scale") else None
     if dense is None:
@@ -242,7 +244,7 @@ def block_scales(recorder: Recorder, operand: Entry, by: Tensor, *, inverse: boo
 def measure(
     recorder: Recorder, call: Call, name: str, x: Tensor, operand: Operand, scaled: Tensor | None = None
 ) -> Entry | None:
-    """Put the statistics of a tensor about to be cast into the row of that cast; of ``scaled`` instead, if given."""
+    """Measure a tensor that is about to be cast, or ``scaled``, into the row of the cast; None if not recorded."""
     dense = tensor_leaves.plain(x if scaled is None else scaled)
     kind = "fp8_operand" if operand.fmt.bits == 8 else "subbyte_operand"
     site = recorder.site(call.place, kind, name, x, call=call.number, phase=call.phase)
@@ -258,18 +260,18 @@ def measure(
 
 
 def outside() -> Call:
-    """For casts outside of all modules; those are not known to be part of training."""
+    """Return the scope of casts outside of all modules; in no_grad mode they do not count as training."""
     return Call(OUTSIDE, phase="no_grad" if not torch.is_grad_enabled() else "train")
 
 
 def _fast(args: Any, kwargs: Any) -> bool:
-    """``use_fast_accum``, the last argument of ``torch._scaled_mm`` in both of its forms."""
+    """Return ``use_fast_accum``, the last argument of both forms of ``torch._scaled_mm``."""
     position = 11 if isinstance(args[2], (list, tuple)) else 7
     return bool(args[position] if len(args) > position else kwargs.get("use_fast_accum", False))
 
 
 def _limits(args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The bounds of a clamp or a hard tanh; None where there is none."""
+    """Return the bounds of a clamp or a hard tanh; None for a missing one."""
     lower = args[1] if len(args) > 1 else kwargs.get("min", kwargs.get("min_val"))
     upper = args[2] if len(args) > 2 else kwargs.get("max", kwargs.get("max_val"))
     return lower, upper

@@ -1,8 +1,8 @@
-"""Quantisers of libraries whose casts torch's dispatcher does not see: what goes in, and the scales that come out.
+"""Quantisers of libraries whose casts bypass torch's dispatcher: their input, and the scales in their result.
 
-Followed, from their source: Transformer Engine 2.18 (``Quantizer.quantize`` and ``update_quantized``), MS-AMP 0.4.0
-(``TypeCast.cast_to_fp8``), and of torchao 0.18 what casts to FP4 and FP6 by integer arithmetic (``to_mx``,
-``nvfp4_quantize``). The functions are replaced by ones that call them and look at what they were given and returned.
+Covered, from their source: Transformer Engine 2.18 (``Quantizer.quantize`` and ``update_quantized``), MS-AMP 0.4.0
+(``TypeCast.cast_to_fp8``), and of torchao 0.18 the casts to FP4 and FP6 by integer arithmetic (``to_mx``,
+``nvfp4_quantize``). The functions are replaced by wrappers that read their arguments and results.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Quantisation:
     """One call of a quantiser.
 
     Attributes:
-        given: what it was given.
+        given: the input tensor.
         fmt: the format of the elements.
-        multipliers: what they were multiplied by, float32: one, or one per row or block.
-        grid: how to view ``given`` so that ``factors`` multiply it; None for as it is.
+        multipliers: scales that multiplied the elements, float32: one, or one per row or block.
+        grid: shape in which to view ``given`` so that ``factors`` multiply it; None for its own shape.
         factors: the multipliers in such a shape, of at least one dimension: products are float32.
     """
 
@@ -46,23 +46,23 @@ class Quantisation:
     factors: Tensor
 
 
-#: Reads a call from its arguments and its result; null where it cannot.
+#: Reads a call from its arguments and its result; returns None if it cannot.
 Reader = Callable[[tuple[Any, ...], dict[str, Any], Any], Quantisation | None]
 
 
 class LibraryQuantisers:
-    """Replaces the quantisers of every library that has been imported, once, as steps begin."""
+    """Replaces the quantisers of every imported library, once each, at the beginning of steps."""
 
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
         self._recorder, self._casts = recorder, casts
         self._see = guarded(recorder)(self._seen)
         self._found: set[str] = set()
-        #: Modules of which an operand of this role was seen.
+        #: Modules for which an operand of this role was observed.
         self._roles: dict[str, set[Place]] = {"input": set(), "weight": set(), "grad_output": set()}
         self._inside = threading.local()
 
     def install(self) -> None:
-        """Have casts noticed, and look for the libraries when a sampled step begins: scripts import them late."""
+        """Patch the casts of torch, and look for libraries at every sampled step, because scripts import them late."""
         self._casts.install()
         takes = self._recorder.options.takes
         if takes("fp8_operand") or takes("subbyte_operand"):
@@ -114,7 +114,7 @@ class LibraryQuantisers:
             self._roles[seen[1]].add(seen[0])
 
     def _say_what_was_not_seen(self) -> None:
-        """Modules of Transformer Engine that keep FP8 scales, and of which the casts of an operand were all its own."""
+        """Warn about operands of Transformer Engine modules with FP8 scales that were cast only inside its kernels."""
         recorder = self._recorder
         places = {}
         for root in recorder.names.roots.values():
@@ -145,7 +145,7 @@ def _tensor(owner: Any, name: str) -> Tensor | None:
 
 
 def _by_blocks(x: Tensor, scales: Tensor, columns: int, rows: int) -> Tensor:
-    """One number per block of ``rows`` x ``columns`` elements of the last dimension, for every element of ``x``."""
+    """Return the scale of each element of ``x``, from one per block of ``rows`` x ``columns`` elements."""
     width = x.shape[-1]
     height = x.numel() // width
     wide = scales.repeat_interleave(columns, -1)[:, :width].repeat_interleave(rows, 0)[:height]
@@ -153,13 +153,13 @@ def _by_blocks(x: Tensor, scales: Tensor, columns: int, rows: int) -> Tensor:
 
 
 def _powers(exponents: Tensor) -> Tensor:
-    """The multipliers behind E8M0 scales, which are divisors: ``2 ** (127 - e)``, NaN for 255."""
+    """Return the multipliers of E8M0 scales, which are divisors: ``2 ** (127 - e)``, NaN for 255."""
     e = exponents.view(torch.uint8).float()
     return torch.where(e == 255, torch.nan, torch.exp2(127.0 - e))
 
 
 def _row_major(scales: Tensor) -> Tensor:
-    """Scales in the order of a matrix unit (tiles of 128 rows and 4 columns, 32 x 4 x 4 inside) as rows and columns."""
+    """Bring scales from the order of a matrix unit (tiles of 128 x 4, inside 32 x 4 x 4) to rows and columns."""
     rows, columns = scales.shape
     tiles = scales.reshape(rows // 128, columns // 4, 32, 4, 4)
     return tiles.permute(0, 3, 2, 1, 4).reshape(rows, columns)
@@ -170,7 +170,7 @@ def _scalar(x: Tensor, fmt: Format, multiplier: Tensor) -> Quantisation:
 
 
 def _blocks(x: Tensor, fmt: Format, scales: Tensor, columns: int, rows: int = 1) -> Quantisation | None:
-    """Of scales that may be padded to more rows and columns than the tensor has blocks."""
+    """Return a quantisation by blocks; ``scales`` may be padded to more rows and columns. None if they are too few."""
     if x.dim() == 0 or not x.numel():
         return None
     width, height = x.shape[-1], x.numel() // x.shape[-1]
@@ -189,7 +189,7 @@ _ELEMENTS: Final = {"float4_e2m1fn_x2": E2M1, "fp6_e2m3": E2M3, "fp6_e3m2": E3M2
 
 
 def _to_mx(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
-    """Of ``to_mx(data_hp, elem_dtype, block_size, ...)``; casts to FP8 in it are seen as such."""
+    """Read ``to_mx(data_hp, elem_dtype, block_size, ...)``; its casts to FP8 go through the dispatcher instead."""
     x, block = _argument(args, kwargs, 0, "data_hp"), _argument(args, kwargs, 2, "block_size")
     fmt = _ELEMENTS.get(str(_argument(args, kwargs, 1, "elem_dtype")).removeprefix("torch."))
     scales = result[0] if type(result) is tuple else None
@@ -200,7 +200,7 @@ def _to_mx(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quanti
 
 
 def _nvfp4(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
-    """Of ``nvfp4_quantize(data_hp, block_size, per_tensor_scale)``."""
+    """Read ``nvfp4_quantize(data_hp, block_size, per_tensor_scale)``."""
     x, outer = _argument(args, kwargs, 0, "data_hp"), _argument(args, kwargs, 2, "per_tensor_scale")
     scales = result[0] if type(result) is tuple else None
     if type(scales) is not Tensor or (outer is not None and (type(outer) is not Tensor or outer.numel() != 1)):
@@ -227,9 +227,9 @@ def _engine_format(result: Any) -> Format | None:
 
 
 def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Quantisation | None:
-    """Of ``quantizer.quantize(tensor, ...)``, or of ``quantizer.update_quantized(src, dst, ...)``.
+    """Read ``quantizer.quantize(tensor, ...)``, or ``quantizer.update_quantized(src, dst, ...)``.
 
-    Read is the row-wise copy; of a tensor that has only the transposed one, there is no row.
+    It reads the row-wise copy of the result; a tensor with only the transposed copy has no row.
     """
     x = _argument(args, kwargs, 1, "tensor")
     x = kwargs.get("src") if x is None else x
@@ -242,7 +242,7 @@ def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     if scales is None or scales.dim() != 2:
         return None
     if (square := static.attribute(result, "_is_2D_scaled")) is not None:
-        # Float8BlockQuantizer: one scale per 128 x 128 elements, or per 128 in a row, the latter kept transposed
+        # Float8BlockQuantizer: one scale per 128 x 128 elements, or per 128 in a row, the latter stored transposed
         divisors, rows = (scales, 128) if square is True else (scales.t(), 1)
         return _blocks(x, fmt, divisors.reciprocal(), 128, rows)
     if static.attribute(result, "_with_gemm_swizzled_scales") is True:
@@ -255,7 +255,7 @@ def _engine_quantised(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 
 
 def _engine_nvfp4(x: Tensor, scales: Tensor, result: Any) -> Quantisation | None:
-    """NVFP4: an E4M3 scale per 16 elements, times the amax of the tensor or row over 6 times the largest such scale."""
+    """Read NVFP4: one E4M3 scale per 16 elements, times the amax of tensor or row over 6 times the largest scale."""
     amax = _tensor(result, "_amax_rowwise")
     largest = static.number(static.attribute(result, "_nvfp4_e4m3_max"))
     if amax is None:
@@ -283,7 +283,7 @@ def _engine(module: Any) -> Iterator[tuple[Any, str, Reader]]:
 
 
 def _msamp_cast(args: tuple[Any, ...], kwargs: dict[str, Any], _result: Any) -> Quantisation | None:
-    """Of ``TypeCast.cast_to_fp8(input, meta, ...)``, which has written the scale in force to ``meta.scale``."""
+    """Read ``TypeCast.cast_to_fp8(input, meta, ...)``, which has written the current scale to ``meta.scale``."""
     x, meta = _argument(args, kwargs, 0, "input"), _argument(args, kwargs, 1, "meta")
     fmt = _ENGINE_FORMATS.get(static.text(static.attribute(static.attribute(meta, "qtype"), "name")))
     scale = _tensor(meta, "scale")
@@ -297,7 +297,7 @@ def _msamp(module: Any) -> Iterator[tuple[Any, str, Reader]]:
         yield owner, "cast_to_fp8", _msamp_cast
 
 
-#: Modules, and what in them to replace: the owner of a function, its name, and what reads its calls.
+#: By module: yields the functions to replace in it, as owner, name, and the reader of its calls.
 _LIBRARIES: Final[dict[str, Callable[[Any], Iterator[tuple[Any, str, Reader]]]]] = {
     "torchao.prototype.mx_formats.mx_tensor": lambda module: iter(((module, "to_mx", _to_mx),)),
     "torchao.prototype.mx_formats.nvfp4_tensor": lambda module: iter(((module, "nvfp4_quantize", _nvfp4),)),

@@ -242,7 +242,7 @@ class StepTensors:
         return {"scale": arrays.numbers(scales, known)} if known.any() else {}
 
     def _casts(self) -> dict[str, Any]:
-        """Which format a tensor was cast to or is stored in, and what a cast clipped and flushed."""
+        """Return the format that each tensor was cast to or is stored in, and the elements that casts clip or flush."""
         names: list[str | None] = [e.format for e in self._entries]
         if not self._cast_rows:
             return {"format": arrays.strings(names)} if any(names) else {}

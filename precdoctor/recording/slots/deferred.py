@@ -92,7 +92,7 @@ def arrival(event: _Event, host: torch.Tensor) -> Callable[[], float]:
 
 
 def deferred(x: torch.Tensor, *, by_drain: bool = True) -> Callable[[], list[float]]:
-    """The numbers of a vector, without waiting for its device now; ``by_drain`` as in :func:`defer`."""
+    """Return a function that reads the numbers of a vector later; ``by_drain`` as in :func:`defer`."""
     if x.is_cpu:
         values: list[float] = x.tolist()
         return lambda: values
