@@ -16,8 +16,7 @@ class Update:
     Attributes:
         size: half the distance to the neighbour in that direction; at a power of two the two directions differ.
         inclusive: whether a change of exactly ``size``, a tie, survives. If false, only larger ones do: the number's
-            own
-            code is even.
+            own code is even.
     """
 
     size: float

@@ -51,12 +51,9 @@ def encode(value: float, fmt: Format, *, saturate: bool = False) -> int:
     """Return the code that ``value`` rounds to, by IEEE 754-2019, 4.3.1 roundTiesToEven.
 
     Out of range: the maximum with ``saturate`` (for Inf also, as in OCP OFP8 1.0 section 5.2.1 SAT mode); otherwise
-    Inf,
-    or NaN in a format without Inf. Formats with neither always saturate. A scale has no sign, no zero and no mantissa:
-    zero
-    becomes its smallest value, because an all-zero block may have any scale; a negative number becomes NaN; a tie
-    between
-    two powers of two goes up.
+    Inf, or NaN in a format without Inf. Formats with neither always saturate. A scale has no sign, no zero and no
+    mantissa: zero becomes its smallest value, because an all-zero block may have any scale; a negative number becomes
+    NaN; a tie between two powers of two goes up.
 
     Args:
         value: any float64.

@@ -1,9 +1,8 @@
 """Bounds and estimates from counts of magnitudes per interval; both kinds of prediction are built on them.
 
 A cell says that ``counts[i]`` magnitudes lie in ``(lo[i], hi[i]]``. A statement about magnitudes is *surely* true of
-the
-cells that lie wholly inside, *possibly* of those that touch, and the two sums bound the true count. Estimates need an
-assumption about how magnitudes lie inside a cell; see :func:`points_of`.
+the cells that lie wholly inside, *possibly* of those that touch, and the two sums bound the true count. Estimates need
+an assumption about how magnitudes lie inside a cell; see :func:`points_of`.
 """
 
 from __future__ import annotations

@@ -131,8 +131,7 @@ class ExponentHistogram:
 
         Raises:
             ValueError: ``scale`` is not a finite power of two; or an end bin holds elements and would have to move
-                inwards,
-                although their magnitudes may lie anywhere beyond that end.
+                inwards, although their magnitudes may lie anywhere beyond that end.
         """
         if not 0.0 < scale < math.inf or math.frexp(scale)[0] != 0.5:
             raise ValueError(f"a histogram is shifted by a finite power of two, got {scale!r}")

@@ -200,8 +200,7 @@ def levels(policy: ScalerPolicy, limits: Floats, state: ScalerState) -> Iterator
     """Yield stretches of steps that end in an overflow, in growth or at the last step: first, stop, state, overflow.
 
     ``state`` is the state before step ``first``. The steps inside a stretch are not visited one by one, which makes a
-    search
-    over policies fast.
+    search over policies fast.
 
     Args:
         policy: the scaler.
@@ -273,9 +272,8 @@ def search(
     """Score every combination of ``inits`` and ``intervals`` on a run, the least ``lost`` first.
 
     If several lose the same (to within :data:`TOLERANCE`, with equally few skipped steps), the first is the one with
-    the
-    longest interval, which causes the fewest trial overflows, and among these the one in the middle of their initial
-    scales, which leaves room on both sides.
+    the longest interval, which causes the fewest trial overflows, and among these the one in the middle of their
+    initial scales, which leaves room on both sides.
 
     Args:
         gradients: of the run, in order.

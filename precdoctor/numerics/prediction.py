@@ -199,8 +199,7 @@ def _squared_relative_error(
     """Bound and estimate error energy over signal energy under a saturating cast: low, high, estimate.
 
     The error of an element never exceeds the element itself (zero and the maximum are both representable), so the
-    result
-    is at most 1.
+    result is at most 1.
     """
     cells, points, weights = guess_of
     if cells.total == 0.0:

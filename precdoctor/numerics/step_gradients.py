@@ -154,10 +154,8 @@ class StepGradients:
         """Share of the gradient elements, structural zeros left out, that are zero at loss scale ``scale``.
 
         Unknown is which of the recorded zeros the cast made: ``low`` takes all of them as recovered, ``high`` as lost,
-        and the
-        estimate follows the shape of the histogram at the flush limit (:mod:`precdoctor.numerics.tail`). None if the
-        step is
-        not sampled.
+        and the estimate follows the shape of the histogram at the flush limit (:mod:`precdoctor.numerics.tail`). None
+        if the step is not sampled.
 
         Raises:
             ValueError: ``scale`` is not a finite positive number.

@@ -17,8 +17,7 @@ from precdoctor.recording.model import static
 #: (``transformer_engine/pytorch/constants.py``, ``FP8FwdTensors`` and ``FP8BwdTensors``).
 _STATES = {"scaling_fwd": ("input", "weight", "output"), "scaling_bwd": ("grad_output", "grad_input")}
 #: For an operation of ``transformer_engine.pytorch.ops``: keys of ``_fp8_metas``, and below each the state's key and
-#: the
-#: roles in the order of the quantisers (``ops/basic/basic_linear.py``).
+#: the roles in the order of the quantisers (``ops/basic/basic_linear.py``).
 _OP_STATES = {
     "forward": ("scaling_fwd", ("input", "weight")),
     "backward": ("scaling_bwd", ("grad_output",)),

@@ -83,8 +83,7 @@ class CastMode(TorchDispatchMode):
 
 
 #: By identity of an op: how it is handled, whether it writes to an operand, and the op, which keeps the id valid. Not
-#: by
-#: hash, because hashing an op takes longer than running some of them.
+#: by hash, because hashing an op takes longer than running some of them.
 _known: dict[int, tuple[str | None, bool, Any]] = {}
 
 
@@ -98,8 +97,7 @@ def supported() -> bool:
     """Whether the mode can be open without changing what runs.
 
     In older versions of torch a function called under a dispatch mode is not compiled, so the mode needs a process
-    without
-    compiled functions.
+    without compiled functions.
     """
     if hasattr(TorchDispatchMode, "ignore_compile_internals"):
         return True

@@ -41,8 +41,7 @@ def measure(x: Tensor, ints: int, floats: int, counter: int, want: int) -> bool:
     """:func:`precdoctor.recording.kernels.reference.measure` by the Triton kernel.
 
     Returns False, with nothing measured, if that is impossible. A kernel that does not compile is not tried again in
-    this
-    process; after three such kernels none is.
+    this process; after three such kernels none is.
 
     Args:
         x: on a CUDA device.

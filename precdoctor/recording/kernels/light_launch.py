@@ -17,8 +17,7 @@ import torch
 from precdoctor.recording.process import attach
 
 #: Positions of a launcher's arguments before those of the kernel: the grid, the stream, the function, the kernel's
-#: packed
-#: metadata, data for a profiler, and the two hooks that a profiler sets.
+#: packed metadata, data for a profiler, and the two hooks that a profiler sets.
 _GRID, _STREAM, _FUNCTION, _PACKED, _HOOKS, _FIRST = slice(0, 3), 3, 4, 5, slice(7, 9), 9
 #: Torch's function that returns the handle of a device's current stream; None if this torch has none.
 _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)

@@ -48,8 +48,7 @@ class Layout:
     """The properties of a list of tensors at its last full check; :func:`native_cpu.look` makes six queries per tensor.
 
     The gradients of a training are new tensors at new addresses in every step, but usually have the same properties.
-    One
-    call of C confirms this, and then only their addresses are queried.
+    One call of C confirms this, and then only their addresses are queried.
     """
 
     #: Lists that change from step to step, as those of a mixture of experts do, are no longer learned after so many

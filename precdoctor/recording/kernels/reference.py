@@ -108,8 +108,8 @@ def exponent_key(wide: Tensor) -> Tensor:
     """Histogram entry of each element: 0 for zero, ``1 + k - EXP_MIN`` for magnitudes in ``(2**k, 2**(k+1)]``.
 
     The exponent field of the float64 just below ``|x|`` is that k plus the bias. Subtracting 1 from the bit pattern
-    gives
-    this float64, and turns the pattern of zero into -1, whose field is below every bin. Inf and NaN get the last entry.
+    gives this float64, and turns the pattern of zero into -1, whose field is below every bin. Inf and NaN get the last
+    entry.
     """
     bits = wide.view(torch.int64) & _MAGNITUDE
     bits -= 1

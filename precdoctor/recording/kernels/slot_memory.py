@@ -60,8 +60,7 @@ class Bank:
         self.counter = torch.zeros((), dtype=torch.int64, device=device)
         self.launches = 0
         #: Tensors and addresses of a block are one object, replaced as one: a signal handler of the user may raise
-        #: between
-        #: any two lines.
+        #: between any two lines.
         self._blocks: list[_Block] = []
         #: For tensors of this step that another slot may measure again: what their memory was measured as.
         self.recent: native_cpu.Recent = {}
@@ -84,8 +83,7 @@ class Bank:
         """Whether a kernel can be launched for this slot now; to be called before each launch.
 
         False while a CUDA graph is captured, if the slot has no memory yet: its initialisation would be captured also,
-        and
-        every replay would clear the slot.
+        and every replay would clear the slot.
         """
         if self.device.type != "cuda":
             return True

@@ -187,8 +187,7 @@ def measure_update(
     """Count one program's tiles, as ``reference.measure_update`` does, for tensors with the same layout in memory.
 
     ``INTENDED``: bytes per element of the intended update; with 8 it is counted exhaustively. ``SMALLEST`` and
-    ``LARGEST``
-    are those of FP32, the format of the difference. Returns the number of non-finite differences.
+    ``LARGEST`` are those of FP32, the format of the difference. Returns the number of non-finite differences.
     """
     if INTENDED == 8:
         bad = tl.zeros([], tl.int64)

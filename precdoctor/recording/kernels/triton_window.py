@@ -211,9 +211,8 @@ def classified(bits, top4, LARGEST: tl.constexpr, AXIS: tl.constexpr):
     """Classify a tile's elements; a lane's elements lie along AXIS.
 
     Returns, per element, the exponent field of the number just below its magnitude, times four (-4: zero). Per lane:
-    the
-    number of elements at each distance from the window's top, in 4-bit fields of two words; the number of zeros; the
-    largest magnitude; and whether an element is rare: neither zero nor in the window, or at the format's maximum.
+    the number of elements at each distance from the window's top, in 4-bit fields of two words; the number of zeros;
+    the largest magnitude; and whether an element is rare: neither zero nor in the window, or at the format's maximum.
     """
     magnitude = bits & 0x7FFFFFFF
     below = magnitude - 1

@@ -184,8 +184,7 @@ class Drain:
         """Before a fork: wait until the thread holds no lock that would stay locked in the child forever.
 
         Import locks above all: libraries import more on first use, and a data loader's worker that then imports the
-        same
-        module would hang. Waits some seconds at most, and only once for a file system that hangs.
+        same module would hang. Waits some seconds at most, and only once for a file system that hangs.
 
         Returns:
             Whether :meth:`resume` must be called after the fork.

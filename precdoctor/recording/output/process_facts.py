@@ -83,8 +83,7 @@ class Facts:
 
         Args:
             what: ``root``, ``module``, ``backward``, ``operands`` (names of their ``fp8_operand`` rows, None for an
-                operand
-                without one), ``dtypes``, ``fast_accum``.
+                operand without one), ``dtypes``, ``fast_accum``.
             terms: products per sum, the inner dimension K.
         """
         key = json.dumps(what)

@@ -98,8 +98,7 @@ class Gradients:
     """Weight gradients, measured together at the end of the backward pass if they stay unchanged until then.
 
     Optimizers inside the backward pass write to them or free them earlier. The first pass, in which nothing waits,
-    shows
-    whether this happens. With other ranks nothing ever waits, because their reductions write to gradients unseen.
+    shows whether this happens. With other ranks nothing ever waits, because their reductions write to gradients unseen.
     """
 
     def __init__(self) -> None:
