@@ -1,6 +1,6 @@
-"""What `precdoctor demo` records: a small GPT in FP16 that learns for a while, then prints `loss nan`.
+"""The script that `precdoctor demo` records: a small GPT in FP16 that learns for a while, then prints `loss nan`.
 
-It is an ordinary training script and knows nothing of precdoctor. Its faults are common ones: attention scores are not
+It is an ordinary training script and does not use precdoctor. Its faults are common ones: attention scores are not
 divided by sqrt(head size), and the learning rate's warm-up has no end.
 """
 

@@ -69,10 +69,10 @@ class Checker:
 
     @contextlib.contextmanager
     def record(self, **options: Any) -> Iterator[Recording]:
-        """Record the training inside the block, every step in full unless ``every`` says otherwise.
+        """Record the training inside the block, every step in full unless ``every`` is given.
 
         Args:
-            options: as :func:`precdoctor.record` takes them.
+            options: as for :func:`precdoctor.record`.
         """
         from precdoctor.recording.session import record
 

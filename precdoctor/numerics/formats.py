@@ -121,8 +121,7 @@ class Format:
 
     @property
     def overflow_limit(self) -> float:
-        """Positive values above this limit overflow under round-to-nearest; ``tie_overflows`` says what the limit
-        itself does.
+        """Positive values above this limit overflow under round-to-nearest; the limit itself: ``tie_overflows``.
 
         It is the midpoint between ``max`` and the value that would come next.
         """

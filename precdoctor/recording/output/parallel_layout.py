@@ -209,9 +209,9 @@ class LayoutReader:
         self._last: tuple[dict[str, Any] | None, dict[int, int]] = None, {}
 
     def read(self, models: Sequence[nn.Module]) -> tuple[dict[str, Any] | None, dict[int, int]]:
-        """The layout, null in a process that is alone, and the number of its placement by ``id`` of a parameter.
+        """Return the layout (None without other ranks), and by ``id`` of a parameter the number of its placement.
 
-        When the process group is gone, what was last read stands.
+        After the process group is destroyed, the last result is returned.
 
         Args:
             models: the top-level modules as they are called, wrappers included.

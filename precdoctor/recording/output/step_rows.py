@@ -134,9 +134,9 @@ def _sum(losses: list[float], scale: float | None) -> float | None:
 
 
 def _grad_norm(batch: StepBatch, tensors: StepTensors, scale: float | None) -> float | None:
-    """Gradient norm, from the rows of the optimizer's own parameters if known; NaN if a gradient is non-finite.
+    """Gradient norm without the loss scale; NaN if a gradient is non-finite, None if unknown.
 
-    None if some of these gradients have no row and no norm was computed.
+    Computed from the rows of the optimizer's own parameters; on unsampled steps, measured by the sentinel.
     """
     own = batch.facts.gradients_of
     if own is None:
