@@ -149,6 +149,7 @@ _NOTHING = "nothing was recorded: put the training into `with precdoctor.record(
 def _judged(
     paths: Sequence[Path], *, baseline: Path | None, limits: Sequence[str], allow: Path | None, **options: Any
 ) -> GateReport:
+    """Run the gate on these runs."""
     from precdoctor.comparison.allowances import read_allowances
     from precdoctor.comparison.baseline_file import read_baseline
     from precdoctor.comparison.fail_if import parse_limit
@@ -167,6 +168,7 @@ def _judged(
 
 
 def _told(report: GateReport) -> str:
+    """Return the gate's report as text."""
     from precdoctor.reporting.outputs import WRITERS, Report
 
     stream = io.StringIO()

@@ -114,6 +114,7 @@ def _quantum(largest: Floats, bits: int) -> Floats:
 
 
 def _cut(values: Floats, quantum: Floats, rounding: Rounding) -> Floats:
+    """Discard the bits of ``values`` below ``quantum``, a power of two."""
     steps = values / quantum  # a power of two: exact
     cut: Floats = (np.trunc(steps) if rounding is Rounding.TOWARD_ZERO else np.rint(steps)) * quantum
     return cut
@@ -175,10 +176,12 @@ def accumulation_error(length: int, operands: Operands, accumulator: Accumulator
 
 
 def _samples(length: int) -> int:
+    """Return the number of dot products of this length to measure."""
     return max(8, min(SAMPLES, _BUDGET // length))
 
 
 def _products(length: int, operands: Operands) -> Floats:
+    """Return the exact products of random E4M3 operands, shape ``(rows, length)``; always the same."""
     rng = np.random.default_rng(0)
     rows = _samples(length)
     factors = []

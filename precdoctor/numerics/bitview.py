@@ -108,6 +108,7 @@ def neighbours(stored: float, fmt: Format) -> tuple[float | None, float | None]:
 
 
 def _update(stored: float, neighbour: float | None, code: int, fmt: Format) -> Update | None:
+    """Return the smallest update of ``stored`` towards ``neighbour``; None without a neighbour."""
     if neighbour is None:
         return None
     tie_leaves = neighbour > stored if fmt.kind is Kind.SCALE else code % 2 == 1  # a tie between two scales goes up
@@ -115,6 +116,7 @@ def _update(stored: float, neighbour: float | None, code: int, fmt: Format) -> U
 
 
 def _outcome(value: float, stored: float, fmt: Format) -> str:
+    """Return ``BitView.outcome`` of a value that is stored as ``stored``."""
     if math.isnan(value) or stored == value:
         return "exact"
     if not math.isfinite(stored):
@@ -129,5 +131,6 @@ def _outcome(value: float, stored: float, fmt: Format) -> str:
 
 
 def _beyond(value: float, fmt: Format) -> bool:
+    """Whether a value rounds to a number outside the range of the format."""
     limit = fmt.overflow_limit + (1.0 if value < 0.0 and fmt.kind is Kind.INTEGER else 0.0)
     return abs(value) > limit or (abs(value) == limit and fmt.tie_overflows and value > 0.0) or math.isinf(value)

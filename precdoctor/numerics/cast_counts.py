@@ -97,6 +97,7 @@ class CastCounts:
         return cls(*(np.zeros(rows) for _ in fields(cls)))
 
     def _share(self, low: Floats, high: Floats, estimate: Floats) -> Estimate:
+        """Return the sums over all rows as shares of ``total``."""
         total = max(float(self.total.sum()), 1.0)
         return Estimate.of(float(low.sum()) / total, float(high.sum()) / total, float(estimate.sum()) / total)
 

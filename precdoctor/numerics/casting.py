@@ -117,6 +117,7 @@ def _round_magnitude(magnitude: float, fmt: Format) -> int:
 
 
 def _with_sign(magnitude_code: int, fmt: Format, *, negative: bool) -> int:
+    """Set the sign of a code; zero keeps code 0 in formats whose negative zero is NaN."""
     if not negative:
         return magnitude_code
     if fmt.kind is Kind.INTEGER:

@@ -298,6 +298,7 @@ def search(
 
 
 def _stock(intervals: Sequence[int]) -> int:
+    """Return torch's own interval if it is among ``intervals``, else the shortest."""
     return STOCK_INTERVAL if STOCK_INTERVAL in intervals else min(intervals)
 
 
@@ -311,6 +312,7 @@ class _Scorer:
         self._sums: dict[float, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
 
     def score(self, policy: ScalerPolicy) -> PolicyScore:
+        """Simulate one policy and total its losses."""
         skipped, measured, total = 0, 0, 0.0
         lowest, highest = math.inf, 0.0
         for first, stop, state, overflow in levels(policy, self._limits, policy.start()):
@@ -326,6 +328,7 @@ class _Scorer:
         return PolicyScore(policy, skipped, mean, lost, lowest if lowest < math.inf else policy.init, highest)
 
     def _running_sums(self, scale: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Return the running sum of flushed shares over the sampled steps at ``scale``; entry 0 is 0."""
         if scale not in self._sums:
             shares = [self._gradients[i].flushed(scale) for i in self._sampled.tolist()]
             self._sums[scale] = np.concatenate([[0.0], np.cumsum([s.estimate if s else 0.0 for s in shares])])

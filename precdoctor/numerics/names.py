@@ -40,10 +40,12 @@ _PREFIX = re.compile(r"^(torch|numpy|np|jnp|jax\.numpy|ml_dtypes|tl)\.")
 
 
 def _plain(name: str) -> str:
+    """Normalise a spelling: lower case, without separators and module prefix."""
     return re.sub(r"[\s_.-]", "", _PREFIX.sub("", name.strip().lower()))
 
 
 def _known() -> dict[str, Format | BlockFormat]:
+    """Return all formats by every normalised spelling."""
     named: dict[str, Format | BlockFormat] = {**FORMATS, **SCALE_FORMATS, **BLOCK_FORMATS}
     spelled = {_plain(name): fmt for name, fmt in named.items()}
     for fmt in (*FORMATS.values(), *SCALE_FORMATS.values()):

@@ -240,6 +240,7 @@ def _with_infinities(error: Estimate, saturated: Estimate, elements: float) -> t
 
 
 def _headroom(statistics: TensorStatistics, scale: float, fmt: Format) -> Estimate:
+    """Bound the binades between ``amax * scale`` and the maximum; infinite for an empty tensor."""
     histogram = statistics.histogram.trimmed()
     if histogram.total == 0:
         return Estimate(math.inf, math.inf, math.inf)

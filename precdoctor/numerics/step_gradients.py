@@ -111,6 +111,7 @@ def _first_overflowing(amax: float, fmt: Format) -> float:
 
 
 def _power_at_most(value: float) -> float:
+    """Return the largest power of two up to ``value``; 0 and Inf stay."""
     return value if value in (0.0, math.inf) else math.ldexp(1.0, math.frexp(value)[1] - 1)
 
 
@@ -189,6 +190,7 @@ class StepGradients:
 
 
 def _share(low: float, high: float, estimate: float, of_low: float, of_high: float, of: float) -> Estimate:
+    """Divide low, high and estimate by totals of their own; all 0 if there are no elements."""
     if of_high == 0.0:
         return Estimate(0.0, 0.0, 0.0)
     return Estimate.of(low / of_low, high / of_high, estimate / of if of else 0.0)

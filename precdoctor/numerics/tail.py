@@ -139,6 +139,7 @@ def magnitudes(histograms: Histograms) -> Floats:
 
 
 def _middles(lo: int, size: int) -> Floats:
+    """Return the middle magnitude of ``size`` bins from ``lo`` on."""
     return 1.5 * np.exp2(np.arange(lo, lo + size, dtype=np.float64))
 
 
@@ -150,6 +151,7 @@ def _log_grid() -> tuple[Floats, Floats]:
 
 
 def _gaussian(x: Floats) -> Floats:
+    """``P(|X| < x)`` of a standard Gaussian."""
     return np.exp2(np.interp(np.log2(np.maximum(x, 2.0**-60)), *_log_grid())) * (x > 0.0)
 
 
@@ -162,10 +164,13 @@ def _normal_quantiles(count: int) -> Floats:
 
 
 def _mixture(scales: Floats) -> _Shape:
+    """``P(|X| < x)`` of a Gaussian whose scale is equally likely to be any of ``scales``."""
     return lambda x: np.mean([_gaussian(x / scale) for scale in scales], axis=0)
 
 
 def _log_normal(width: float) -> _Shape:
+    """``P(|X| < x)`` of a log-normal with median 1 and standard deviation ``width`` of the natural logarithm."""
+
     def share_below(x: Floats) -> Floats:
         z = np.log(np.maximum(x, 1e-300)) / width
         return 0.5 + 0.5 * np.sign(z) * _gaussian(np.abs(z))

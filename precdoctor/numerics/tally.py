@@ -161,6 +161,7 @@ def tally(bins: Bins, fmt: Format) -> Tally:
 
 
 def _share(part: Floats, whole: Floats, all_of_it: npt.NDArray[np.bool_]) -> Floats:
+    """Return ``part / whole``, clipped to 0 .. 1; 0 for an empty whole, 1 where ``all_of_it``."""
     share = np.clip(np.divide(part, whole, out=np.zeros_like(part), where=whole > 0.0), 0.0, 1.0)
     out: Floats = np.where(all_of_it, 1.0, share)
     return out

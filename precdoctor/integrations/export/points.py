@@ -143,6 +143,7 @@ def _add_step(point: Point, row: Mapping[str, Any]) -> None:
 
 
 def _add_tensor(point: Point, row: Mapping[str, Any]) -> None:
+    """Add the numbers and the histogram of a tensors row."""
     where = "/".join([row["kind"], ".".join(filter(None, (row["module"] or row["root"], row["name"])))])
     if row["call"]:
         where += f"#{row['call'] + 1}"

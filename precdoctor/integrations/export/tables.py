@@ -87,6 +87,7 @@ def _plain(schema: pa.Schema) -> pa.Schema:
 
 
 def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Collect batches into tables of at least ``_GROUP`` rows, except the last."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)
@@ -98,6 +99,7 @@ def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 
 
 def _flat(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Convert a batch for CSV: lists to JSON, formulas escaped."""
     arrays = []
     for column, field in zip(batch.columns, schema, strict=True):
         if pa.types.is_list(column.type):

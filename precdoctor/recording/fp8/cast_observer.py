@@ -62,6 +62,7 @@ class Observer:
     # --- called by the mode ------------------------------------------------------------------------------------------
 
     def _before(self, what: str, args: Any, kwargs: Any) -> Any:
+        """Handle an op before it runs. Returns the entry of a cast, the history after a clamp, else None."""
         x = args[0]
         if what == "convert" and (fmt := FLOAT8.get(kwargs.get("dtype"))) is not None:
             return self._cast(x, fmt)
@@ -72,6 +73,7 @@ class Observer:
         return None
 
     def _after(self, what: str, args: Any, kwargs: Any, result: Any, before: Any) -> None:
+        """Note what an op's result is: ``before`` is the value of :meth:`_before`."""
         if what == "matmul":
             self._multiplied(args)
             self._note_product(args, kwargs)
@@ -91,6 +93,7 @@ class Observer:
             self._note(result, dataclasses.replace(self._history(data), whole=False) if is_float(data) else None)
 
     def _written(self, args: Any, kwargs: Any) -> None:
+        """Delete the notes on tensors that an op has written to."""
         for x in (args[0] if args else None, kwargs.get("out")):
             if isinstance(x, Tensor):
                 self._made.drop(x)
@@ -99,6 +102,7 @@ class Observer:
     # --- histories ---------------------------------------------------------------------------------------------------
 
     def _history(self, x: Tensor) -> Made:
+        """Return the history of a tensor; a new one for a tensor without a note."""
         found = self._made.get(x)
         if found is not None:
             assert isinstance(found, Made), "nothing else is put there"
@@ -120,6 +124,7 @@ class Observer:
             self._made.put(x, made)
 
     def _clamp(self, x: Tensor, lower: Any, upper: Any) -> Made:
+        """Measure a tensor before a clamp to the range of a format; return the history of the result."""
         made = self._history(x)
         limit = bound(lower, upper)
         fmt = _MAXIMA.get(limit) if limit is not None else None
@@ -131,6 +136,7 @@ class Observer:
         return dataclasses.replace(made, measured=entry, whole=False)
 
     def _cast(self, x: Tensor, fmt: Format) -> Entry | None:
+        """Return the entry of a cast: that of a clamp just before it, else a new measurement."""
         if not is_float(x):
             return None
         made = self._history(x)
@@ -170,6 +176,7 @@ class Observer:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _measure(self, x: Tensor, made: Made, fmt: Format) -> Entry | None:
+        """Measure a tensor before its cast; None if the cast is in no recorded call."""
         recorder = self._recorder
         call = self._call_of(running_node())
         if call is None or not recorder.live:

@@ -56,6 +56,7 @@ def quantises(module: nn.Module) -> bool:
 
 
 def _of_state(state: Any, roles: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the scales and histories of one state, by operand."""
     for held in _HELD:
         values = static.attribute(state, held)
         if not issubclass(type(values), Tensor) or not values.dim() or not values.is_floating_point():

@@ -62,6 +62,7 @@ class Casts:
             setattr(Tensor, name, self._noticing(getattr(Tensor, name)))
 
     def _noticing(self, original: Any) -> Any:
+        """Return a wrapper of ``Tensor.to`` or ``Tensor.type`` that reports requests for a float8 dtype."""
         meet, dtype, narrow = self._meet, torch.dtype, frozenset(FLOAT8)
 
         @functools.wraps(original)
@@ -80,6 +81,7 @@ class Casts:
         return noticing
 
     def _met(self, x: Tensor, dtype: torch.dtype) -> None:
+        """Note a request for a float8 dtype; record the cast if no mode observes it."""
         recorder = self._recorder
         if recorder.state != "armed" or not is_float(x):
             return
@@ -138,6 +140,7 @@ class Casts:
         return stack[-1] if stack else None
 
     def _may_open(self) -> bool:
+        """Whether the mode can be open here: no other mode or functorch transform, and no trace of the step."""
         if self._recorder.traced:
             return False
         return is_own_run(CastMode) and torch._C._functorch.maybe_current_level() is None and supported()
@@ -170,6 +173,7 @@ class Casts:
             self._push(frame.module, self._observing(frame.module, call, given))
 
     def _observing(self, module: nn.Module, call: Call | None, given: Mapping[Any, Any]) -> CastMode | None:
+        """Return a new mode for a module call; None if the call is not observed."""
         if call is None or not self.looks_at(module) or not self._may_open():
             return None
         call.note_names(module, given)
@@ -197,6 +201,7 @@ class Casts:
             self._pop()
 
     def _push(self, owner: object, mode: CastMode | None) -> None:
+        """Note a call or pass, and put its mode in the place of the outer one."""
         above = self._open[-1][1] if self._open else None
         if above is not None and above.is_top:
             take_off(above)
@@ -204,6 +209,7 @@ class Casts:
         _put_on(mode)
 
     def _pop(self) -> object:
+        """Close the innermost call or pass, and reopen the mode around it."""
         owner, mode = self._open.pop()
         if mode is not None:
             take_off(mode)
@@ -255,6 +261,7 @@ class Casts:
         return f"{name}.{count}" if count or name == "cast" else name
 
     def _follow_step(self) -> None:
+        """Drop calls, results and names of earlier steps and micro-steps."""
         recorder = self._recorder
         now = (recorder.step, recorder.micro_step)
         if now != self._when:

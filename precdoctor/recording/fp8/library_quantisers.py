@@ -71,6 +71,7 @@ class LibraryQuantisers:
             self._recorder.when_step_begins.append(lambda: look() if self._recorder.live else None)
 
     def _look(self) -> None:
+        """Replace the quantisers of libraries imported since the last call."""
         for name, places in _LIBRARIES.items():
             if name in self._found or (module := sys.modules.get(name)) is None:
                 continue
@@ -83,6 +84,7 @@ class LibraryQuantisers:
                     setattr(owner, function, staticmethod(looking) if plain is not original else looking)
 
     def _looking(self, original: Callable[..., Any], read: Reader) -> Callable[..., Any]:
+        """Return a wrapper of a quantiser; calls inside another wrapped call are not read."""
         recorder, see, inside = self._recorder, self._see, self._inside
 
         @functools.wraps(original)
@@ -100,6 +102,7 @@ class LibraryQuantisers:
         return looking
 
     def _seen(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Record one call of a quantiser, if an observer is open."""
         observer = self._casts.observer_of_library()
         if observer is None:
             return
@@ -215,6 +218,7 @@ _ENGINE_FORMATS: Final = {"kFloat8E4M3": E4M3FN, "kFloat8E5M2": E5M2, "kFloat4E2
 
 
 def _engine_format(result: Any) -> Format | None:
+    """Return the element format of a Transformer Engine tensor; None if unknown."""
     for name in ("_fp8_dtype", "_fp4_dtype"):
         dtype = static.attribute(result, name)
         # a Python enumeration, and one of pybind11's in older releases
@@ -269,6 +273,7 @@ def _engine_nvfp4(x: Tensor, scales: Tensor, result: Any) -> Quantisation | None
 
 
 def _engine(module: Any) -> Iterator[tuple[Any, str, Reader]]:
+    """Yield the quantising methods of every subclass of Transformer Engine's ``Quantizer``."""
     base = vars(module).get("Quantizer")
     waiting = [base] if isinstance(base, type) else []
     while waiting:

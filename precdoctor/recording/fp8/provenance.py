@@ -120,6 +120,7 @@ def bound(lower: Any, upper: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
+    """Return a bound as a float; None if it is none or lies on a device."""
     if isinstance(value, Tensor):
         if value.numel() != 1 or not value.is_cpu:
             return None

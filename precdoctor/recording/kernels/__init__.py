@@ -98,14 +98,17 @@ def _stat(x: Tensor, slot: int) -> None:
 
 
 def _wanted_blocks(slot: int) -> int:
+    """Return the block sizes that a slot records now, as a bit mask."""
     return 0 if not _with_blocks else _ALL_BLOCKS if slot in _with_block16 else _ACTIVATION_BLOCKS
 
 
 def _wanted(slot: int) -> int:
+    """Return block sizes and fingerprint that a slot records now, as a bit mask."""
     return _wanted_blocks(slot) | (_FINGERPRINT if slot in _with_fingerprint else 0)
 
 
 def _launch(x: Tensor, home: Bank, slot: int, want: int) -> None:
+    """Run the first kernel that supports the tensor: Triton, torch on the CPU, the reference."""
     if x.is_cuda and cuda.measure(x, *home.addresses(slot), home.counter_address, want):
         return
     blocks = [size for i, size in enumerate(at.BLOCK_SIZES) if want >> i & 1]

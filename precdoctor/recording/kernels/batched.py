@@ -145,6 +145,7 @@ class Table:
         self._tilings, self._addresses = tilings, addresses
 
     def _lay_out(self, tilings: Sequence[Tiling]) -> None:
+        """Assign programs to tensors, and write the fields that do not depend on addresses."""
         self.chunk, firsts, owners = shared_out([on.tiles for on in tilings])
         self.count, self.programs = len(tilings), len(owners)
         self._host = np.empty((self.count, FIELDS), np.int64)

@@ -165,6 +165,7 @@ def _follow(jobs: Sequence[batched.Job], group: batched.Group) -> None:
 
 
 def _tried(device: torch.device, body: Callable[..., Any], *args: Any, **options: Any) -> bool:
+    """Run ``body`` on a device. Return False and note the failure if its kernel cannot run; raise device errors."""
     try:
         with _on(device):
             body(*args, **options)

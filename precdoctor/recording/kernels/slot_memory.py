@@ -102,6 +102,7 @@ class Bank:
         return block.ints[index], block.floats[index]
 
     def _grow(self) -> None:
+        """Add one block on the CPU; on a GPU double the number of slots."""
         if self.device.type == "cpu":
             self._blocks.append(_Block(*self._fresh_block()))
             return
@@ -197,6 +198,7 @@ class Bank:
         return torch.empty((size, _WORDS), dtype=torch.int64, device="cpu", pin_memory=True)
 
     def _fresh_block(self) -> tuple[Tensor, Tensor]:
+        """Return integers and floats of a block in their initial state, reused if possible."""
         if self._spare:
             return self._spare.pop()
         return _rows_of(self._fresh_ints), _rows_of(self._fresh_floats)

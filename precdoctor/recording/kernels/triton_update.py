@@ -86,6 +86,7 @@ def _is_normal(magnitude):
 
 @triton.jit
 def _is_tiny(magnitude):
+    """Whether FP32 magnitude bits are those of a subnormal or the smallest normal number."""
     return (magnitude - 1).to(tl.uint32, bitcast=True) < 0x800000
 
 
@@ -125,6 +126,7 @@ def _measure_window(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
+    """Count one program's tiles in windows, then what lanes have left out. Returns the number of bad differences."""
     none = tl.zeros([LANES], tl.int64)
     amax = tl.zeros([LANES], tl.int32)
     amin = tl.full([LANES], 0xFFFFFFFF, tl.uint32)  # magnitudes less one, so that a zero is the largest

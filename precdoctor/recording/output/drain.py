@@ -200,6 +200,7 @@ class Drain:
     # --- the drain thread --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        """Run the thread: open the writer, handle items until the end, close it."""
         writer = None
         try:
             with self._busy:
@@ -241,6 +242,7 @@ class Drain:
         return item is not None or not closing
 
     def _write(self, writer: RankWriter, item: Item) -> None:
+        """Write one item; a few internal errors are reported and survived."""
         kernels.stay_out_of_captures()
         try:
             if isinstance(item, StepBatch):
@@ -259,6 +261,7 @@ class Drain:
             self._note_defect(writer, item, error)
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
+        """Write the rows and events of one step, once the device has delivered them."""
         if batch.facts is self._written:  # a signal handler raised meanwhile: handed over twice
             batch.release()
             return
@@ -314,11 +317,13 @@ class Drain:
         self._append(writer, "steps", held)
 
     def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:
+        """Append rows to a table, without columns that are None in all of them."""
         if rows:
             known = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
             writer.append(table, {name: [row.get(name) for row in rows] for name in known}, len(rows))
 
     def _drops(self, step: int | None, reason: str, rows: int) -> list[dict[str, Any]]:
+        """Count lost rows and return the event that reports them."""
         self._dropped[reason] += rows
         return self._log.rows([{"event": "drop", "step": step, "data": {"reason": reason, "rows": rows}}])
 

@@ -160,6 +160,7 @@ class Watcher:
         return found[:_MAX_NAMED]
 
     def _make_room(self, last: int) -> None:
+        """Extend the state to slot ``last``."""
         if last < len(self._seen):
             return
         more = 2 * (last + 1) - len(self._seen)
@@ -168,6 +169,7 @@ class Watcher:
         self._state = np.concatenate([self._state, np.repeat(fresh[:, None], more, axis=1)], axis=1)
 
     def _learn(self, slots: Ints, exponent: Floats, sized: npt.NDArray[np.bool_], rows: Readings) -> None:
+        """Add a step's rows to the state of their slots."""
         self._seen[slots] += 1
         low, high, zeros, largest = self._state[:, slots]
         self._state[0, slots] = np.where(sized, np.minimum(low + _FORGET, exponent), low)
@@ -214,6 +216,7 @@ class Watcher:
         return [Evidence("clipped-norm", step, before, norm)] if crosses else []
 
     def _of_scale(self, step: int, scale: float | None) -> list[Evidence]:
+        """Find a third fall of the loss scale in a row, or a fall below every level it has held."""
         last, self._scale = self._scale, scale if scale is not None else self._scale
         if scale is None or last is None:
             return []

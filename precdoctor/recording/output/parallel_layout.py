@@ -172,6 +172,7 @@ class Layout:
         return self._number("FullyShardedDataParallel", outer, [replicated], [split])
 
     def _number(self, by: str, same: Sequence[int], replicated: list[str], sharded: list[str]) -> int | None:
+        """Return the number of a placement, which is added if it is new; None if there are too many."""
         placement = {
             "by": by, "replicated": replicated, "sharded": sharded, "first": min(same), "replicas": len(same),
         }  # fmt: skip
@@ -302,6 +303,7 @@ def _ranks_of(group: Any) -> list[int]:
 
 
 def _asked(module: Any, getter: str) -> int | None:
+    """Return the result of a library's getter; None if it fails or returns no natural number."""
     function = vars(module).get(getter)
     if type(function) is not FunctionType:
         return None

@@ -131,10 +131,12 @@ def settled(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole(number: float | None) -> int | None:
+    """Return a count of steps as an integer; None if it is unknown or not finite."""
     return int(number) if number is not None and math.isfinite(number) else None
 
 
 def _root(root: Root, names: Names, placements: Mapping[int, int]) -> dict[str, Any]:
+    """Return the facts of one top-level module: its modules, parameters and gradient reduction."""
     module, called = root.module(), root.called()
     parameters = []
     tied = _tied(module, names) if module is not None else {}
@@ -235,6 +237,7 @@ _ABSENT = object()
 
 
 def _read(read: Callable[[], Any]) -> Any:
+    """Return a switch's value in plain types; ``_ABSENT`` if this torch lacks it, None if it cannot be read."""
     try:
         value = read()
     except AttributeError:

@@ -85,6 +85,7 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
 
 
 def _constant(factors: Sequence[float]) -> float | None:
+    """Return the factor if all are equal; None otherwise."""
     return factors[0] if factors and len(set(factors)) == 1 else None
 
 
@@ -162,6 +163,7 @@ def _bad_sentinel(batch: StepBatch) -> int:
 
 
 def _non_finite(tensors: StepTensors, losses: list[float]) -> int:
+    """Count the tensors of trigger kinds with a NaN or an Inf, and non-finite losses that have no row."""
     unmeasured = 0 if tensors.of_kinds("loss").any() else sum(not math.isfinite(x) for x in losses)
     return unmeasured + len(tensors.bad_triggers())
 

@@ -79,6 +79,7 @@ def launcher(fmt: Format) -> Callable[[Tensor, int], None]:
     """Return the function that measures a tensor before its cast to ``fmt``, with the count of elements that clip."""
 
     def stat(x: Tensor, slot: int) -> None:
+        """Measure ``x`` and count its finite elements that clip."""
         kernels.stat(x, slot)
         x = kernels.measurable(x)
         home = kernels.bank(x.device)

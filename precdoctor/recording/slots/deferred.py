@@ -60,6 +60,7 @@ def defer(value: Any, *, by_drain: bool = False) -> Deferred:
 
 
 def _deferred(value: torch.Tensor, *, by_drain: bool) -> Deferred:
+    """:func:`defer` of a plain tensor, inside ``apart_from_user_modes``."""
     if value.is_cpu:
         return float(value.detach())
     host = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)

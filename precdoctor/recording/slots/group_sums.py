@@ -82,6 +82,7 @@ def group_sums(kind: str, x: Tensor) -> GroupSums | None:
 
 
 def _as_four(kind: str, x: Tensor) -> Tensor | None:
+    """View a tensor as sequences x heads x tokens x features; None if its shape does not fit its kind."""
     if kind in ("kv_key", "kv_value"):
         return x if x.dim() == 4 else None
     if x.dim() < 2:
@@ -93,6 +94,7 @@ def _as_four(kind: str, x: Tensor) -> Tensor | None:
 
 
 def _finite(x: Tensor) -> Tensor:
+    """Return magnitudes in FP32 or FP64, with 0 for NaN and Inf."""
     x = x.abs()
     return torch.nan_to_num(x if x.dtype is torch.float64 else x.float(), nan=0.0, posinf=0.0)
 
@@ -127,5 +129,6 @@ def _add(magnitudes: Tensor, amax: Tensor, out: Tensor) -> None:
 
 
 def _leave_out_largest(amax: Tensor, out: Tensor) -> None:
+    """Subtract the largest element of each group from entry 0, where it was counted."""
     out[0, 0] -= (amax > 0.0).sum()
     out[1, 0] -= amax.double().square().sum()

@@ -122,6 +122,7 @@ class SlotTable:
         return site
 
     def _is_one_too_many(self, place: Place, kind: str, name: str) -> bool:
+        """Note a name, unless the place and kind have too many; report the first such case."""
         names = self._names.setdefault((place, kind), set())
         if name not in names and len(names) >= MOST_NAMES:
             if not self._is_crowded:
