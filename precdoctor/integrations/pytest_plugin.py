@@ -118,7 +118,7 @@ class Checker:
         writing = bool(self._config.getoption("--precdoctor-write-baseline"))
         if file is not None and not writing and not file.is_file():
             pytest.fail(f"no baseline {file}; pytest --precdoctor-write-baseline makes it", pytrace=False)
-        report = _judged(
+        report = _gate(
             [recording.path for recording in self.recordings],
             baseline=None if writing else file,
             limits=fail_if,
@@ -130,7 +130,7 @@ class Checker:
             options=options or {},
         )
         if not report.passed:
-            pytest.fail(_told(report), pytrace=False)
+            pytest.fail(_report_text(report), pytrace=False)
         if file is not None and writing:
             self._write(file)
         return report
@@ -146,7 +146,7 @@ class Checker:
 _NOTHING = "nothing was recorded: put the training into `with precdoctor.record():` before the check"
 
 
-def _judged(
+def _gate(
     paths: Sequence[Path], *, baseline: Path | None, limits: Sequence[str], allow: Path | None, **options: Any
 ) -> GateReport:
     """Run the gate on these runs."""
@@ -167,7 +167,7 @@ def _judged(
     )
 
 
-def _told(report: GateReport) -> str:
+def _report_text(report: GateReport) -> str:
     """Return the gate's report as text."""
     from precdoctor.reporting.outputs import WRITERS, Report
 

@@ -123,14 +123,14 @@ def _outcome(value: float, stored: float, fmt: Format) -> str:
         return "not representable" if fmt.kind is Kind.SCALE else "overflow"
     if stored == 0.0:
         return "flushed"
-    if abs(value) > abs(stored) and stored in {fmt.max, fmt.min} and _beyond(value, fmt):
+    if abs(value) > abs(stored) and stored in {fmt.max, fmt.min} and _is_out_of_range(value, fmt):
         return "saturated"
     if fmt.has_subnormals and abs(stored) < fmt.min_normal:
         return "subnormal"
     return "rounded"
 
 
-def _beyond(value: float, fmt: Format) -> bool:
+def _is_out_of_range(value: float, fmt: Format) -> bool:
     """Whether a value rounds to a number outside the range of the format."""
     limit = fmt.overflow_limit + (1.0 if value < 0.0 and fmt.kind is Kind.INTEGER else 0.0)
     return abs(value) > limit or (abs(value) == limit and fmt.tie_overflows and value > 0.0) or math.isinf(value)

@@ -108,11 +108,11 @@ def flushed_tails(histograms: Histograms, zeros: npt.NDArray[np.int64], fmt: For
     near = np.flatnonzero((zeros > 0) & (survivors.sum(axis=1) >= _MIN_COUNT) & (survivors[:, :2].sum(axis=1) > 0))
     counts = np.zeros((zeros.size, _REACH))
     for rows in np.split(near, np.arange(_AT_ONCE, near.size, _AT_ONCE)):
-        counts[rows] = _matched(survivors[rows], zeros[rows])
+        counts[rows] = _fitted(survivors[rows], zeros[rows])
     return Tails(limit - _REACH, counts)
 
 
-def _matched(survivors: npt.NDArray[np.int64], zeros: npt.NDArray[np.int64]) -> Floats:
+def _fitted(survivors: npt.NDArray[np.int64], zeros: npt.NDArray[np.int64]) -> Floats:
     """Fit the family to ``survivors`` above the limit; return counts below it, shape ``(tensors, _REACH)``."""
     family = _family()
     seen = survivors.sum(axis=1, dtype=np.float64)

@@ -108,9 +108,9 @@ def points(run: Run, choice: Choice) -> Iterator[tuple[Process, Iterator[Point]]
     left = dict(steps)
     for process, rows in tensors:
         mine = sorted(left.pop(process, []), key=lambda pair: pair[0])
-        yield process, _of_steps(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))
+        yield process, _points_of(heapq.merge(mine, (row for _, row in rows), key=lambda pair: pair[0]))
     for process, own in sorted(left.items()):
-        yield process, _of_steps(iter(sorted(own, key=lambda pair: pair[0])))
+        yield process, _points_of(iter(sorted(own, key=lambda pair: pair[0])))
 
 
 def _tensor_rows(run: Run, choice: Choice) -> Iterator[tuple[Process, tuple[int, Mapping[str, Any]]]]:
@@ -119,7 +119,7 @@ def _tensor_rows(run: Run, choice: Choice) -> Iterator[tuple[Process, tuple[int,
             yield Process(row["rank"], row["attempt"]), (row["step"], row)
 
 
-def _of_steps(rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[Point]:
+def _points_of(rows: Iterator[tuple[int, Mapping[str, Any]]]) -> Iterator[Point]:
     for step, some in itertools.groupby(rows, key=lambda pair: pair[0]):
         point = Point(step)
         for _, row in some:

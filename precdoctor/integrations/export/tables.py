@@ -36,7 +36,7 @@ def to_parquet(run: Run, folder: Path, choice: Choice) -> list[Path]:
     for table in _tables(run):
         schema = _plain(table_schema(table))
         path = folder / f"{table}.parquet"
-        with _whole(path), pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        with _removed_if_unfinished(path), pq.ParquetWriter(path, schema, compression="zstd") as writer:
             for group in _groups(choice.batches(run, table), schema):
                 writer.write_table(group)
         files.append(path)
@@ -57,7 +57,7 @@ def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
         schema = _plain(table_schema(table))
         flat = pa.schema([pa.field(f.name, pa.string() if pa.types.is_list(f.type) else f.type) for f in schema])
         path = folder / f"{table}.csv"
-        with _whole(path), pa.csv.CSVWriter(str(path), flat) as writer:
+        with _removed_if_unfinished(path), pa.csv.CSVWriter(str(path), flat) as writer:
             for batch in choice.batches(run, table):
                 writer.write_batch(_flat(batch, flat))
         files.append(path)
@@ -65,7 +65,7 @@ def to_csv(run: Run, folder: Path, choice: Choice) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[None]:
+def _removed_if_unfinished(path: Path) -> Iterator[None]:
     """Remove a file that could not be finished (a full disk, Ctrl-C), so that nobody takes it for complete."""
     try:
         yield

@@ -12,7 +12,7 @@ from torch import Tensor
 from precdoctor.numerics.formats import Format
 from precdoctor.recording import kernels
 from precdoctor.recording.fp8.cast_scope import OUTSIDE, Call, running_node
-from precdoctor.recording.fp8.provenance import Made, Notes, bound, is_float, scalar, scaled
+from precdoctor.recording.fp8.provenance import History, Notes, bound, is_float, scalar, scaled
 from precdoctor.recording.model import tensor_leaves
 from precdoctor.recording.model.module_names import Place
 from precdoctor.recording.ops.dispatched_ops import storage_key
@@ -45,7 +45,7 @@ class Observer:
         self._call_of = call
         self._name = name
         self._results = results
-        self._made = Notes()
+        self._histories = Notes()
         #: Entries measured before a clamp that no cast has followed yet.
         self._pending: dict[int, Entry] = {}
         self.casts = 0
@@ -79,8 +79,8 @@ class Observer:
             self._note_product(args, kwargs)
         elif isinstance(before, Entry):
             self._results.put(result, before)
-        elif isinstance(before, Made):
-            self._made.put(result, before)
+        elif isinstance(before, History):
+            self._histories.put(result, before)
         elif what in ("mul", "div"):
             self._note(result, self._scaled(args[0], args[1], result, divide=what == "div"))
         elif what in ("convert", "copy"):
@@ -96,53 +96,53 @@ class Observer:
         """Delete the notes on tensors that an op has written to."""
         for x in (args[0] if args else None, kwargs.get("out")):
             if isinstance(x, Tensor):
-                self._made.drop(x)
+                self._histories.drop(x)
                 self._results.drop(x)
 
     # --- histories ---------------------------------------------------------------------------------------------------
 
-    def _history(self, x: Tensor) -> Made:
+    def _history(self, x: Tensor) -> History:
         """Return the history of a tensor; a new one for a tensor without a note."""
-        found = self._made.get(x)
+        found = self._histories.get(x)
         if found is not None:
-            assert isinstance(found, Made), "nothing else is put there"
+            assert isinstance(found, History), "nothing else is put there"
             return found
         owner = self._recorder.names.parameter(x)
-        return Made(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
+        return History(storage_key(x), None if owner is None else ".".join(filter(None, (owner[0].module, owner[1]))))
 
-    def _scaled(self, a: Any, b: Any, result: Tensor, *, divide: bool) -> Made | None:
+    def _scaled(self, a: Any, b: Any, result: Tensor, *, divide: bool) -> History | None:
         found = scaled(a, b, result, divide=divide)
         if found is None:
             return None
-        made, by = self._history(found[0]), found[1]
-        return made.by_parts(by, divide=divide) if isinstance(by, Tensor) else made.times(by)
+        history, by = self._history(found[0]), found[1]
+        return history.by_parts(by, divide=divide) if isinstance(by, Tensor) else history.times(by)
 
-    def _note(self, x: Tensor, made: Made | None) -> None:
-        if made is None:
-            self._made.drop(x)
+    def _note(self, x: Tensor, history: History | None) -> None:
+        if history is None:
+            self._histories.drop(x)
         else:
-            self._made.put(x, made)
+            self._histories.put(x, history)
 
-    def _clamp(self, x: Tensor, lower: Any, upper: Any) -> Made:
+    def _clamp(self, x: Tensor, lower: Any, upper: Any) -> History:
         """Measure a tensor before a clamp to the range of a format; return the history of the result."""
-        made = self._history(x)
+        history = self._history(x)
         limit = bound(lower, upper)
         fmt = _MAXIMA.get(limit) if limit is not None else None
         if fmt is None:
-            return dataclasses.replace(made, whole=False)
-        entry = self._measure(x, made, fmt)
+            return dataclasses.replace(history, whole=False)
+        entry = self._measure(x, history, fmt)
         if entry is not None:
             self._pending[entry.slot] = entry
-        return dataclasses.replace(made, measured=entry, whole=False)
+        return dataclasses.replace(history, measured=entry, whole=False)
 
     def _cast(self, x: Tensor, fmt: Format) -> Entry | None:
         """Return the entry of a cast: that of a clamp just before it, else a new measurement."""
         if not is_float(x):
             return None
-        made = self._history(x)
-        entry, operand = made.measured, made.measured.operand if made.measured is not None else None
+        history = self._history(x)
+        entry, operand = history.measured, history.measured.operand if history.measured is not None else None
         if entry is None or operand is None or entry.slot not in self._pending or operand.fmt.max != fmt.max:
-            return self._measure(x, made, fmt)
+            return self._measure(x, history, fmt)
         del self._pending[entry.slot]
         operand.fmt = fmt
         return entry
@@ -175,22 +175,22 @@ class Observer:
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
-    def _measure(self, x: Tensor, made: Made, fmt: Format) -> Entry | None:
+    def _measure(self, x: Tensor, history: History, fmt: Format) -> Entry | None:
         """Measure a tensor before its cast; None if the cast is in no recorded call."""
         recorder = self._recorder
         call = self._call_of(running_node())
         if call is None or not recorder.live:
             return None
         self.casts += 1
-        known = _known_as(call, made)
+        known = _known_as(call, history)
         # An unknown tensor without factors may have been scaled and clipped by ops that are not followed.
-        followed = known is not None or made.factors != ()
-        factors = made.factors if followed else None
-        operand = Operand(fmt, factors, made.whole and followed, by_parts=made.factors is None)
+        followed = known is not None or history.factors != ()
+        factors = history.factors if followed else None
+        operand = Operand(fmt, factors, history.whole and followed, by_parts=history.factors is None)
         name = self._name(call, known or ("grad_output" if call.backward else "cast"))
         entry = measure(recorder, call, name, x, operand)
-        if entry is not None and made.parts is not None and (by := made.parts[0]()) is not None:
-            block_scales(recorder, entry, by, inverse=made.parts[1])
+        if entry is not None and history.parts is not None and (by := history.parts[0]()) is not None:
+            block_scales(recorder, entry, by, inverse=history.parts[1])
         return entry
 
     def quantised(self, x: Tensor, scaled: Tensor, fmt: Format, multipliers: Tensor) -> tuple[Place, str] | None:
@@ -211,22 +211,22 @@ class Observer:
         if call is None or not recorder.live:
             return None
         self.casts += 1
-        made = self._history(x)
-        name = self._name(call, _known_as(call, made) or ("grad_output" if call.backward else "cast"))
+        history = self._history(x)
+        name = self._name(call, _known_as(call, history) or ("grad_output" if call.backward else "cast"))
         by_parts = multipliers.numel() != 1
         operand = Operand(fmt, None if by_parts else ((scalar(multipliers), False),), whole=True, by_parts=by_parts)
         entry = measure(recorder, call, name, x, operand, scaled)
         if entry is not None and by_parts:
             block_scales(recorder, entry, multipliers, inverse=False)
-        role = "weight" if made.parameter is not None else "grad_output" if call.backward else "input"
+        role = "weight" if history.parameter is not None else "grad_output" if call.backward else "input"
         return call.place, role
 
 
-def _known_as(call: Call, made: Made) -> str | None:
+def _known_as(call: Call, history: History) -> str | None:
     """Return the name of the call's argument, or of the parameter, that a tensor began as; None for other tensors."""
-    known: str | None = call.names.at(made.origin) if made.origin is not None else None
-    if known is None and made.parameter is not None:  # a parameter of another module keeps its full name
-        known = made.parameter.removeprefix(f"{call.place.module}.")
+    known: str | None = call.names.at(history.origin) if history.origin is not None else None
+    if known is None and history.parameter is not None:  # another module's: relative to the casting module
+        known = history.parameter.removeprefix(f"{call.place.module}.")
     return known
 
 

@@ -37,7 +37,7 @@ class Casts:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._meet = guarded(recorder)(self._met)
+        self._guarded_note = guarded(recorder)(self._note_request)
         self._local = threading.local()
         recorder.when_forked.append(self._reset)
         recorder.when_closing.append(self._close_all)
@@ -47,11 +47,11 @@ class Casts:
         self.met = False
         #: Classes of modules whose own code casts.
         self._casting: set[type] = set()
-        self._in_backward, self._vain = False, 0
+        self._observes_backward, self._passes_in_vain = False, 0
         self._calls = Calls()
         self._results = Notes()
         self._names: dict[tuple[str, str, str, int, str], int] = {}
-        self._when = (-1, -1)
+        self._noted_step = (-1, -1)
         self._local = threading.local()
 
     def install(self) -> None:
@@ -59,11 +59,11 @@ class Casts:
         if not self._recorder.options.takes("fp8_operand"):
             return
         for name in ("to", "type"):
-            setattr(Tensor, name, self._noticing(getattr(Tensor, name)))
+            setattr(Tensor, name, self._with_notice(getattr(Tensor, name)))
 
-    def _noticing(self, original: Any) -> Any:
+    def _with_notice(self, original: Any) -> Any:
         """Return a wrapper of ``Tensor.to`` or ``Tensor.type`` that reports requests for a float8 dtype."""
-        meet, dtype, narrow = self._meet, torch.dtype, frozenset(FLOAT8)
+        meet, dtype, narrow = self._guarded_note, torch.dtype, frozenset(FLOAT8)
 
         @functools.wraps(original)
         def noticing(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
@@ -80,28 +80,28 @@ class Casts:
 
         return noticing
 
-    def _met(self, x: Tensor, dtype: torch.dtype) -> None:
+    def _note_request(self, x: Tensor, dtype: torch.dtype) -> None:
         """Note a request for a float8 dtype; record the cast if no mode observes it."""
         recorder = self._recorder
         if recorder.state != "armed" or not is_float(x):
             return
         first, self.met = not self.met, True
-        frame = self._running()
+        frame = self._innermost_frame()
         if first:
             self._note_running()
         if torch._C._current_graph_task_id() != -1:
-            self._in_backward, self._vain = self._in_backward or frame is None, 0
+            self._observes_backward, self._passes_in_vain = self._observes_backward or frame is None, 0
             return
         if not recorder.live or is_open() or (frame is not None and not frame.recorded):
             return
         if frame is None:
             if is_own_run():  # otherwise a replay, a trace or an op counter runs it
-                self._outside(x, dtype, outside())
+                self._record_unobserved(x, dtype, outside())
         elif not self._may_open():
-            self._outside(x, dtype, _call_of(frame))
+            self._record_unobserved(x, dtype, _call_of(frame))
         elif type(frame.module) not in self._casting:
             self._casting.add(type(frame.module))
-            self._in_backward, self._vain = True, 0  # code that casts in its forward pass may cast in its backward pass
+            self._observes_backward, self._passes_in_vain = True, 0  # its backward may cast also
 
     def observer_of_library(self) -> Observer | None:
         """Return the observer for a call of a library's quantiser; None if this code is not observed (yet)."""
@@ -111,30 +111,30 @@ class Casts:
         first, self.met = not self.met, True
         if (observer := open_observer()) is not None:
             return observer
-        frame = self._running()
+        frame = self._innermost_frame()
         if first:
             self._note_running()
         if torch._C._current_graph_task_id() != -1:
-            self._in_backward, self._vain = True, 0
+            self._observes_backward, self._passes_in_vain = True, 0
         elif frame is not None and frame.recorded:
             self._casting.add(type(frame.module))
-            self._in_backward, self._vain = True, 0
+            self._observes_backward, self._passes_in_vain = True, 0
         return None
 
     def _note_running(self) -> None:
         """Create records of the calls in progress at the first cast: they began before anything was observed."""
         self._follow_step()
-        running = self._running()
+        running = self._innermost_frame()
         for frame in getattr(self._recorder.local, "stack", ()):
             if frame.recorded:
                 frame.call_made = dataclasses.replace(_call_of(frame), missed=frame is running)
 
-    def _outside(self, x: Tensor, dtype: torch.dtype, call: Call) -> None:
+    def _record_unobserved(self, x: Tensor, dtype: torch.dtype, call: Call) -> None:
         """Record a cast that no mode observes: the history of the tensor is unknown."""
         self._follow_step()
         measure(self._recorder, call, self._named(call, "cast"), x, Operand(FLOAT8[dtype], None, whole=False))
 
-    def _running(self) -> Frame | None:
+    def _innermost_frame(self) -> Frame | None:
         """Return the innermost module call of this thread; None outside of all modules."""
         stack: list[Frame] = getattr(self._recorder.local, "stack", None) or []
         return stack[-1] if stack else None
@@ -206,7 +206,7 @@ class Casts:
         if above is not None and above.is_top:
             take_off(above)
         self._open.append((owner, mode))
-        _put_on(mode)
+        _open_mode(mode)
 
     def _pop(self) -> object:
         """Close the innermost call or pass, and reopen the mode around it."""
@@ -215,14 +215,14 @@ class Casts:
             take_off(mode)
             mode.observer.close()
         if self._open:
-            _put_on(self._open[-1][1])
+            _open_mode(self._open[-1][1])
         return owner
 
     # --- backward passes ---------------------------------------------------------------------------------------------
 
     def backward_begins(self) -> object | None:
         """Begin to observe a backward pass. Return a token for :meth:`backward_ended`; None if it is not observed."""
-        if not (self._in_backward and self._recorder.live and self._may_open()):
+        if not (self._observes_backward and self._recorder.live and self._may_open()):
             return None
         self._follow_step()
         self._let_go_of_interrupted()
@@ -238,8 +238,8 @@ class Casts:
         while self._pop() is not owner:
             pass
         if mode is not None:
-            self._vain = 0 if mode.observer.casts else self._vain + 1
-            self._in_backward = self._vain < _PATIENCE
+            self._passes_in_vain = 0 if mode.observer.casts else self._passes_in_vain + 1
+            self._observes_backward = self._passes_in_vain < _PATIENCE
 
     def _call_of_node(self, thread: int, depth: int, number: int | None) -> Call | None:
         """Return the call whose backward runs; None in a module that the backward pass reruns: its casts have rows."""
@@ -264,12 +264,12 @@ class Casts:
         """Drop calls, results and names of earlier steps and micro-steps."""
         recorder = self._recorder
         now = (recorder.step, recorder.micro_step)
-        if now != self._when:
-            if now[0] != self._when[0]:
+        if now != self._noted_step:
+            if now[0] != self._noted_step[0]:
                 self._calls.clear()
                 self._results.clear()
             self._names.clear()
-            self._when = now
+            self._noted_step = now
 
 
 def _call_of(frame: Frame) -> Call:
@@ -277,7 +277,7 @@ def _call_of(frame: Frame) -> Call:
     return Call(frame.place, frame.call, frame.mode.phase, evaluating=frame.mode.evaluating, first=frame.first_node)
 
 
-def _put_on(mode: CastMode | None) -> None:
+def _open_mode(mode: CastMode | None) -> None:
     """Open a mode, unless a foreign mode is open: foreign modes may end in another order than they began."""
     if mode is not None and not is_open() and is_own_run(CastMode):
         put_on(mode)

@@ -55,8 +55,8 @@ class LibraryQuantisers:
 
     def __init__(self, recorder: Recorder, casts: Casts) -> None:
         self._recorder, self._casts = recorder, casts
-        self._see = guarded(recorder)(self._seen)
-        self._found: set[str] = set()
+        self._guarded_record = guarded(recorder)(self._record)
+        self._replaced: set[str] = set()
         #: Modules for which an operand of this role was observed.
         self._roles: dict[str, set[Place]] = {"input": set(), "weight": set(), "grad_output": set()}
         self._inside = threading.local()
@@ -66,29 +66,29 @@ class LibraryQuantisers:
         self._casts.install()
         takes = self._recorder.options.takes
         if takes("fp8_operand") or takes("subbyte_operand"):
-            self._recorder.when_closing.append(guarded(self._recorder)(self._say_what_was_not_seen))
-            look = guarded(self._recorder)(self._look)
+            self._recorder.when_closing.append(guarded(self._recorder)(self._warn_of_unseen))
+            look = guarded(self._recorder)(self._replace_quantisers)
             self._recorder.when_step_begins.append(lambda: look() if self._recorder.live else None)
 
-    def _look(self) -> None:
+    def _replace_quantisers(self) -> None:
         """Replace the quantisers of libraries imported since the last call."""
         for name, places in _LIBRARIES.items():
-            if name in self._found or (module := sys.modules.get(name)) is None:
+            if name in self._replaced or (module := sys.modules.get(name)) is None:
                 continue
-            self._found.add(name)
+            self._replaced.add(name)
             for owner, function, read in places(module):
                 original = static.members(owner).get(function) if isinstance(owner, type) else vars(owner).get(function)
                 plain = original.__func__ if isinstance(original, staticmethod) else original
                 if callable(plain):
-                    looking = self._looking(plain, read)
-                    setattr(owner, function, staticmethod(looking) if plain is not original else looking)
+                    wrapper = self._wrapper(plain, read)
+                    setattr(owner, function, staticmethod(wrapper) if plain is not original else wrapper)
 
-    def _looking(self, original: Callable[..., Any], read: Reader) -> Callable[..., Any]:
+    def _wrapper(self, original: Callable[..., Any], read: Reader) -> Callable[..., Any]:
         """Return a wrapper of a quantiser; calls inside another wrapped call are not read."""
-        recorder, see, inside = self._recorder, self._see, self._inside
+        recorder, see, inside = self._recorder, self._guarded_record, self._inside
 
         @functools.wraps(original)
-        def looking(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not recorder.live or getattr(inside, "call", False):
                 return original(*args, **kwargs)
             inside.call = True
@@ -99,9 +99,9 @@ class LibraryQuantisers:
             see(read, args, kwargs, result)
             return result
 
-        return looking
+        return wrapper
 
-    def _seen(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _record(self, read: Reader, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Record one call of a quantiser, if an observer is open."""
         observer = self._casts.observer_of_library()
         if observer is None:
@@ -116,7 +116,7 @@ class LibraryQuantisers:
         if seen is not None:
             self._roles[seen[1]].add(seen[0])
 
-    def _say_what_was_not_seen(self) -> None:
+    def _warn_of_unseen(self) -> None:
         """Warn about operands of Transformer Engine modules with FP8 scales that were cast only inside its kernels."""
         recorder = self._recorder
         places = {}
@@ -222,11 +222,11 @@ def _engine_format(result: Any) -> Format | None:
     for name in ("_fp8_dtype", "_fp4_dtype"):
         dtype = static.attribute(result, name)
         # a Python enumeration, and one of pybind11's in older releases
-        told = static.attribute(dtype, "_name_") or (
+        name_of_dtype = static.attribute(dtype, "_name_") or (
             str(dtype).rpartition(".")[2] if type(type(dtype)).__name__ == "pybind11_type" else None
         )
-        if told in _ENGINE_FORMATS:
-            return _ENGINE_FORMATS[told]
+        if name_of_dtype in _ENGINE_FORMATS:
+            return _ENGINE_FORMATS[name_of_dtype]
     return None
 
 

@@ -23,7 +23,7 @@ from precdoctor.recording.slots.slot_table import Entry
 
 
 @dataclass(frozen=True)
-class Made:
+class History:
     """A tensor's history.
 
     Attributes:
@@ -42,12 +42,12 @@ class Made:
     measured: Entry | None = None
     parts: tuple[weakref.ref[Tensor], bool] | None = None
 
-    def times(self, factors: tuple[Factor, ...] | None) -> Made:
+    def times(self, factors: tuple[Factor, ...] | None) -> History:
         """Return the history after multiplication by scalars (None: by something else)."""
         together = None if self.factors is None or factors is None else self.factors + factors
         return dataclasses.replace(self, factors=together, measured=None, parts=None)
 
-    def by_parts(self, other: Tensor, *, divide: bool) -> Made:
+    def by_parts(self, other: Tensor, *, divide: bool) -> History:
         """Return the history after multiplication or division by one number per row or block (weakly referenced)."""
         only = self.factors == () and self.parts is None
         return dataclasses.replace(self.times(None), parts=(weakref.ref(other), divide) if only else None)

@@ -132,12 +132,12 @@ _library.impl("stat", _stat, "CompositeExplicitAutograd")
 _library.impl("update", _update, "CompositeExplicitAutograd")
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """Do nothing: fake tensors have no values."""
 
 
 for _name in ("stat", "update"):
-    torch.library.register_fake(f"precdoctor::{_name}", _nothing, lib=_library)
+    torch.library.register_fake(f"precdoctor::{_name}", _do_nothing, lib=_library)
 
 
 def stat(x: Tensor, slot: int) -> None:
@@ -233,7 +233,7 @@ def one_by_one(job: batched.Job) -> None:
         update(job.before, job.x, job.intended, job.slot)
 
 
-_alone = threading.local()
+_own = threading.local()
 
 
 def measured(x: Tensor, *, fingerprint: bool = False) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
@@ -247,7 +247,7 @@ def measured(x: Tensor, *, fingerprint: bool = False) -> tuple[npt.NDArray[np.in
         Integer and float columns (see ``row_layout``). The next call on this thread overwrites them.
     """
     x = measurable(x)
-    banks: dict[torch.device, Bank] = _alone.__dict__.setdefault("banks", {})
+    banks: dict[torch.device, Bank] = _own.__dict__.setdefault("banks", {})
     home = banks.get(x.device)
     if home is None:
         home = banks[x.device] = Bank(x.device)

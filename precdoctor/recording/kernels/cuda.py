@@ -20,11 +20,11 @@ from precdoctor.recording.process import attach
 
 #: One sentence for each kernel that failed; and how many of them :func:`untold_failures` has returned.
 _failures: list[str] = []
-_told = 0
+_reported = 0
 #: After so many failed kernels the cause is not the kernel, and no other one is tried.
 _MOST_FAILURES: Final = 3
 #: Per thread, whether :func:`stay_out_of_captures` has run; and CUDA's code of that mode.
-_apart = threading.local()
+_thread = threading.local()
 _RELAXED: Final = 2
 #: Bit mask: blocks of every size, and a fingerprint.
 _ALL: Final = 15
@@ -99,7 +99,7 @@ def measure_many(group: batched.Group, members: Sequence[batched.Member], table:
 
     if gave_up():
         return False
-    _follow([member.job for member in members], group)
+    _wait_for_streams([member.job for member in members], group)
     return _tried(group.device, launch)
 
 
@@ -145,14 +145,14 @@ def stay_out_of_captures() -> None:
     Such a query on any thread makes the capture fail, unless the thread has declared that it takes no part in captures.
     PyTorch's NCCL watchdog does the same (``CUDAStreamCaptureModeGuard``).
     """
-    if getattr(_apart, "said", False) or not torch.cuda.is_initialized():
+    if getattr(_thread, "said", False) or not torch.cuda.is_initialized():
         return
-    _apart.said = True
+    _thread.said = True
     with contextlib.suppress(OSError, AttributeError):  # no NVIDIA driver
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_RELAXED)))
 
 
-def _follow(jobs: Sequence[batched.Job], group: batched.Group) -> None:
+def _wait_for_streams(jobs: Sequence[batched.Job], group: batched.Group) -> None:
     """Make the launch wait, on the device, for the other streams on which tensors were computed."""
     for stream in {job.stream for job in jobs if job.stream != group.stream}:
         here = torch.cuda.current_stream(group.device)
@@ -200,10 +200,10 @@ def failure() -> str | None:
 
 def untold_failures() -> list[str]:
     """Return the failures since the last call, as sentences for people."""
-    global _told
-    if len(_failures) == _told:
+    global _reported
+    if len(_failures) == _reported:
         return []
-    found, _told = _failures[_told:], len(_failures)
+    found, _reported = _failures[_reported:], len(_failures)
     what = "tensors are" if gave_up() else "some tensors are"
     return [f"{what} measured by torch's operations, which is slow: {why}" for why in found]
 

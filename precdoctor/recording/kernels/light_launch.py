@@ -25,7 +25,7 @@ _raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRa
 Launcher = Callable[..., object]
 
 
-class _Patience:
+class _SlowStartNotice:
     """Prints once why the first steps are slow, if compiling takes long."""
 
     _SECONDS: Final = 5.0
@@ -41,7 +41,7 @@ class _Patience:
             attach.say("kernels are compiled for this GPU: the first steps are slow, but not those of later runs")
 
 
-_patience = _Patience()
+_slow_start = _SlowStartNotice()
 
 
 class _Compiled:
@@ -73,11 +73,11 @@ class LightLaunch:
 
     def __init__(self, jitted: Any, options: dict[str, Any]) -> None:
         self._jitted, self._options = jitted, options
-        self._known: dict[tuple[Any, ...], _Compiled] = {}
+        self._compiled: dict[tuple[Any, ...], _Compiled] = {}
         #: Keys of kernels that did not compile and are not tried again.
         self._failed: set[tuple[Any, ...]] = set()
         #: Gradients arrive on one thread per device: only one of them observes a launch at a time.
-        self._watching = threading.Lock()
+        self._observing = threading.Lock()
 
     def __call__(self, programs: int, device: torch.device, arguments: tuple[int, ...], *constants: Any) -> None:
         """Launch the kernel on the current stream.
@@ -92,7 +92,7 @@ class LightLaunch:
             KernelFailedError: the kernel did not compile with these constants before; then Triton's error was raised.
         """
         key = (device.index, *constants)
-        known = self._known.get(key)
+        known = self._compiled.get(key)
         if known is None:
             if key in self._failed:
                 raise KernelFailedError
@@ -103,17 +103,17 @@ class LightLaunch:
                 if not is_the_devices(error):
                     self._failed.add(key)
                 raise
-            _patience.spend(time.perf_counter() - began)
+            _slow_start.spend(time.perf_counter() - began)
             watchable = kernel is not None and device.type == "cuda" and _raw_stream is not None
-            self._known[key] = _Compiled(kernel if watchable else None)
+            self._compiled[key] = _Compiled(kernel if watchable else None)
         elif known.run is None or _raw_stream is None:
-            if known.kernel is None or not self._watching.acquire(blocking=False):
+            if known.kernel is None or not self._observing.acquire(blocking=False):
                 self._by_triton(programs, arguments, constants)
                 return
             try:
-                self._watch(known, programs, arguments, constants)
+                self._observe(known, programs, arguments, constants)
             finally:
-                self._watching.release()
+                self._observing.release()
         else:
             try:
                 known.run(programs, 1, 1, _raw_stream(device.index), *known.front, *arguments, *known.tail)
@@ -124,7 +124,7 @@ class LightLaunch:
     def _by_triton(self, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> Any:
         return self._jitted[(programs,)](*arguments, *constants, **self._options)
 
-    def _watch(self, known: _Compiled, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> None:
+    def _observe(self, known: _Compiled, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> None:
         """Launch the kernel through Triton, and record the arguments that its launcher receives."""
         kernel, known.kernel = known.kernel, None
         run: Any = getattr(kernel, "run", None)
@@ -132,10 +132,10 @@ class LightLaunch:
         if name is None or not callable(run):
             self._by_triton(programs, arguments, constants)
             return
-        came: list[tuple[Any, ...]] = []
+        calls: list[tuple[Any, ...]] = []
 
         def watch(*given: Any) -> object:
-            came.append(given)
+            calls.append(given)
             return run(*given)
 
         setattr(kernel, name, watch)
@@ -143,9 +143,9 @@ class LightLaunch:
             self._by_triton(programs, arguments, constants)
         finally:
             setattr(kernel, name, run)
-        if len(came) != 1 or not _is_known(came[0], programs):
+        if len(calls) != 1 or not _has_expected_arguments(calls[0], programs):
             return
-        given = came[0]
+        given = calls[0]
         if given[_FIRST:] in {(*arguments, *constants), arguments}:
             known.front = given[_FUNCTION], given[_PACKED], None, None, None
             known.tail = given[_FIRST + len(arguments) :]
@@ -166,7 +166,7 @@ def is_the_devices(error: Exception) -> bool:
     return str(error).startswith(("CUDA error", "Triton Error [CUDA]")) and "image" not in str(error)
 
 
-def _is_known(given: tuple[Any, ...], programs: int) -> bool:
+def _has_expected_arguments(given: tuple[Any, ...], programs: int) -> bool:
     """Whether a launcher's leading arguments are as expected, and no hook is set."""
     if len(given) < _FIRST or given[_GRID] != (programs, 1, 1) or type(given[_STREAM]) is not int:
         return False

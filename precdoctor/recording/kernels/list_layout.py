@@ -58,7 +58,7 @@ class Layout:
     _tried = False
 
     def __init__(self) -> None:
-        self._same: Callable[..., bool] | None = None
+        self._has_properties: Callable[..., bool] | None = None
         self._numel = array.array("q")
         self._count, self._code, self._changes = 0, 0, 0
         self._on_device: DeviceLook | None = None
@@ -72,14 +72,14 @@ class Layout:
         Returns:
             For tensors on a GPU, the result of :meth:`DeviceLook.look`.
         """
-        if self._same is None or len(tensors) != self._count or not self._same(*tensors):
+        if self._has_properties is None or len(tensors) != self._count or not self._has_properties(*tensors):
             return None
         addresses = list(map(_ADDRESS, tensors))
         if self._on_device is not None:
             with apart_from_user_modes():
                 found = self._on_device.look(addresses, stream_of(tensors[0])) if all(addresses) else None
             if found is None:  # another stream, memory that was freed, or a kernel that does not compile
-                self._same = None
+                self._has_properties = None
             return found
         if min(addresses) < native_cpu.LOWEST:
             return None
@@ -92,7 +92,7 @@ class Layout:
         if self._changes >= self._MAX_CHANGES:
             return
         self._changes += 1
-        self._same, self._on_device = None, None
+        self._has_properties, self._on_device = None, None
         if not Layout._tried:
             Layout._tried, Layout._guards = True, _tensor_guards()
         if Layout._guards is None:
@@ -108,4 +108,4 @@ class Layout:
         else:
             self._numel, self._code = array.array("q", sizes), native_cpu.CODES[kinds.pop()]
         self._count = len(tensors)
-        self._same = Layout._guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        self._has_properties = Layout._guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

@@ -36,7 +36,7 @@ VARIANTS: Final = ("baseline", "avx2", "avx512")
 #: Tensors below this many elements are measured by the calling thread alone: waking others costs more.
 _THREADS_FROM: Final = 256 * 1024
 #: Measuring a tensor with fewer elements is faster than looking it up among the recent ones.
-_TWICE_FROM: Final = 8192
+_LOOKED_UP_FROM: Final = 8192
 #: The order of ``dtype_t`` in stats.h.
 CODES: Final = {
     torch.float32: 0,
@@ -107,16 +107,16 @@ def choose_variant(name: str | None, lib: ctypes.CDLL | None = None) -> str:
     wanted = VARIANTS.index(name) + 1 if name in VARIANTS else 0
     best = lib.precdoctor_choose(wanted)
     chosen = VARIANTS[(min(wanted, best) if wanted else best) - 1]
-    _chosen[:] = [chosen]
+    _variant_in_use[:] = [chosen]
     return chosen
 
 
-_chosen: list[str] = []
+_variant_in_use: list[str] = []
 
 
 def variant() -> str:
     """Return the name of the variant in use; the library must have been loaded."""
-    return _chosen[0]
+    return _variant_in_use[0]
 
 
 def _address_of_parallel() -> int | None:
@@ -175,7 +175,7 @@ def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recen
     plan, numel = _plan(x.dtype, x.shape, strides, want)
     threads = 1 if numel < _THREADS_FROM or _forked else torch.get_num_threads()
     data = x.data_ptr()
-    if recent is None or numel < _TWICE_FROM or strides is not None:
+    if recent is None or numel < _LOOKED_UP_FROM or strides is not None:
         lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
         return
     size, known = numel * x.element_size(), recent.get(data)

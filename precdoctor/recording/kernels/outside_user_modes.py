@@ -19,7 +19,7 @@ without_functions: Any = (
 )
 
 
-def _does_more_than_look(depth: int) -> bool:
+def _may_react(depth: int) -> bool:
     """Whether one of the ``depth`` open dispatch modes may react to our ops."""
     return depth > 1 or not getattr(torch._C._get_dispatch_stack_at(0), "ignores_ours", False)
 
@@ -29,7 +29,7 @@ def is_unwatched() -> bool:
     depth = modes_open()
     if torch._C._len_torch_function_stack() or torch.is_inference_mode_enabled():
         return False
-    return not (depth and _does_more_than_look(depth))
+    return not (depth and _may_react(depth))
 
 
 def only_estimates() -> bool:
@@ -42,24 +42,24 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
 
     # A class, not a generator, because it is entered for every tensor, and a generator's overhead would double its
     # cost.
-    __slots__ = ("_had_grad", "_no_functions", "_rare")
+    __slots__ = ("_exits", "_had_grad", "_no_functions")
     #: Whether to close out modes that ignore our ops also.
     every = False
 
     def __enter__(self) -> None:
-        self._rare: contextlib.ExitStack | None = None
+        self._exits: contextlib.ExitStack | None = None
         depth = modes_open()
-        watched = depth and (self.every or _does_more_than_look(depth))
+        watched = depth and (self.every or _may_react(depth))
         if watched or torch.is_inference_mode_enabled():
-            self._rare = contextlib.ExitStack()
+            self._exits = contextlib.ExitStack()
             if (
                 torch.is_inference_mode_enabled()
             ):  # our banks outlive inference mode: created in it, they could not be written to later
-                self._rare.enter_context(torch.inference_mode(mode=False))
+                self._exits.enter_context(torch.inference_mode(mode=False))
             if watched:
                 from torch.utils._python_dispatch import _disable_current_modes
 
-                self._rare.enter_context(_disable_current_modes())
+                self._exits.enter_context(_disable_current_modes())
         self._no_functions = torch._C.DisableTorchFunction()
         self._no_functions.__enter__()  # first: a function mode would see the change of grad mode
         self._had_grad = torch.is_grad_enabled()
@@ -68,8 +68,8 @@ class apart_from_user_modes:  # noqa: N801 - used like a function
     def __exit__(self, *_error: object) -> None:
         torch._C._set_grad_enabled(self._had_grad)
         self._no_functions.__exit__(None, None, None)
-        if self._rare is not None:
-            self._rare.close()
+        if self._exits is not None:
+            self._exits.close()
 
 
 class apart_from_every_mode(apart_from_user_modes):  # noqa: N801 - the same

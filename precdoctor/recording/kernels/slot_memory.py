@@ -72,7 +72,7 @@ class Bank:
         fresh[[at.ORDER, at.FIRST_BAD_ORDER]] = at.NEVER
         fresh[_FIRST_FLOAT:] = np.array([-math.inf, math.inf, 0.0, 0.0]).view(np.int64)
         self._fresh = torch.from_numpy(fresh).to(device)
-        self._fresh_ints, self._fresh_floats = _parts(self._fresh)
+        self._fresh_ints, self._fresh_floats = _split(self._fresh)
         #: On a GPU, the memory that the blocks are parts of; and the streams of this step's launches.
         self._segments: list[Tensor] = []
         self._streams: set[int] = set()
@@ -140,20 +140,20 @@ class Bank:
     def cleared(self, slot: int) -> tuple[Tensor, Tensor]:
         """Return the rows of a slot after resetting them to their initial values."""
         ints, floats = self.row(slot)
-        _fill(ints, self._fresh_ints)
-        _fill(floats, self._fresh_floats)
+        _reset(ints, self._fresh_ints)
+        _reset(floats, self._fresh_floats)
         return ints, floats
 
     def snapshot(self, slots: int) -> Snapshot:
         """Return a copy of slots ``0 .. slots - 1`` that is on its way to the host, and reset the rows."""
         if self.device.type == "cuda":
-            return self._sent(min(slots, _SLOTS_PER_BLOCK * len(self._blocks)))
+            return self._snapshot_of_gpu(min(slots, _SLOTS_PER_BLOCK * len(self._blocks)))
         ints, floats, count = [], [], math.ceil(slots / _SLOTS_PER_BLOCK)
         self.recent = {}  # first: it refers to addresses of blocks that are handed over below
         for number, block in enumerate(self._blocks[:count]):  # hand the block over and put a spare one in its place
             if (used := slots - number * _SLOTS_PER_BLOCK) <= _FEW:
-                ints.append(_taken(block.ints[:used], self._fresh_ints))
-                floats.append(_taken(block.floats[:used], self._fresh_floats))
+                ints.append(_copied_and_reset(block.ints[:used], self._fresh_ints))
+                floats.append(_copied_and_reset(block.floats[:used], self._fresh_floats))
                 continue
             self._blocks[number] = _Block(*self._fresh_block())
             ints.append(block.ints)
@@ -162,14 +162,14 @@ class Bank:
         self.launches = 0
         return Snapshot(ints, floats, None, self)
 
-    def _sent(self, rows: int) -> Snapshot:
+    def _snapshot_of_gpu(self, rows: int) -> Snapshot:
         """Copy after all launches of this step, on any stream; later launches on those streams wait for the copy."""
         here = torch.cuda.current_stream(self.device)
         streams = [stream_object(self.device, s) for s in self._streams if s != here.cuda_stream]
         self._streams = set()
         for stream in streams:
             here.wait_stream(stream)
-        copy, first = self._copy_of(rows), 0
+        copy, first = self._pinned_memory(rows), 0
         for segment in self._segments:
             part = segment[: max(0, rows - first)]
             copy[first : first + len(part)].copy_(part, non_blocking=True)
@@ -186,10 +186,10 @@ class Bank:
             stream.wait_stream(here)
         event = torch.cuda.Event(blocking=True)
         event.record(here)
-        parts = [_parts(part) for part in copy[:rows].split(_SLOTS_PER_BLOCK)] if rows else []
+        parts = [_split(part) for part in copy[:rows].split(_SLOTS_PER_BLOCK)] if rows else []
         return Snapshot([ints for ints, _ in parts], [floats for _, floats in parts], event, self, copy)
 
-    def _copy_of(self, rows: int) -> Tensor:
+    def _pinned_memory(self, rows: int) -> Tensor:
         """Return pinned memory for at least ``rows`` rows, reused if possible: allocating would wait for the device."""
         while self._spare_copies:
             if len(spare := self._spare_copies.pop()) >= rows:
@@ -214,8 +214,8 @@ class Bank:
                 continue
             if len(self._spare) >= _SPARE_SETS * len(self._blocks):
                 return
-            _fill(pair[0], self._fresh_ints)
-            _fill(pair[1], self._fresh_floats)
+            _reset(pair[0], self._fresh_ints)
+            _reset(pair[1], self._fresh_floats)
             self._spare.append(pair)
 
 
@@ -292,24 +292,24 @@ def _rows_of(fresh: Tensor) -> Tensor:
     return torch.from_numpy(np.tile(fresh.numpy(), (_SLOTS_PER_BLOCK, 1)))
 
 
-def _taken(rows: Tensor, fresh: Tensor) -> Tensor:
+def _copied_and_reset(rows: Tensor, fresh: Tensor) -> Tensor:
     """Return a copy of some rows, and reset the rows."""
     copy = torch.from_numpy(rows.numpy().copy())
-    _fill(rows, fresh)
+    _reset(rows, fresh)
     return copy
 
 
-def _fill(rows: Tensor, fresh: Tensor) -> None:
+def _reset(rows: Tensor, fresh: Tensor) -> None:
     if rows.is_cpu:
         rows.numpy()[:] = fresh.numpy()
     else:
         rows.copy_(fresh)
 
 
-def _parts(words: Tensor) -> tuple[Tensor, Tensor]:
+def _split(words: Tensor) -> tuple[Tensor, Tensor]:
     """Split rows into views of their integers and their floats."""
     return words[..., : at.INT_WIDTH], words[..., _FIRST_FLOAT:].view(torch.float64)
 
 
 def _blocks_of(segment: Tensor) -> list[_Block]:
-    return [_Block(*_parts(part)) for part in segment.split(_SLOTS_PER_BLOCK)]
+    return [_Block(*_split(part)) for part in segment.split(_SLOTS_PER_BLOCK)]

@@ -40,7 +40,7 @@ _MAX_LISTS = 4
 _CLOSE_SECONDS = 60.0
 #: How long steps rows may wait to be written, and how many: a crash loses these.
 _IDLE_SECONDS = 0.5
-_MAX_HELD = 64
+_MAX_WAITING_ROWS = 64
 _MAX_DEFECTS = 3
 #: Pieces of evidence for deep scans kept until the sampler reads them: the newest.
 _MAX_EVIDENCE = 16
@@ -84,7 +84,7 @@ class Drain:
         self._options = options
         self._queue: collections.deque[Item] = collections.deque()
         #: The batches of the queue that hold tensors rows, and how many rows of memory these hold.
-        self._heavy: collections.deque[StepBatch] = collections.deque()
+        self._sampled: collections.deque[StepBatch] = collections.deque()
         self._rows_waiting = 0
         self._facts: Mapping[str, Any] | None = None
         self._end: Mapping[str, Any] | None = None
@@ -96,13 +96,13 @@ class Drain:
         self._fork_patience = _FORK_SECONDS
         self._defects = 0
         self._lost_items = 0
-        self._spoke = False
+        self._has_reported = False
         self._log = EventLog(rank, redact=options.redact_names)
-        self._turning = False
+        self._handling = False
         self._closed = False
         #: Steps rows to be written with the next ones.
-        self._held: list[dict[str, Any]] = []
-        self._written: StepFacts | None = None
+        self._waiting_rows: list[dict[str, Any]] = []
+        self._last_written: StepFacts | None = None
         self._scales = LossScales()
         self._sites = Sites()
         self._dropped: collections.Counter[str] = collections.Counter()
@@ -128,31 +128,31 @@ class Drain:
                 self._lost_items += _rows_of(self._take())
             if isinstance(item, StepBatch) and item.entries:
                 item.rows_held = sum(map(_ROWS, item.snapshots.values()))
-                while len(self._heavy) >= _MAX_STEPS and self._rows_waiting + item.rows_held > _MAX_ROWS:
-                    self._rows_waiting -= self._heavy[0].rows_held
-                    self._heavy.popleft().give_up_tensors()
+                while len(self._sampled) >= _MAX_STEPS and self._rows_waiting + item.rows_held > _MAX_ROWS:
+                    self._rows_waiting -= self._sampled[0].rows_held
+                    self._sampled.popleft().give_up_tensors()
             self._queue.append(item)  # before the counts, for a signal handler that raises here
             if isinstance(item, StepBatch) and item.entries:
                 self._rows_waiting += item.rows_held
-                self._heavy.append(item)
+                self._sampled.append(item)
             if not isinstance(item, StepBatch) or item.entries:  # other steps wait for the next wake-up
                 self._wake.put(None)
 
     @property
     def behind(self) -> bool:
         """Whether the queue is more than half full: training should then sample less, before rows are dropped."""
-        return len(self._heavy) >= _MAX_STEPS // 2 and 2 * self._rows_waiting > _MAX_ROWS
+        return len(self._sampled) >= _MAX_STEPS // 2 and 2 * self._rows_waiting > _MAX_ROWS
 
     @property
     def idle(self) -> bool:
         """Whether everything handed over so far has been written."""
-        return not self._queue and not self._turning
+        return not self._queue and not self._handling
 
     def _take(self) -> Item:
         """Remove and return the oldest item of the queue."""
         item = self._queue.popleft()
-        if self._heavy and self._heavy[0] is item:
-            self._rows_waiting -= self._heavy.popleft().rows_held
+        if self._sampled and self._sampled[0] is item:
+            self._rows_waiting -= self._sampled.popleft().rows_held
         return item
 
     def write_facts(self, facts: Mapping[str, Any]) -> None:
@@ -205,7 +205,7 @@ class Drain:
         try:
             with self._busy:
                 writer = RankWriter(self.directory, max_bytes=self._options.max_disk)
-            while self._turn(writer):
+            while self._handle_next(writer):
                 pass
             with self._busy:
                 if self._lost_items:  # rows of items that were dropped without their step
@@ -219,7 +219,7 @@ class Drain:
             self.defect = self.defect or error
             self._fail(writer, "error", f"internal error while writing the log ({_sentence(error)})")
 
-    def _turn(self, writer: RankWriter) -> bool:
+    def _handle_next(self, writer: RankWriter) -> bool:
         """Handle one item. Return False if the drain is closing and no item is left."""
         while not self._queue and self._facts is None and self._end is None:
             with contextlib.suppress(queue.Empty):
@@ -227,7 +227,7 @@ class Drain:
         with self._lock:
             facts, self._facts = self._facts, None
             item = self._take() if self._queue else None
-            self._turning = item is not None
+            self._handling = item is not None
             closing = self._end is not None  # read with the queue: more items may arrive
         with self._busy:
             if self._options.may_halt and self.halt is None:
@@ -237,8 +237,8 @@ class Drain:
             if item is not None:
                 self._write(writer, item)
             if not self._queue:
-                self._write_held(writer)
-            self._turning = False
+                self._write_waiting(writer)
+            self._handling = False
         return item is not None or not closing
 
     def _write(self, writer: RankWriter, item: Item) -> None:
@@ -262,10 +262,10 @@ class Drain:
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
         """Write the rows and events of one step, once the device has delivered them."""
-        if batch.facts is self._written:  # a signal handler raised meanwhile: handed over twice
+        if batch.facts is self._last_written:  # a signal handler raised meanwhile: handed over twice
             batch.release()
             return
-        began, self._written = time.thread_time_ns(), batch.facts
+        began, self._last_written = time.thread_time_ns(), batch.facts
         for snapshot in batch.snapshots.values():
             snapshot.wait()
         tensors = StepTensors(batch, self._rank, self._sites)
@@ -287,9 +287,9 @@ class Drain:
         if tensors.rows:
             self.sampled_ns = time.thread_time_ns() - began
             step["recorder_ns"] += self.sampled_ns
-        self._held.append(step)
-        if tensors.rows or events or len(self._held) >= _MAX_HELD:
-            self._write_held(writer)
+        self._waiting_rows.append(step)
+        if tensors.rows or events or len(self._waiting_rows) >= _MAX_WAITING_ROWS:
+            self._write_waiting(writer)
         self._append(writer, "events", events)
 
     def _write_ops(self, writer: RankWriter, item: OpBatch) -> None:
@@ -311,9 +311,9 @@ class Drain:
             found += [replace(e, tensor=tensors.label(e.slot)) for e in rows]
         self.evidence.extend(found)
 
-    def _write_held(self, writer: RankWriter) -> None:
+    def _write_waiting(self, writer: RankWriter) -> None:
         """Write the waiting steps rows together: one append per unsampled step would cost as much as a sampled step."""
-        held, self._held = self._held, []
+        held, self._waiting_rows = self._waiting_rows, []
         self._append(writer, "steps", held)
 
     def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:
@@ -345,7 +345,7 @@ class Drain:
         with self._lock:
             self.failed = True
             self._queue.clear()
-            self._heavy.clear()
+            self._sampled.clear()
             self._facts = None
         self._say(f"{message}; recording has stopped, training goes on")
         if writer is not None:
@@ -354,8 +354,8 @@ class Drain:
 
     def _say(self, message: str) -> None:
         """Print the first message only; the log has the rest."""
-        if not self._spoke:
-            self._spoke = True
+        if not self._has_reported:
+            self._has_reported = True
             attach.say(message)
 
 

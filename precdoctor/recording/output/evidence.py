@@ -88,7 +88,7 @@ class Evidence:
         return {"what": self.what, "step": self.step, **tensor, "before": self.before, "now": self.now}
 
 
-class _Numbers:
+class _OptimizerHistory:
     """The recent losses, norms and rates of one optimizer."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Watcher:
         #: Per slot: rows seen; then lower and upper end of the exponent of amax, largest share of zeros, largest amax.
         self._seen: Ints = np.zeros(0, np.int64)
         self._state: Floats = np.zeros((4, 0))
-        self._optimizers: dict[str, _Numbers] = {}
+        self._optimizers: dict[str, _OptimizerHistory] = {}
         #: Whether there are FP16 gradients of weights; and the largest of their norms in a clipped step.
         self._half, self._clipped = False, 0.0
         self._scale: float | None = None
@@ -156,7 +156,7 @@ class Watcher:
             if which.any():
                 row = int(np.flatnonzero(which)[0])  # rows are in order of execution: later ones follow from the first
                 found.append(Evidence(what, step, float(before[row]), float(now[row]), slot=int(slots[row])))
-        self._learn(slots, exponent, sized, rows)
+        self._remember(slots, exponent, sized, rows)
         return found[:_MAX_NAMED]
 
     def _make_room(self, last: int) -> None:
@@ -168,7 +168,7 @@ class Watcher:
         fresh = np.array([math.inf, -math.inf, 0.0, 0.0])
         self._state = np.concatenate([self._state, np.repeat(fresh[:, None], more, axis=1)], axis=1)
 
-    def _learn(self, slots: Ints, exponent: Floats, sized: npt.NDArray[np.bool_], rows: Readings) -> None:
+    def _remember(self, slots: Ints, exponent: Floats, sized: npt.NDArray[np.bool_], rows: Readings) -> None:
         """Add a step's rows to the state of their slots."""
         self._seen[slots] += 1
         low, high, zeros, largest = self._state[:, slots]
@@ -187,7 +187,7 @@ class Watcher:
         if numbers is None:
             if len(self._optimizers) >= _MAX_OPTIMIZERS:
                 return found
-            numbers = self._optimizers[name] = _Numbers()
+            numbers = self._optimizers[name] = _OptimizerHistory()
         loss, norm, rate = (_finite(row.get(key)) for key in ("loss", "grad_norm", "lr"))
         if rate is not None and rate > 0.0:
             if numbers.rates >= _FEWEST and rate >= _RATE * numbers.rate:

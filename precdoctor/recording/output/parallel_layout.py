@@ -108,7 +108,7 @@ class Layout:
         for library, getters in _GETTERS.items():
             module = sys.modules.get(library)
             for name, getter in getters.items() if module is not None else ():
-                size, rank = _asked(module, f"{getter}_world_size"), _asked(module, f"{getter}_rank")
+                size, rank = _getter_result(module, f"{getter}_world_size"), _getter_result(module, f"{getter}_rank")
                 if size is not None and rank is not None and name not in self._dimensions:
                     self._dimensions[name] = size, rank, ()
 
@@ -124,7 +124,7 @@ class Layout:
         ranks, place, names = grid
         same = ranks[tuple(slice(None) if k == _REPLICATED else n for k, n in zip(kinds, place, strict=True))]
         split = [n for n, k in zip(names, kinds, strict=True) if k != _REPLICATED]
-        return self._number("DTensor", same.reshape(-1).tolist(), [n for n in names if n not in split], split)
+        return self._placement("DTensor", same.reshape(-1).tolist(), [n for n in names if n not in split], split)
 
     def of_ddp(self, wrapper: nn.Module) -> int | None:
         """Return the placement of the parameters that DistributedDataParallel keeps equal; None if they may differ."""
@@ -135,7 +135,7 @@ class Layout:
         dimension = self._dimension("dp", ranks)
         if any(type(h[0]) is FunctionType and _LOCAL_STEPS in h[0].__name__ for h in hooks):
             return None
-        return self._number("DistributedDataParallel", ranks, [dimension], [])
+        return self._placement("DistributedDataParallel", ranks, [dimension], [])
 
     def of_library(self, wrapper: nn.Module) -> tuple[int | None, int | None]:
         """Return the placements of the parameters of a DeepSpeed engine, or of Megatron's DistributedDataParallel.
@@ -149,11 +149,11 @@ class Layout:
             return None, None
         stage = static.attribute(static.attribute(wrapper, "_config"), "zero_optimization_stage")
         if stage is not None and static.number(stage) == _SHARDED_WEIGHTS:
-            alone = self._number(kind, [self._rank], [], [self._dimension("dp", ranks)])
+            alone = self._placement(kind, [self._rank], [], [self._dimension("dp", ranks)])
             return alone, alone
         over = [self._dimension("dp", ranks)]
         split = ["tp"] if self._dimensions.get("tp", (1,))[0] > 1 else []
-        return self._number(kind, ranks, over, []), self._number(kind, ranks, over, split) if split else None
+        return self._placement(kind, ranks, over, []), self._placement(kind, ranks, over, split) if split else None
 
     def of_fsdp1(self, wrapper: nn.Module) -> int | None:
         """Return the placement of the parameters that FullyShardedDataParallel manages; None if unknown."""
@@ -162,16 +162,16 @@ class Layout:
         if self._rank not in inner:
             return None
         if strategy == "NO_SHARD":
-            return self._number("FullyShardedDataParallel", inner, [self._dimension("dp", inner)], [])
+            return self._placement("FullyShardedDataParallel", inner, [self._dimension("dp", inner)], [])
         if "HYBRID" not in strategy:
-            return self._number("FullyShardedDataParallel", [self._rank], [], [self._dimension("shard", inner)])
+            return self._placement("FullyShardedDataParallel", [self._rank], [], [self._dimension("shard", inner)])
         outer = _ranks_of(static.attribute(wrapper, "_inter_node_pg"))
         if self._rank not in outer:
             return None
         replicated, split = self._dimension("replicate", outer), self._dimension("shard", inner)
-        return self._number("FullyShardedDataParallel", outer, [replicated], [split])
+        return self._placement("FullyShardedDataParallel", outer, [replicated], [split])
 
-    def _number(self, by: str, same: Sequence[int], replicated: list[str], sharded: list[str]) -> int | None:
+    def _placement(self, by: str, same: Sequence[int], replicated: list[str], sharded: list[str]) -> int | None:
         """Return the number of a placement, which is added if it is new; None if there are too many."""
         placement = {
             "by": by, "replicated": replicated, "sharded": sharded, "first": min(same), "replicas": len(same),
@@ -239,13 +239,13 @@ class LayoutReader:
         layout.libraries()
         placements: dict[int, int | None] = {}
         for model in models:
-            placements |= _wrapped(layout, model)
+            placements |= _wrapper_placements(layout, model)
         placements |= sharded
         known = {key: number for key, number in placements.items() if number is not None}
         return layout.document(self._stages), known
 
 
-def _wrapped(layout: Layout, model: nn.Module) -> dict[int, int | None]:
+def _wrapper_placements(layout: Layout, model: nn.Module) -> dict[int, int | None]:
     """Return the placement of the parameters that a wrapper manages, by ``id``."""
     found: dict[int, int | None] = {}
     ddp_class = nn.parallel.DistributedDataParallel
@@ -302,7 +302,7 @@ def _ranks_of(group: Any) -> list[int]:
         return []
 
 
-def _asked(module: Any, getter: str) -> int | None:
+def _getter_result(module: Any, getter: str) -> int | None:
     """Return the result of a library's getter; None if it fails or returns no natural number."""
     function = vars(module).get(getter)
     if type(function) is not FunctionType:

@@ -42,7 +42,7 @@ class Facts:
         self._fp8_products: dict[str, tuple[dict[str, Any], int]] = {}
         self._layout = LayoutReader()
         #: Number of facts noted, and the state at the last write.
-        self._noted, self._written = 0, (-1, -1)
+        self._noted, self._last_state = 0, (-1, -1)
 
     def optimizer(self, name: str, optimizer: torch.optim.Optimizer, intended_update: str) -> None:
         """Note an optimizer at its first step; ``intended_update`` is ``exact`` or ``gradient``."""
@@ -96,8 +96,8 @@ class Facts:
 
     def write_if_changed(self) -> None:
         """Rewrite rank.json if there are new facts since the last write."""
-        if (state := (self._names.version, self._noted)) != self._written:
-            self._written = state
+        if (state := (self._names.version, self._noted)) != self._last_state:
+            self._last_state = state
             self._write(self._collect())
 
     def _collect(self) -> dict[str, Any]:
@@ -126,11 +126,11 @@ class Facts:
 
 def settled(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts with numbers read from devices (drain thread only)."""
-    optimizers = [{**o, "steps_before": _whole(read(o["steps_before"]))} for o in facts.get("optimizers", ())]
+    optimizers = [{**o, "steps_before": _integer(read(o["steps_before"]))} for o in facts.get("optimizers", ())]
     return {**facts, "optimizers": optimizers}
 
 
-def _whole(number: float | None) -> int | None:
+def _integer(number: float | None) -> int | None:
     """Return a count of steps as an integer; None if it is unknown or not finite."""
     return int(number) if number is not None and math.isfinite(number) else None
 

@@ -43,15 +43,15 @@ class LossScales:
         if known is not None:
             return known, False
         if facts.left_out:  # no optimizer was given gradients to compare with
-            factor = _constant(facts.root_factors)
+            factor = _common_factor(facts.root_factors)
             if factor is not None and (self._inferred is not None or looks_like_a_scale(factor)):
                 self._inferred = factor
         elif facts.sampled and facts.complete:
             found = infer_loss_scale(facts.root_factors, ratios, clipped=facts.clip_norm is not None)
             if found is None and not ratios and self._inferred is not None:
-                found = _constant(facts.root_factors)  # there is a scale, and it may have changed
+                found = _common_factor(facts.root_factors)  # there is a scale, and it may have changed
             self._inferred = found
-        elif self._inferred is not None and (factor := _constant(facts.root_factors)) is not None:
+        elif self._inferred is not None and (factor := _common_factor(facts.root_factors)) is not None:
             return factor, True
         return self._inferred, self._inferred is not None
 
@@ -69,7 +69,7 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
         ratios: see :meth:`LossScales.of`; empty if no parameter had both gradients.
         clipped: whether the gradients were clipped in this step.
     """
-    factor = _constant(root_factors)
+    factor = _common_factor(root_factors)
     if not ratios:
         return factor if factor is not None and looks_like_a_scale(factor) else None
     middle = statistics.median(ratios)
@@ -84,7 +84,7 @@ def infer_loss_scale(root_factors: Sequence[float], ratios: Sequence[float], *, 
     return nearest if exact and looks_like_a_scale(nearest) and not clipped else None
 
 
-def _constant(factors: Sequence[float]) -> float | None:
+def _common_factor(factors: Sequence[float]) -> float | None:
     """Return the factor if all are equal; None otherwise."""
     return factors[0] if factors and len(set(factors)) == 1 else None
 

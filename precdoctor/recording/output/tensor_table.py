@@ -66,10 +66,10 @@ class Sites:
             self._codes = np.concatenate([self._codes, np.full((more, len(_TEXTS)), -1, np.int32)])
             self._calls = np.concatenate([self._calls, np.zeros(more, np.int32)])
         for index in np.flatnonzero(self._codes[slots, 0] < 0).tolist():
-            self._meet(entries[index])
+            self._add(entries[index])
         return self._codes[slots], self._calls[slots]
 
-    def _meet(self, entry: Entry) -> None:
+    def _add(self, entry: Entry) -> None:
         site = entry.site
         place = site.place
         texts = (place.root, place.module, place.module_class, site.kind, site.name, site.phase, site.dtype)
@@ -96,7 +96,7 @@ class Sites:
         return arrays.chosen(self._encoded, codes)
 
 
-class _Trimmed(NamedTuple):
+class _TrimmedHistograms(NamedTuple):
     """Histograms without their empty ends."""
 
     lowest: npt.NDArray[np.int32]  # bin of the first count
@@ -130,7 +130,7 @@ class StepTensors:
         self._slots = slots = np.fromiter((e.slot for e in entries), np.int64, self.rows)
         self._codes, self._calls = sites.codes(entries, slots)
         self._kinds = np.ascontiguousarray(self._codes[:, _KIND])
-        self._bad: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
+        self._non_finite: Bools = (self._head[:, [at.NAN, at.POS_INF, at.NEG_INF]] != 0).any(axis=1)
         self._micro_starts = batch.facts.micro_starts
         self._cast_rows = [row for row, entry in enumerate(entries) if entry.operand is not None]
         self._logit_rows = [row for row, entry in enumerate(entries) if entry.sharpness is not None]
@@ -149,7 +149,7 @@ class StepTensors:
         """Return root, module, kind and name of the tensors whose NaN or Inf is an incident."""
         if not self.rows:
             return []
-        chosen = np.flatnonzero(self._bad & self.of_kinds(*TRIGGER_KINDS))
+        chosen = np.flatnonzero(self._non_finite & self.of_kinds(*TRIGGER_KINDS))
         text = self._sites.text
         return [tuple(text(n) for n in self._codes[row, _KEY]) for row in chosen]  # type: ignore[misc]
 
@@ -173,7 +173,7 @@ class StepTensors:
         owners = {(number(root), number(module), number(name)) for root, module, name in own}
         chosen = self.of_kinds("weight_grad")
         chosen[chosen] = [tuple(owner) in owners for owner in self._codes[chosen][:, _OWNER].tolist()]
-        return self._floats[chosen, at.SUM_SQ].tolist(), not self._bad[chosen].any()
+        return self._floats[chosen, at.SUM_SQ].tolist(), not self._non_finite[chosen].any()
 
     def lost_updates(self) -> tuple[int, int]:
         """Number of elements whose intended update did not change the weight, and of all with an intended update."""
@@ -331,7 +331,7 @@ class StepTensors:
     # --- access to the snapshots
     # -----------------------------------------------------------------------------------------
 
-    def _histogram(self, first: int, bins: int, first_bin: int, **more: Any) -> _Trimmed:
+    def _histogram(self, first: int, bins: int, first_bin: int, **more: Any) -> _TrimmedHistograms:
         """Return ``bins`` columns of every row as histograms; leading and trailing columns of zeros are not copied."""
         used = np.flatnonzero(np.max([s.largest(first, first + bins) for s, _, _ in self._slices], axis=0, initial=0))
         start, stop = (int(used[0]), int(used[-1]) + 1) if used.size else (0, 1)
@@ -373,7 +373,7 @@ def _launched(entries: Iterable[Entry], batch: StepBatch) -> tuple[list[Entry], 
     return kept, slices
 
 
-def _trim(counts: Ints, first_bin: int, *, among: Bools | None = None, keep_front: bool = False) -> _Trimmed:
+def _trim(counts: Ints, first_bin: int, *, among: Bools | None = None, keep_front: bool = False) -> _TrimmedHistograms:
     """Cut the empty ends off every row.
 
     Args:
@@ -391,4 +391,4 @@ def _trim(counts: Ints, first_bin: int, *, among: Bools | None = None, keep_fron
     bins = np.arange(full.shape[1])
     inside = (bins >= first[:, None]) & (bins <= last[:, None]) & used[:, None]
     lowest = (first + first_bin).astype(np.int32)
-    return _Trimmed(lowest, used, np.where(used, last - first + 1, 0), counts[inside])
+    return _TrimmedHistograms(lowest, used, np.where(used, last - first + 1, 0), counts[inside])

@@ -104,14 +104,14 @@ class Gradients:
     def __init__(self) -> None:
         self._together = BatchedLaunch(HELD)
         #: Whether gradients may wait; None while unknown.
-        self._quiet: bool | None = None
+        self._may_wait: bool | None = None
         #: Weak reference and version of the gradients since the last end, by ``id``.
         self.seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
     def waiting_room(self, gradient: Tensor) -> BatchedLaunch | None:
         """Return the collector in which a newly accumulated gradient may wait; None if it must be measured at once."""
         if (
-            self._quiet is False
+            self._may_wait is False
             or gradient.layout is not torch.strided
             or not kernels.gathers(gradient)
             or attach.has_other_ranks()
@@ -119,16 +119,16 @@ class Gradients:
             return None
         known = self.seen.get(id(gradient))
         if known is not None and known[0]() is not gradient:  # that gradient has been freed already
-            self._quiet = False
+            self._may_wait = False
             return None
         self.seen[id(gradient)] = (weakref.ref(gradient), tensor_leaves.version(gradient))
-        return self._together if self._quiet else None
+        return self._together if self._may_wait else None
 
     def end(self) -> None:
         """Handle the end of a backward pass: launch, and check whether the gradients were left alone."""
         seen, self.seen = self.seen, {}
         self._together.flush()
-        if seen and self._quiet is not False:
-            self._quiet = all(
+        if seen and self._may_wait is not False:
+            self._may_wait = all(
                 (x := ref()) is not None and tensor_leaves.version(x) == was for ref, was in seen.values()
             )

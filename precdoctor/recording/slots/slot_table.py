@@ -115,13 +115,13 @@ class SlotTable:
         key = (place, kind, name, x.dtype, call, phase, evaluating)
         site = self._sites.get(key)
         if site is None:
-            if kind in _NAMED_BY_SCRIPT and name != OTHERS and self._is_one_too_many(place, kind, name):
+            if kind in _NAMED_BY_SCRIPT and name != OTHERS and self._exceeds_names(place, kind, name):
                 return self.site(place, kind, OTHERS, x, call=call, phase=phase, evaluating=evaluating)
             dtype = str(x.dtype).removeprefix("torch.")
             site = self._sites[key] = Site(place, kind, name, call, phase, dtype, evaluating)
         return site
 
-    def _is_one_too_many(self, place: Place, kind: str, name: str) -> bool:
+    def _exceeds_names(self, place: Place, kind: str, name: str) -> bool:
         """Note a name, unless the place and kind have too many; report the first such case."""
         names = self._names.setdefault((place, kind), set())
         if name not in names and len(names) >= MOST_NAMES:
