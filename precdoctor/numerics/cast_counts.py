@@ -11,9 +11,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import EXP_MAX, EXP_MIN, Histograms
@@ -39,7 +38,7 @@ class HistogramTable:
         running: Floats = np.cumsum(self.counts, axis=1).astype(np.float64)
         return running
 
-    def rows(self, chosen: npt.NDArray[np.bool_]) -> HistogramTable:
+    def rows(self, chosen: Bools) -> HistogramTable:
         """Select rows by a mask."""
         return HistogramTable(self.lo, self.counts[chosen], self.amax[chosen])
 
@@ -126,7 +125,7 @@ def cast_counts(table: HistogramTable, fmt: Format, scale: Floats) -> CastCounts
     return CastCounts(total, *flushed, low, high, np.clip(likely, low, high))
 
 
-def _position(limit: float, scale: Floats) -> tuple[Ints, npt.NDArray[np.bool_], Floats]:
+def _position(limit: float, scale: Floats) -> tuple[Ints, Bools, Floats]:
     """Locate ``limit / scale``: its bin, whether it is the bin's closed end, and its fractional position in the bin.
 
     Computed from significands and exponents, because a division would round.

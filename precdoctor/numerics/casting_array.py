@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.casting import decode, nan_code
 from precdoctor.numerics.formats import Format, Kind, NaN
 
@@ -73,17 +75,13 @@ def cast_array(values: npt.ArrayLike, fmt: Format, *, saturate: bool = False) ->
     return decode_array(encode_array(values, fmt, saturate=saturate), fmt)
 
 
-_TABLES: dict[Format, Floats] = {}
-
-
+@functools.cache
 def _table(fmt: Format) -> Floats:
     """Return the value of every code of a format of at most 16 bits."""
-    if fmt not in _TABLES:
-        _TABLES[fmt] = np.array([decode(code, fmt) for code in range(1 << fmt.bits)])
-    return _TABLES[fmt]
+    return np.array([decode(code, fmt) for code in range(1 << fmt.bits)])
 
 
-def _round_magnitudes(magnitude: Floats, fmt: Format) -> npt.NDArray[np.int64]:
+def _round_magnitudes(magnitude: Floats, fmt: Format) -> Ints:
     """Round to codes without signs, as if codes continued above the largest one."""
     if fmt.kind is Kind.SCALE:
         magnitude = np.maximum(magnitude, fmt.min_subnormal)
@@ -95,13 +93,13 @@ def _round_magnitudes(magnitude: Floats, fmt: Format) -> npt.NDArray[np.int64]:
     steps = np.ldexp(magnitude, fmt.mantissa_bits - exponent)
     below = np.floor(steps)
     rest = steps - below
-    code: npt.NDArray[np.int64] = below.astype(np.int64) + ((exponent - lowest) << fmt.mantissa_bits)
+    code: Ints = below.astype(np.int64) + ((exponent - lowest) << fmt.mantissa_bits)
     tie_goes_up = (code % 2 == 1) | (fmt.kind is Kind.SCALE)
     code += (rest > 0.5) | ((rest == 0.5) & tie_goes_up)
     return code
 
 
-def _with_signs(magnitude: Codes, fmt: Format, negative: npt.NDArray[np.bool_]) -> Codes:
+def _with_signs(magnitude: Codes, fmt: Format, negative: Bools) -> Codes:
     if fmt.kind is Kind.INTEGER:
         return np.where(negative, (~magnitude + np.uint64(1)) & np.uint64((1 << fmt.bits) - 1), magnitude)
     if fmt.nan is NaN.NEGATIVE_ZERO:

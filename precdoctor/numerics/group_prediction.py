@@ -83,8 +83,7 @@ def predict_groups(histogram: GroupHistogram, fmt: Format) -> Prediction:
     """
     limits = Limits.of(fmt)
     counts = np.array(histogram.counts, dtype=np.float64)
-    cells = _cells(counts, fmt)
-    _, points, weights = spread([_cells(counts, fmt)], _POINTS)
+    cells, points, weights = spread([_cells(counts, fmt)], _POINTS)
     n = max(float(histogram.elements), 1.0)
 
     def fraction(statement: Statement) -> Estimate:
@@ -168,8 +167,7 @@ def tally_groups(
 @lru_cache(maxsize=64)
 def _likely_errors(fmt: Format) -> Floats:
     """Return the expected squared error over ``amax**2`` of an element in each entry of a histogram."""
-    cells = _cells(np.ones(LIMIT), fmt)
-    _, points, weights = spread([cells], _POINTS)
+    cells, points, weights = spread([_cells(np.ones(LIMIT), fmt)], _POINTS)
     errors = squared_errors(points, cells, fmt, Limits.of(fmt), aligned=False)
     out: Floats = (weights * errors).sum(axis=1) / fmt.max**2
     return out

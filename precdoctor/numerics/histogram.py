@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.formats import Format
 
 #: Bins reach from 2**EXP_MIN to 2**(EXP_MAX + 1). FP32's smallest subnormal, 2**-149, closes bin -150. Only FP64 has
@@ -49,7 +50,7 @@ def bin_of(magnitude: float) -> int:
     return min(max(k, EXP_MIN), EXP_MAX)
 
 
-def bins_of(magnitudes: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+def bins_of(magnitudes: Floats) -> Ints:
     """:func:`bin_of` for an array of any shape; signs are ignored, zeros get the lowest bin.
 
     The caller must have removed NaN and Inf.
@@ -69,10 +70,10 @@ class ExponentHistogram:
     """
 
     lo: int
-    counts: npt.NDArray[np.int64]
+    counts: Ints
 
     @classmethod
-    def of(cls, lo: int | None, counts: Sequence[int] | npt.NDArray[np.int64] | None) -> ExponentHistogram:
+    def of(cls, lo: int | None, counts: Sequence[int] | Ints | None) -> ExponentHistogram:
         """Build a histogram from the two columns of the log; None or empty columns give the empty histogram."""
         if lo is None or counts is None or len(counts) == 0:
             return cls(0, np.zeros(0, dtype=np.int64))
@@ -203,9 +204,9 @@ class Histograms:
         counts: int64, the counts of all tensors, shape ``(lengths.sum(),)``.
     """
 
-    lo: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
+    lo: Ints
+    lengths: Ints
+    counts: Ints
 
     @classmethod
     def of(cls, histograms: Sequence[ExponentHistogram]) -> Histograms:
@@ -216,31 +217,31 @@ class Histograms:
         return cls(lo, lengths, np.concatenate([np.zeros(0, np.int64), *counts]))
 
     @cached_property
-    def whose(self) -> npt.NDArray[np.int64]:
+    def whose(self) -> Ints:
         """Index of the tensor that each count belongs to, shape of ``counts``."""
         return np.repeat(np.arange(self.lengths.size), self.lengths)
 
     @cached_property
-    def bins(self) -> npt.NDArray[np.int64]:
+    def bins(self) -> Ints:
         """Bin number of each count, shape of ``counts``."""
         return np.arange(self.counts.size) + np.repeat(self.lo - self._starts, self.lengths)
 
     @cached_property
-    def preceding(self) -> npt.NDArray[np.int64]:
+    def preceding(self) -> Ints:
         """Number of elements of the same tensor in lower bins, shape of ``counts``."""
         return self._running[:-1] - np.repeat(self._running[self._starts], self.lengths)
 
     @cached_property
-    def total(self) -> npt.NDArray[np.int64]:
+    def total(self) -> Ints:
         """Number of elements of each tensor, shape ``(tensors,)``."""
         return self.below(EXP_MAX + 1)
 
     @cached_property
-    def _starts(self) -> npt.NDArray[np.int64]:
+    def _starts(self) -> Ints:
         return np.cumsum(self.lengths) - self.lengths
 
     @cached_property
-    def _running(self) -> npt.NDArray[np.int64]:
+    def _running(self) -> Ints:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
 
     def row(self, tensor: int) -> ExponentHistogram:
@@ -248,18 +249,18 @@ class Histograms:
         start, length = int(self._starts[tensor]), int(self.lengths[tensor])
         return ExponentHistogram.of(int(self.lo[tensor]), self.counts[start : start + length])
 
-    def taken(self, tensors: npt.NDArray[np.int64]) -> Histograms:
+    def taken(self, tensors: Ints) -> Histograms:
         """Select histograms by index of the tensor."""
         lengths = self.lengths[tensors]
         at = np.arange(int(lengths.sum())) + np.repeat(self._starts[tensors] - np.cumsum(lengths) + lengths, lengths)
         return Histograms(self.lo[tensors], lengths, self.counts[at])
 
-    def below(self, bins: npt.NDArray[np.int64] | int) -> npt.NDArray[np.int64]:
+    def below(self, bins: Ints | int) -> Ints:
         """Count each tensor's elements in bins lower than ``bins``, a number or an array with one number per tensor."""
         ends = self._starts + np.clip(bins - self.lo, 0, self.lengths)
         return self._running[ends] - self._running[self._starts]
 
-    def at_most(self, limit: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def at_most(self, limit: Floats) -> tuple[Ints, Ints]:
         """Lower and upper counts of :meth:`ExponentHistogram.at_most` per tensor; all shapes are ``(tensors,)``."""
         finite = np.where(limit > 0.0, np.minimum(limit, np.finfo(np.float64).max), 1.0)
         k = bins_of(finite)
@@ -267,18 +268,18 @@ class Histograms:
         low, high = (np.where(np.isinf(limit), self.total, self.below(end)) for end in (k + closed, k + 1))
         return np.where(limit > 0.0, low, 0), np.where(limit > 0.0, high, 0)
 
-    def window(self, first: int, size: int) -> npt.NDArray[np.int64]:
+    def window(self, first: int, size: int) -> Ints:
         """Return the counts of bins ``first .. first + size - 1``, shape ``(tensors, size)``; 0 for absent bins."""
         out = np.zeros((self.lengths.size, size), dtype=np.int64)
         inside = (self.bins >= first) & (self.bins < first + size)
         out[self.whose[inside], self.bins[inside] - first] = self.counts[inside]
         return out
 
-    def sums(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def sums(self, values: Floats) -> Floats:
         """Sum ``counts * values`` over each tensor, shape ``(tensors,)``; ``values`` has one entry per count."""
         return np.bincount(self.whose, self.counts * values, minlength=self.lengths.size).astype(np.float64)
 
-    def merged(self, group: npt.NDArray[np.int64], groups: int) -> Histograms:
+    def merged(self, group: Ints, groups: int) -> Histograms:
         """Add up the tensors of each group and trim empty bins; ``group``: group of each, shape ``(tensors,)``."""
         used = self.counts > 0
         whose, bins = group[self.whose[used]], self.bins[used]

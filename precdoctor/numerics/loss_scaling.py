@@ -17,9 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.cells import Estimate
 from precdoctor.numerics.formats import FP32
 from precdoctor.numerics.step_gradients import StepGradients
@@ -207,7 +206,7 @@ def levels(policy: ScalerPolicy, limits: Floats, state: ScalerState) -> Iterator
         limits: smallest scale at which each step overflows, shape ``(steps,)``.
         state: the state before the first step.
     """
-    hits: dict[float, npt.NDArray[np.int64]] = {}
+    hits: dict[float, Ints] = {}
     first = 0
     while first < limits.size:
         if state.scale not in hits:
@@ -309,7 +308,7 @@ class _Scorer:
         self._gradients = gradients
         self._limits = np.array([g.limit.estimate for g in gradients])
         self._sampled = np.array([i for i, g in enumerate(gradients) if g.histogram is not None], dtype=np.int64)
-        self._sums: dict[float, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+        self._sums: dict[float, Floats] = {}
 
     def score(self, policy: ScalerPolicy) -> PolicyScore:
         """Simulate one policy and total its losses."""
@@ -327,7 +326,7 @@ class _Scorer:
         lost = share_lost(skipped, len(self._gradients), mean or 0.0)
         return PolicyScore(policy, skipped, mean, lost, lowest if lowest < math.inf else policy.init, highest)
 
-    def _running_sums(self, scale: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def _running_sums(self, scale: float) -> Floats:
         """Return the running sum of flushed shares over the sampled steps at ``scale``; entry 0 is 0."""
         if scale not in self._sums:
             shares = [self._gradients[i].flushed(scale) for i in self._sampled.tolist()]

@@ -18,9 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats
+from precdoctor.numerics.arrays import Floats, Ints
 from precdoctor.numerics.formats import Format
 from precdoctor.numerics.histogram import ExponentHistogram, Histograms
 
@@ -101,7 +100,7 @@ def flushed_tail(histogram: ExponentHistogram, zeros: int, fmt: Format) -> Tail:
     return Tail(tails.lo, tails.counts[0])
 
 
-def flushed_tails(histograms: Histograms, zeros: npt.NDArray[np.int64], fmt: Format) -> Tails:
+def flushed_tails(histograms: Histograms, zeros: Ints, fmt: Format) -> Tails:
     """:func:`flushed_tail` for many tensors; ``zeros`` has the shape ``(tensors,)``."""
     limit = round(math.log2(fmt.flush_limit))  # bin limit - 1 ends at the flush limit
     survivors = histograms.window(limit, MATCHED_BINS)
@@ -112,7 +111,7 @@ def flushed_tails(histograms: Histograms, zeros: npt.NDArray[np.int64], fmt: For
     return Tails(limit - _REACH, counts)
 
 
-def _fitted(survivors: npt.NDArray[np.int64], zeros: npt.NDArray[np.int64]) -> Floats:
+def _fitted(survivors: Ints, zeros: Ints) -> Floats:
     """Fit the family to ``survivors`` above the limit; return counts below it, shape ``(tensors, _REACH)``."""
     family = _family()
     seen = survivors.sum(axis=1, dtype=np.float64)

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 from precdoctor.numerics.block_prediction import placement
 from precdoctor.numerics.blocks import BlockFormat, BlockHistogram, ScaleRule
 from precdoctor.numerics.casting_array import cast_array
@@ -41,7 +40,7 @@ class Bins:
     counts: Floats
     lo: Floats
     hi: Floats
-    closed: npt.NDArray[np.bool_]
+    closed: Bools
     likely_lo: Floats
     likely_hi: Floats
 
@@ -160,7 +159,7 @@ def tally(bins: Bins, fmt: Format) -> Tally:
     )
 
 
-def _share(part: Floats, whole: Floats, all_of_it: npt.NDArray[np.bool_]) -> Floats:
+def _share(part: Floats, whole: Floats, all_of_it: Bools) -> Floats:
     """Return ``part / whole``, clipped to 0 .. 1; 0 for an empty whole, 1 where ``all_of_it``."""
     share = np.clip(np.divide(part, whole, out=np.zeros_like(part), where=whole > 0.0), 0.0, 1.0)
     out: Floats = np.where(all_of_it, 1.0, share)

@@ -48,21 +48,7 @@ _STEP_COLUMNS = (
     *("lost_update_fraction", "non_finite", "skipped"),
 )
 _TENSOR_COLUMNS = (
-    *(
-        "step",
-        "rank",
-        "attempt",
-        "root",
-        "module",
-        "kind",
-        "name",
-        "call",
-        "dtype",
-        "numel",
-        "nan",
-        "pos_inf",
-        "neg_inf",
-    ),
+    *("step", "rank", "attempt", "root", "module", "kind", "name", "call", "dtype", "numel"),
     *("nan", "pos_inf", "neg_inf", "zero", "subnormal", "amax", "exp_lo", "exp_hist"),
 )
 #: Formats of at most this many bits are scaled to fill their range, so their headroom says nothing.

@@ -23,6 +23,7 @@ from precdoctor.recording.kernels import reference
 from precdoctor.recording.kernels import row_layout as at
 from precdoctor.recording.kernels.adam_update import Adam
 from precdoctor.recording.kernels.row_layout import Dimension, walk
+from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
 
 #: File name of the library beside this module; made by the package build (``hatch_build.py``).
@@ -260,7 +261,7 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     if lib is None or not all(map(_IS_CPU, tensors)):
         return None
     try:
-        if not all(map(_CONTIGUOUS, tensors)) and not all(x.is_contiguous() or _fills_its_memory(x) for x in tensors):
+        if not all(map(_CONTIGUOUS, tensors)) and not all(is_dense(x.shape, x.stride()) for x in tensors):
             return None
         kinds = list(map(_DTYPE, tensors))
         addresses, sizes = list(map(_ADDRESS, tensors)), list(map(_NUMEL, tensors))
@@ -296,17 +297,6 @@ def look_at(data: array.array[int], numel: array.array[int], code: int, out: cty
     threads = 1 if _forked else torch.get_num_threads()
     at_data, at_numel = data.buffer_info()[0], numel.buffer_info()[0]
     lib.precdoctor_look(at_data, at_numel, len(data), code, out, threads, _THREADS_FROM)
-
-
-def _fills_its_memory(x: Tensor) -> bool:
-    """Whether the elements lie without gaps in some order, as those of a transposed or channels-last tensor do."""
-    dimensions = sorted(zip(x.stride(), x.shape, strict=True))
-    expected = 1
-    for stride, size in dimensions:
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 # --- plans -----------------------------------------------------------------------------------------------------------

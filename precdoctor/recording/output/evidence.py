@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from precdoctor.numerics.arrays import Floats, Ints
+from precdoctor.numerics.arrays import Bools, Floats, Ints
 
 #: Largest finite number of the 16-bit floating-point formats.
 _MAXIMA: Final = {"float16": 65504.0, "bfloat16": 3.3895e38}
@@ -142,8 +142,8 @@ class Watcher:
         limit = np.select([rows.dtypes == name for name in _MAXIMA], list(_MAXIMA.values()), math.inf)
         stored = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
 
-        def crosses(level: Floats) -> npt.NDArray[np.bool_]:
-            crossed: npt.NDArray[np.bool_] = stored & (amax > level) & (largest <= level)
+        def crosses(level: Floats) -> Bools:
+            crossed: Bools = stored & (amax > level) & (largest <= level)
             return crossed
 
         found: list[Evidence] = []
@@ -168,7 +168,7 @@ class Watcher:
         fresh = np.array([math.inf, -math.inf, 0.0, 0.0])
         self._state = np.concatenate([self._state, np.repeat(fresh[:, None], more, axis=1)], axis=1)
 
-    def _remember(self, slots: Ints, exponent: Floats, sized: npt.NDArray[np.bool_], rows: Readings) -> None:
+    def _remember(self, slots: Ints, exponent: Floats, sized: Bools, rows: Readings) -> None:
         """Add a step's rows to the state of their slots."""
         self._seen[slots] += 1
         low, high, zeros, largest = self._state[:, slots]
