@@ -35,7 +35,7 @@ _library.define("stat(Tensor x, int slot) -> ()")
 _library.define("update(Tensor before, Tensor after, Tensor intended, int slot) -> ()")
 
 _banks: dict[torch.device, Bank] = {}
-#: Slots that also get histograms of blocks of 16 (weights: no other tensor's blocks of 16 are predicted).
+#: Slots that also get histograms of blocks of 16, for NVFP4; ``slot_table`` chooses their kinds.
 _with_block16: set[int] = set()
 #: Slots that get a fingerprint on CUDA, where it costs as much as a third of everything else.
 _with_fingerprint: set[int] = set()

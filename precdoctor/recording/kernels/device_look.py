@@ -75,9 +75,8 @@ class DeviceLook:
             stream: the current one.
 
         Returns:
-            FP64, shape ``(dtypes, 2)``, on the device: amax as in :func:`native_cpu.look`, and sum of squares. None if
-                the
-            kernel could not be launched, or if the current stream has changed.
+            FP64, shape ``(dtypes, 2)``, on the device: amax as in :func:`native_cpu.look`, and sum of squares. None
+            if the kernel could not be launched, or if the current stream has changed.
         """
         if stream != self._stream:
             return None

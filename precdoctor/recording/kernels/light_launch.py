@@ -52,8 +52,7 @@ class _Compiled:
     def __init__(self, kernel: Any) -> None:
         #: The kernel until a launch of it was observed; None afterwards, or if it cannot be observed.
         self.kernel = kernel
-        #: The launcher, once its arguments are known: after the stream come ``front``, the kernel's arguments and
-        #: ``tail``.
+        #: The launcher, once its arguments are known: after the stream ``front``, the kernel's arguments, ``tail``.
         self.run: Launcher | None = None
         self.front: tuple[Any, ...] = ()
         self.tail: tuple[Any, ...] = ()
@@ -155,14 +154,12 @@ class LightLaunch:
 def is_the_devices(error: Exception) -> bool:
     """Whether the device reports out of memory or an error of an earlier kernel: then no kernel of ours has failed.
 
-    An error of the training's kernels surfaces at the next caller of the device; torch 2.8 and older have no class for
-    it.
+    An error of the training's kernels surfaces at the device's next caller; torch up to 2.8 has no class for it.
     """
     kinds = (torch.OutOfMemoryError, getattr(torch, "AcceleratorError", torch.OutOfMemoryError))
     if type(error) is not RuntimeError:
         return isinstance(error, kinds)
-    # Triton passes on the launch's error. One that names an image (a kernel compiled for another GPU) is the kernel's
-    # own.
+    # Triton passes on the launch's error. One that names an image (a kernel for another GPU) is the kernel's own.
     return str(error).startswith(("CUDA error", "Triton Error [CUDA]")) and "image" not in str(error)
 
 

@@ -51,8 +51,7 @@ class Layout:
     One call of C confirms this, and then only their addresses are queried.
     """
 
-    #: Lists that change from step to step, as those of a mixture of experts do, are no longer learned after so many
-    #: times.
+    #: Lists that change from step to step (a mixture of experts) are no longer learned after so many changes.
     _MAX_CHANGES: Final = 16
     _guards: Callable[..., Any] | None = None
     _tried = False

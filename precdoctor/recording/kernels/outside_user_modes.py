@@ -40,10 +40,9 @@ def only_estimates() -> bool:
 class apart_from_user_modes:  # noqa: N801 - used like a function
     """Run our ops where no mode of the user can see, count or redirect them."""
 
-    # A class, not a generator, because it is entered for every tensor, and a generator's overhead would double its
-    # cost.
+    # A class, not a generator: it is entered for every tensor, and a generator's overhead would double its cost.
     __slots__ = ("_exits", "_had_grad", "_no_functions")
-    #: Whether to close out modes that ignore our ops also.
+    #: Whether to shut out also the modes that ignore our ops.
     every = False
 
     def __enter__(self) -> None:

@@ -244,8 +244,7 @@ class Snapshot:
         home, copy = self._home, self._copy
         ints, floats = self._ints, self._floats
         self._home, self._copy, self._ints, self._floats = None, None, [], []
-        # If the device may still write to the pinned memory, free it (which waits for the device) instead of reusing
-        # it.
+        # If the device may still write to the memory, free it (which waits for the device) instead of reusing it.
         if home is not None and (self._event is None or self._event.query()):
             home.take_back(ints, floats, copy)
 

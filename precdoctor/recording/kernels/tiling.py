@@ -38,8 +38,7 @@ class Tiling(NamedTuple):
     stride0: int
     stride1: int
     stride2: int
-    #: Elements of the tiles that lie beyond the tensor and are counted as zeros; then all-zero blocks of 16, 32 and
-    #: 128.
+    #: Elements of the tiles beyond the tensor, which are counted as zeros; then all-zero blocks of 16, 32 and 128.
     padding: int
     padding16: int
     padding32: int
