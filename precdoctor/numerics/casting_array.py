@@ -89,7 +89,7 @@ def _round_magnitudes(magnitude: Floats, fmt: Format) -> Ints:
     exponent = np.where(magnitude > 0.0, np.frexp(magnitude)[1].astype(np.int64) - 1, lowest)
     if fmt.kind is not Kind.SCALE:
         exponent = np.maximum(exponent, lowest)
-    # ldexp is exact here: it only ever scales subnormals up, and no format is finer than float64.
+    # ldexp is exact here: a subnormal is only ever scaled up, and no format is finer than float64.
     steps = np.ldexp(magnitude, fmt.mantissa_bits - exponent)
     below = np.floor(steps)
     rest = steps - below

@@ -30,7 +30,7 @@ class Call:
     Attributes:
         names: of the tensors it received and of its own parameters.
         first: number of the first autograd node that the call could create.
-        backward: whether its backward is meant.
+        backward: whether this stands for the backward of the call.
         missed: whether its casts were not observed in the forward pass, so that casts in its backward cannot be
             assigned.
     """

@@ -63,7 +63,7 @@ class Casts:
 
     def _with_notice(self, original: Any) -> Any:
         """Return a wrapper of ``Tensor.to`` or ``Tensor.type`` that reports requests for a float8 dtype."""
-        meet, dtype, narrow = self._guarded_note, torch.dtype, frozenset(FLOAT8)
+        note, dtype, narrow = self._guarded_note, torch.dtype, frozenset(FLOAT8)
 
         @functools.wraps(original)
         def noticing(x: Tensor, /, *args: Any, **kwargs: Any) -> Any:
@@ -71,11 +71,11 @@ class Casts:
                 kind = asked.__class__
                 if kind is dtype:
                     if asked in narrow and not torch.compiler.is_compiling():
-                        meet(x, asked)
+                        note(x, asked)
                 elif kind is Tensor and asked.dtype in narrow and not torch.compiler.is_compiling():
-                    meet(x, asked.dtype)
+                    note(x, asked.dtype)
             if kwargs and kwargs.get("dtype") in narrow and not torch.compiler.is_compiling():
-                meet(x, kwargs["dtype"])
+                note(x, kwargs["dtype"])
             return original(x, *args, **kwargs)
 
         return noticing

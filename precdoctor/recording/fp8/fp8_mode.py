@@ -70,7 +70,7 @@ class CastMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if any(tensor_leaves.computes_itself(t) for t in types):
             return left_to_others(func, types, args, kwargs)
-        what, mutable, _ = _met_ops.get(id(func)) or _look_up(func)
+        what, mutable, _ = _op_kinds.get(id(func)) or _look_up(func)
         if what is None:
             result = func(*args, **kwargs)
             if mutable:
@@ -84,12 +84,12 @@ class CastMode(TorchDispatchMode):
 
 #: By identity of an op: how it is handled, whether it writes to an operand, and the op, which keeps the id valid. Not
 #: by hash, because hashing an op takes longer than running some of them.
-_met_ops: dict[int, tuple[str | None, bool, Any]] = {}
+_op_kinds: dict[int, tuple[str | None, bool, Any]] = {}
 
 
 def _look_up(func: Any) -> tuple[str | None, bool, Any]:
     schema = getattr(func, "_schema", None)  # higher-order ops have none
-    found = _met_ops[id(func)] = _OPS.get(func), schema is not None and bool(schema.is_mutable), func
+    found = _op_kinds[id(func)] = _OPS.get(func), schema is not None and bool(schema.is_mutable), func
     return found
 
 

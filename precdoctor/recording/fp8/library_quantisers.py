@@ -85,7 +85,7 @@ class LibraryQuantisers:
 
     def _wrapper(self, original: Callable[..., Any], read: Reader) -> Callable[..., Any]:
         """Return a wrapper of a quantiser; calls inside another wrapped call are not read."""
-        recorder, see, inside = self._recorder, self._guarded_record, self._inside
+        recorder, record, inside = self._recorder, self._guarded_record, self._inside
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ class LibraryQuantisers:
                 result = original(*args, **kwargs)
             finally:
                 inside.call = False
-            see(read, args, kwargs, result)
+            record(read, args, kwargs, result)
             return result
 
         return wrapper

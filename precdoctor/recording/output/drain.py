@@ -34,13 +34,13 @@ _MAX_ROWS = 10_000
 _MAX_STEPS = 8
 #: Maximum items in flight: steps rows and events are small, but a file system may hang for days.
 _MAX_ITEMS = 20_000
-#: Maximum items in flight: steps rows and events are small, but a file system may hang for days.
-_MAX_LISTS = 4
 #: Maximum lists of ops in flight: each may hold 65 MB.
+_MAX_LISTS = 4
+#: How long a clean exit waits for the queue to empty.
 _CLOSE_SECONDS = 60.0
 #: How long steps rows may wait to be written, and how many: a crash loses these.
 _IDLE_SECONDS = 0.5
-_MAX_WAITING_ROWS = 64
+_MAX_STEP_ROWS = 64
 _MAX_DEFECTS = 3
 #: Pieces of evidence for deep scans kept until the sampler reads them: the newest.
 _MAX_EVIDENCE = 16
@@ -101,7 +101,7 @@ class Drain:
         self._handling = False
         self._closed = False
         #: Steps rows to be written with the next ones.
-        self._waiting_rows: list[dict[str, Any]] = []
+        self._step_rows: list[dict[str, Any]] = []
         self._last_written: StepFacts | None = None
         self._scales = LossScales()
         self._sites = Sites()
@@ -131,7 +131,8 @@ class Drain:
                 while len(self._sampled) >= _MAX_STEPS and self._rows_waiting + item.rows_held > _MAX_ROWS:
                     self._rows_waiting -= self._sampled[0].rows_held
                     self._sampled.popleft().give_up_tensors()
-            self._queue.append(item)  # before the counts, for a signal handler that raises here
+            # Before the counts: if a signal handler raises in between, an uncounted item does no harm.
+            self._queue.append(item)
             if isinstance(item, StepBatch) and item.entries:
                 self._rows_waiting += item.rows_held
                 self._sampled.append(item)
@@ -228,7 +229,8 @@ class Drain:
             facts, self._facts = self._facts, None
             item = self._take() if self._queue else None
             self._handling = item is not None
-            closing = self._end is not None  # read with the queue: more items may arrive
+            # Read together with the queue: while facts are written below, more items and the end may arrive.
+            closing = self._end is not None
         with self._busy:
             if self._options.may_halt and self.halt is None:
                 self.halt = halt_requested(self.directory.parent)
@@ -237,7 +239,7 @@ class Drain:
             if item is not None:
                 self._write(writer, item)
             if not self._queue:
-                self._write_waiting(writer)
+                self._write_step_rows(writer)
             self._handling = False
         return item is not None or not closing
 
@@ -262,7 +264,8 @@ class Drain:
 
     def _write_step(self, writer: RankWriter, batch: StepBatch) -> None:
         """Write the rows and events of one step, once the device has delivered them."""
-        if batch.facts is self._last_written:  # a signal handler raised meanwhile: handed over twice
+        # Handed over twice, because a signal handler raised between the hand-over and the next step.
+        if batch.facts is self._last_written:
             batch.release()
             return
         began, self._last_written = time.thread_time_ns(), batch.facts
@@ -287,9 +290,9 @@ class Drain:
         if tensors.rows:
             self.sampled_ns = time.thread_time_ns() - began
             step["recorder_ns"] += self.sampled_ns
-        self._waiting_rows.append(step)
-        if tensors.rows or events or len(self._waiting_rows) >= _MAX_WAITING_ROWS:
-            self._write_waiting(writer)
+        self._step_rows.append(step)
+        if tensors.rows or events or len(self._step_rows) >= _MAX_STEP_ROWS:
+            self._write_step_rows(writer)
         self._append(writer, "events", events)
 
     def _write_ops(self, writer: RankWriter, item: OpBatch) -> None:
@@ -311,9 +314,9 @@ class Drain:
             found += [replace(e, tensor=tensors.label(e.slot)) for e in rows]
         self.evidence.extend(found)
 
-    def _write_waiting(self, writer: RankWriter) -> None:
+    def _write_step_rows(self, writer: RankWriter) -> None:
         """Write the waiting steps rows together: one append per unsampled step would cost as much as a sampled step."""
-        held, self._waiting_rows = self._waiting_rows, []
+        held, self._step_rows = self._step_rows, []
         self._append(writer, "steps", held)
 
     def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:

@@ -20,8 +20,7 @@ from precdoctor.numerics.arrays import Bools, Floats, Ints
 _MAXIMA: Final = {"float16": 65504.0, "bfloat16": 3.3895e38}
 #: Minimum rows before a tensor has a range to compare with, and minimum steps for a number of the step.
 _FEWEST: Final = 4
-#: Binades outside of the recent range that count as evidence; chosen empirically: a batch moves an amax by less than
-#: one.
+#: Binades outside of the recent range that count; chosen empirically: a batch moves an amax by less than one.
 _OUTSIDE: Final = 3.0
 #: Binades per row by which a range shrinks towards its tensor's recent values.
 _FORGET: Final = 0.125

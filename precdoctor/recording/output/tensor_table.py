@@ -135,8 +135,7 @@ class StepTensors:
         self._cast_rows = [row for row, entry in enumerate(entries) if entry.operand is not None]
         self._logit_rows = [row for row, entry in enumerate(entries) if entry.sharpness is not None]
 
-    # --- values for the steps row and the events
-    # -------------------------------------------------------------------------
+    # --- values for the steps row and the events ---------------------------------------------------------------------
 
     def of_kinds(self, *kinds: str) -> Bools:
         """Return a mask of the rows of these kinds."""
@@ -183,8 +182,7 @@ class StepTensors:
         lost = int(updates[:, at.UNCHANGED].sum())
         return lost, int(updates[:, at.NUMEL].sum()) - int(updates[:, at.HIST].sum()) + lost
 
-    # --- values for the watcher of evidence
-    # ------------------------------------------------------------------------------
+    # --- values for the watcher of evidence --------------------------------------------------------------------------
 
     def readings(self) -> Readings:
         """Return range and zeros of every row of a training pass."""
@@ -328,8 +326,7 @@ class StepTensors:
                 columns[f"block{size}_amax_hist"] = amax.column(below.used)
         return columns
 
-    # --- access to the snapshots
-    # -----------------------------------------------------------------------------------------
+    # --- access to the snapshots -------------------------------------------------------------------------------------
 
     def _histogram(self, first: int, bins: int, first_bin: int, **more: Any) -> _TrimmedHistograms:
         """Return ``bins`` columns of every row as histograms; leading and trailing columns of zeros are not copied."""

@@ -75,7 +75,7 @@ class StepFacts:
     root_factors: list[float] = field(default_factory=list)
     #: Launch counts per device at the beginning of each micro-step but the first.
     micro_starts: list[dict[torch.device, int]] = field(default_factory=list)
-    #: Where the script called ``backward``.
+    #: Where ``backward`` was called: the innermost frame outside torch.
     backward_file: str | None = None
     backward_line: int | None = None
     #: The list of the step's ops, if it is recorded.
