@@ -251,7 +251,7 @@ def measured(x: Tensor, *, fingerprint: bool = False) -> tuple[npt.NDArray[np.in
     home = banks.get(x.device)
     if home is None:
         home = banks[x.device] = Bank(x.device)
-    ints, floats = home.cleared(0)
+    ints, floats = home.reset_row(0)
     if native_cpu.supports(x):
         native_cpu.measure_at(x, *home.addresses(0), home.counter_address, 0)
     else:

@@ -131,7 +131,7 @@ class Table:
         self._addresses: list[tuple[int, ...]] = []
         self._host = np.empty((0, FIELDS), np.int64)
 
-    def bring(self, members: Sequence[Member]) -> None:
+    def describe(self, members: Sequence[Member]) -> None:
         """Make the table describe these tensors; does nothing if it already does."""
         tilings = [member.tiling for member in members]
         addresses = [member.addresses for member in members]
@@ -140,21 +140,21 @@ class Table:
             self._lay_out(tilings)
         if addresses != self._addresses:
             self._host[:, : TILING - 1] = addresses
-            self.rows = sent(self._host, self.rows if self._addresses else None, self._device)
+            self.rows = send(self._host, self.rows if self._addresses else None, self._device)
             self.writes += 1
         self._tilings, self._addresses = tilings, addresses
 
     def _lay_out(self, tilings: Sequence[Tiling]) -> None:
         """Assign programs to tensors, and write the fields that do not depend on addresses."""
-        self.chunk, firsts, owners = shared_out([on.tiles for on in tilings])
+        self.chunk, firsts, owners = assigned_programs([on.tiles for on in tilings])
         self.count, self.programs = len(tilings), len(owners)
         self._host = np.empty((self.count, FIELDS), np.int64)
         self._host[:, TILING - 1] = firsts
         self._host[:, TILING:] = [on[: FIELDS - TILING] for on in tilings]
-        self.owners = sent(owners, None, self._device)
+        self.owners = send(owners, None, self._device)
 
 
-def shared_out(tiles: Sequence[int]) -> tuple[int, list[int], np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
+def assigned_programs(tiles: Sequence[int]) -> tuple[int, list[int], np.ndarray[tuple[int, ...], np.dtype[np.int32]]]:
     """Divide the tiles of several tensors among programs.
 
     Returns tiles per program, the first program of each tensor, and the tensor of each program.
@@ -165,7 +165,7 @@ def shared_out(tiles: Sequence[int]) -> tuple[int, list[int], np.ndarray[tuple[i
     return chunk, firsts, np.repeat(np.arange(len(tiles), dtype=np.int32), programs)
 
 
-def sent(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], to: Tensor | None, device: torch.device) -> Tensor:
+def send(values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], to: Tensor | None, device: torch.device) -> Tensor:
     """Return ``values`` on the device, copied into ``to`` if given; does not wait for the copy."""
     plain = torch.from_numpy(values)
     host = torch.empty(plain.shape, dtype=plain.dtype, device="cpu", pin_memory=device.type == "cuda")

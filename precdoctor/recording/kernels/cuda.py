@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import batched
-from precdoctor.recording.kernels.light_launch import KernelFailedError, is_the_devices
+from precdoctor.recording.kernels.light_launch import KernelFailedError, is_device_error
 from precdoctor.recording.kernels.tiling import is_dense
 from precdoctor.recording.process import attach
 
@@ -94,7 +94,7 @@ def measure_many(group: batched.Group, members: Sequence[batched.Member], table:
     def launch() -> None:
         from precdoctor.recording.kernels import triton_batch
 
-        table.bring(members)
+        table.describe(members)
         triton_batch.launch(group, table, to)
 
     if gave_up():
@@ -173,7 +173,7 @@ def _tried(device: torch.device, body: Callable[..., Any], *args: Any, **options
         return False
     except Exception as error:  # compiling needs a driver, a C compiler and a cache; any may be missing
         attach.let_through(error)
-        if is_the_devices(error):
+        if is_device_error(error):
             raise
         _failures.append(f"Triton failed: {type(error).__name__}: {error}".partition("\n")[0])
         return False

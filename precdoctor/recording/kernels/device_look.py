@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from precdoctor.recording.kernels import cuda
-from precdoctor.recording.kernels.batched import sent, shared_out
+from precdoctor.recording.kernels.batched import assigned_programs, send
 from precdoctor.recording.kernels.tiling import LANES, elements_per_lane, is_dense
 
 _Addresses = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -23,18 +23,18 @@ class _Alike:
     def __init__(self, dtype: torch.dtype, places: list[int], sizes: list[int], device: torch.device) -> None:
         self.dtype, self.places = dtype, places
         tiles = [math.ceil(size / (LANES * elements_per_lane(dtype))) for size in sizes]
-        self.chunk, firsts, owners = shared_out(tiles)
+        self.chunk, firsts, owners = assigned_programs(tiles)
         self.programs = len(owners)
         self.host = np.column_stack((np.zeros(len(sizes), np.int64), sizes, firsts)).astype(np.int64)
-        self.owners = sent(owners, None, device)
+        self.owners = send(owners, None, device)
         self.done = torch.zeros(1, dtype=torch.int64, device=device)
         self.rows: Tensor | None = None
 
-    def bring(self, addresses: _Addresses, device: torch.device) -> None:
+    def describe(self, addresses: _Addresses, device: torch.device) -> None:
         """Write these addresses to the table, unless it already has them."""
         if self.rows is None or not np.array_equal(addresses, self.host[:, 0]):
             self.host[:, 0] = addresses
-            self.rows = sent(self.host, self.rows, device)
+            self.rows = send(self.host, self.rows, device)
 
 
 class DeviceLook:
@@ -87,7 +87,7 @@ class DeviceLook:
         partial = out + 16 * len(kinds)
         for kind in kinds:
             mine = lying if len(kinds) == 1 else lying[kind.places]
-            kind.bring(mine, device)
+            kind.describe(mine, device)
             assert kind.rows is not None, "the table was written"
             at = kind.rows.data_ptr(), kind.owners.data_ptr(), partial, out, kind.done.data_ptr()
             if not cuda.look(

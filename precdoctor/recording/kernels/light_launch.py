@@ -91,41 +91,41 @@ class LightLaunch:
             KernelFailedError: the kernel did not compile with these constants before; then Triton's error was raised.
         """
         key = (device.index, *constants)
-        known = self._compiled.get(key)
-        if known is None:
+        entry = self._compiled.get(key)
+        if entry is None:
             if key in self._failed:
                 raise KernelFailedError
             began = time.perf_counter()
             try:
                 kernel = self._by_triton(programs, arguments, constants)
             except Exception as error:
-                if not is_the_devices(error):
+                if not is_device_error(error):
                     self._failed.add(key)
                 raise
             _slow_start.spend(time.perf_counter() - began)
             watchable = kernel is not None and device.type == "cuda" and _raw_stream is not None
             self._compiled[key] = _Compiled(kernel if watchable else None)
-        elif known.run is None or _raw_stream is None:
-            if known.kernel is None or not self._observing.acquire(blocking=False):
+        elif entry.run is None or _raw_stream is None:
+            if entry.kernel is None or not self._observing.acquire(blocking=False):
                 self._by_triton(programs, arguments, constants)
                 return
             try:
-                self._observe(known, programs, arguments, constants)
+                self._observe(entry, programs, arguments, constants)
             finally:
                 self._observing.release()
         else:
             try:
-                known.run(programs, 1, 1, _raw_stream(device.index), *known.front, *arguments, *known.tail)
+                entry.run(programs, 1, 1, _raw_stream(device.index), *entry.front, *arguments, *entry.tail)
             except TypeError:  # the launcher takes other arguments after all; nothing was launched
-                known.run = known.kernel = None
+                entry.run = entry.kernel = None
                 self._by_triton(programs, arguments, constants)
 
     def _by_triton(self, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> Any:
         return self._jitted[(programs,)](*arguments, *constants, **self._options)
 
-    def _observe(self, known: _Compiled, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> None:
+    def _observe(self, entry: _Compiled, programs: int, arguments: tuple[int, ...], constants: tuple[Any, ...]) -> None:
         """Launch the kernel through Triton, and record the arguments that its launcher receives."""
-        kernel, known.kernel = known.kernel, None
+        kernel, entry.kernel = entry.kernel, None
         run: Any = getattr(kernel, "run", None)
         name = next((n for n in ("_run", "run") if n in vars(kernel)), None)
         if name is None or not callable(run):
@@ -146,12 +146,12 @@ class LightLaunch:
             return
         given = calls[0]
         if given[_FIRST:] in {(*arguments, *constants), arguments}:
-            known.front = given[_FUNCTION], given[_PACKED], None, None, None
-            known.tail = given[_FIRST + len(arguments) :]
-            known.run = run
+            entry.front = given[_FUNCTION], given[_PACKED], None, None, None
+            entry.tail = given[_FIRST + len(arguments) :]
+            entry.run = run
 
 
-def is_the_devices(error: Exception) -> bool:
+def is_device_error(error: Exception) -> bool:
     """Whether the device reports out of memory or an error of an earlier kernel: then no kernel of ours has failed.
 
     An error of the training's kernels surfaces at the device's next caller; torch up to 2.8 has no class for it.

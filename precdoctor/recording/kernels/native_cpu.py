@@ -179,9 +179,9 @@ def measure_at(x: Tensor, ints: int, floats: int, counter: int, want: int, recen
     if recent is None or numel < _LOOKED_UP_FROM or strides is not None:
         lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
         return
-    size, known = numel * x.element_size(), recent.get(data)
-    if known is not None and known[0] is plan:
-        _, sample, *row = known
+    size, earlier = numel * x.element_size(), recent.get(data)
+    if earlier is not None and earlier[0] is plan:
+        _, sample, *row = earlier
         if lib.precdoctor_again(data, plan, ints, floats, counter, threads, size, sample, *row):
             return
     lib.precdoctor_stat(data, plan, ints, floats, counter, threads)
@@ -263,7 +263,7 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     try:
         if not all(map(_CONTIGUOUS, tensors)) and not all(is_dense(x.shape, x.stride()) for x in tensors):
             return None
-        kinds = list(map(_DTYPE, tensors))
+        dtypes = list(map(_DTYPE, tensors))
         addresses, sizes = list(map(_ADDRESS, tensors)), list(map(_NUMEL, tensors))
     except RuntimeError as error:  # sparse tensors have no memory of their own
         attach.let_through(error)
@@ -272,15 +272,15 @@ def look(tensors: Sequence[Tensor]) -> tuple[float, float] | None:
     if min(addresses, default=0) < LOWEST and any(x.numel() and not x.untyped_storage().nbytes() for x in tensors):
         return None
     out = (ctypes.c_double * 2)()
-    known = set(kinds)
-    if not known <= CODES.keys():
+    used_dtypes = set(dtypes)
+    if not used_dtypes <= CODES.keys():
         return None
-    for kind in known:
-        alike = [k is kind for k in kinds] if len(known) > 1 else None
+    for dtype in used_dtypes:
+        mask = [k is dtype for k in dtypes] if len(used_dtypes) > 1 else None
         data, numel = (
-            array.array("q", x if alike is None else list(itertools.compress(x, alike))) for x in (addresses, sizes)
+            array.array("q", x if mask is None else list(itertools.compress(x, mask))) for x in (addresses, sizes)
         )
-        look_at(data, numel, CODES[kind], out)
+        look_at(data, numel, CODES[dtype], out)
     return out[0], out[1]
 
 

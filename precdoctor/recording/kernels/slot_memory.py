@@ -137,7 +137,7 @@ class Bank:
         ints[at.FIRST_BAD_ORDER + 1 :] = 0
         floats.copy_(self._fresh_floats)
 
-    def cleared(self, slot: int) -> tuple[Tensor, Tensor]:
+    def reset_row(self, slot: int) -> tuple[Tensor, Tensor]:
         """Return the rows of a slot after resetting them to their initial values."""
         ints, floats = self.row(slot)
         _reset(ints, self._fresh_ints)

@@ -20,7 +20,7 @@ from typing import Any
 from precdoctor.recording import kernels
 from precdoctor.recording.options import RecordOptions
 from precdoctor.recording.output.evidence import Evidence, Watcher
-from precdoctor.recording.output.process_facts import settled
+from precdoctor.recording.output.process_facts import with_device_numbers
 from precdoctor.recording.output.step_rows import EventLog, LossScales, step_row
 from precdoctor.recording.output.tensor_table import Sites, StepTensors
 from precdoctor.recording.process import attach
@@ -235,7 +235,7 @@ class Drain:
             if self._options.may_halt and self.halt is None:
                 self.halt = halt_requested(self.directory.parent)
             if facts is not None:
-                writer.write_facts(settled(facts))
+                writer.write_facts(with_device_numbers(facts))
             if item is not None:
                 self._write(writer, item)
             if not self._queue:
@@ -316,8 +316,8 @@ class Drain:
 
     def _write_step_rows(self, writer: RankWriter) -> None:
         """Write the waiting steps rows together: one append per unsampled step would cost as much as a sampled step."""
-        held, self._step_rows = self._step_rows, []
-        self._append(writer, "steps", held)
+        rows, self._step_rows = self._step_rows, []
+        self._append(writer, "steps", rows)
 
     def _append(self, writer: RankWriter, table: str, rows: list[dict[str, Any]]) -> None:
         """Append rows to a table, without columns that are None in all of them."""

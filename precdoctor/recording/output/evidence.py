@@ -124,25 +124,25 @@ class Watcher:
             return []
         self._make_room(int(rows.slots.max()))
         slots, kinds, amax = rows.slots, rows.kinds, rows.amax
-        known = self._seen[slots] >= _FEWEST
+        ranged = self._seen[slots] >= _FEWEST
         low, high, zeros, largest = self._state[:, slots]
         factor = scale if scale is not None and 0.0 < scale < math.inf else 1.0
         gradient = np.isin(kinds, ("grad_output", "weight_grad"))
         self._half |= bool(((kinds == "weight_grad") & (rows.dtypes == "float16")).any())
         with np.errstate(all="ignore"):
             exponent = np.log2(np.where(gradient, amax / factor, amax))
-        sized = np.isfinite(exponent)
-        watched = known & sized & np.isin(kinds, tuple(_RANGED))
+        has_exponent = np.isfinite(exponent)
+        comparable = ranged & has_exponent & np.isin(kinds, tuple(_RANGED))
         # Gradients shrink as a run learns, so only growth counts; vanishing ones show in the zeros.
-        outside = watched & ((exponent > high + _OUTSIDE) | (~gradient & (exponent < low - _OUTSIDE)))
-        emptied = known & np.isin(kinds, tuple(_ZEROABLE)) & (rows.numel >= _ELEMENTS) & (rows.zeros > zeros + _ZEROS)
+        out_of_range = comparable & ((exponent > high + _OUTSIDE) | (~gradient & (exponent < low - _OUTSIDE)))
+        emptied = ranged & np.isin(kinds, tuple(_ZEROABLE)) & (rows.numel >= _ELEMENTS) & (rows.zeros > zeros + _ZEROS)
         with np.errstate(all="ignore"):
             range_end = np.exp2(np.where(exponent > high, high, low)) * np.where(gradient, factor, 1.0)
         limit = np.select([rows.dtypes == name for name in _MAXIMA], list(_MAXIMA.values()), math.inf)
-        stored = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
+        seen_activation = (self._seen[slots] > 0) & np.isin(kinds, tuple(_ACTIVATIONS))
 
         def crosses(level: Floats) -> Bools:
-            crossed: Bools = stored & (amax > level) & (largest <= level)
+            crossed: Bools = seen_activation & (amax > level) & (largest <= level)
             return crossed
 
         found: list[Evidence] = []
@@ -150,12 +150,12 @@ class Watcher:
             ("squares", crosses(np.sqrt(limit)), largest, amax),
             ("headroom", crosses(limit / 2.0), largest, amax),
             ("zeros", emptied, zeros, rows.zeros),
-            ("amax", outside, range_end, amax),
+            ("amax", out_of_range, range_end, amax),
         ):
             if which.any():
                 row = int(np.flatnonzero(which)[0])  # rows are in order of execution: later ones follow from the first
                 found.append(Evidence(what, step, float(before[row]), float(now[row]), slot=int(slots[row])))
-        self._remember(slots, exponent, sized, rows)
+        self._remember(slots, exponent, has_exponent, rows)
         return found[:_MAX_NAMED]
 
     def _make_room(self, last: int) -> None:
@@ -167,12 +167,12 @@ class Watcher:
         fresh = np.array([math.inf, -math.inf, 0.0, 0.0])
         self._state = np.concatenate([self._state, np.repeat(fresh[:, None], more, axis=1)], axis=1)
 
-    def _remember(self, slots: Ints, exponent: Floats, sized: Bools, rows: Readings) -> None:
+    def _remember(self, slots: Ints, exponent: Floats, has_exponent: Bools, rows: Readings) -> None:
         """Add a step's rows to the state of their slots."""
         self._seen[slots] += 1
         low, high, zeros, largest = self._state[:, slots]
-        self._state[0, slots] = np.where(sized, np.minimum(low + _FORGET, exponent), low)
-        self._state[1, slots] = np.where(sized, np.maximum(high - _FORGET, exponent), high)
+        self._state[0, slots] = np.where(has_exponent, np.minimum(low + _FORGET, exponent), low)
+        self._state[1, slots] = np.where(has_exponent, np.maximum(high - _FORGET, exponent), high)
         self._state[2, slots] = np.fmax(zeros, rows.zeros)
         self._state[3, slots] = np.fmax(largest, rows.amax)
 

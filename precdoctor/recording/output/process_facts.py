@@ -87,10 +87,10 @@ class Facts:
             terms: products per sum, the inner dimension K.
         """
         key = json.dumps(what)
-        known = self._fp8_products.get(key)
-        if known is None and len(self._fp8_products) >= _MAX_PRODUCTS:
+        noted = self._fp8_products.get(key)
+        if noted is None and len(self._fp8_products) >= _MAX_PRODUCTS:
             return
-        if known is None or known[1] < terms:
+        if noted is None or noted[1] < terms:
             self._noted += 1
             self._fp8_products[key] = what, terms
 
@@ -124,7 +124,7 @@ class Facts:
         }
 
 
-def settled(facts: Mapping[str, Any]) -> dict[str, Any]:
+def with_device_numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts with numbers read from devices (drain thread only)."""
     optimizers = [{**o, "steps_before": _integer(read(o["steps_before"]))} for o in facts.get("optimizers", ())]
     return {**facts, "optimizers": optimizers}
