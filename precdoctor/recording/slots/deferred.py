@@ -63,13 +63,8 @@ def _deferred(value: torch.Tensor, *, by_drain: bool) -> Deferred:
     """:func:`defer` of a plain tensor, inside ``apart_from_user_modes``."""
     if value.is_cpu:
         return float(value.detach())
-    host = torch.empty((), dtype=value.dtype, device="cpu", pin_memory=value.is_cuda)
-    host.copy_(value.detach().reshape(()), non_blocking=True)
-    if not value.is_cuda:
-        return lambda: float(host)
-    event = torch.cuda.Event(blocking=by_drain)
-    event.record(torch.cuda.current_stream(value.device))
-    return arrival(event, host)
+    numbers = deferred(value.detach().reshape(1), by_drain=by_drain)
+    return lambda: float(numbers()[0])
 
 
 class _Event(Protocol):
