@@ -68,7 +68,7 @@ class GPT(nn.Module):
 
 
 def batch(generator: torch.Generator, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Counting sequences with a random start and stride: something a small model can learn."""
+    """Return counting sequences with a random start and stride, which a small model can learn."""
     start = torch.randint(0, 64, (8, 1), generator=generator)
     stride = torch.randint(1, 8, (8, 1), generator=generator)
     tokens = ((start + stride * torch.arange(17)) % 64).to(device)

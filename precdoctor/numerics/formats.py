@@ -20,7 +20,7 @@ from precdoctor.errors import UsageError
 
 
 class Kind(enum.Enum):
-    """What the codes of a format stand for."""
+    """The kind of numbers that the codes of a format represent."""
 
     FLOAT = "float"
     #: Two's complement; quantisers multiply by a scale first.
@@ -30,7 +30,7 @@ class Kind(enum.Enum):
 
 
 class NaN(enum.Enum):
-    """Which codes are NaN."""
+    """Which codes of a format are NaN."""
 
     NONE = "none"
     IEEE = "all ones in the exponent, mantissa not zero"
@@ -64,12 +64,12 @@ class Format:
 
     @property
     def sign_bits(self) -> int:
-        """1, or 0 for a scale."""
+        """Number of sign bits: 1, or 0 for a scale."""
         return 0 if self.kind is Kind.SCALE else 1
 
     @property
     def bits(self) -> int:
-        """Bits of a code (19 for TF32, which occupies 32 in memory)."""
+        """Number of bits of a code (19 for TF32, which occupies 32 in memory)."""
         return self.sign_bits + self.exponent_bits + self.mantissa_bits
 
     @property

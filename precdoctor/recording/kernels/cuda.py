@@ -187,7 +187,7 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[None]:
 
 
 def gave_up() -> bool:
-    """Whether too many kernels have failed to try another one."""
+    """Whether so many kernels have failed that no other one is tried."""
     return len(_failures) >= _MOST_FAILURES
 
 

@@ -43,6 +43,7 @@ _ARGUMENTS: Final = ("table", "owners", "done", "counter", "count", "chunk")
 
 @triton.jit
 def _slot(row):
+    """Return pointers to the integer and float row of the slot of a table row."""
     ints = tl.load(row + _INTS).to(tl.pointer_type(tl.int64))
     floats = tl.load(row + _FLOATS).to(tl.pointer_type(tl.float64))
     return ints, floats
@@ -74,7 +75,7 @@ def _stat_many(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, W: tl.constexpr, FLAT: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first four are addresses."""
+    """Measure one program's tiles of a table's tensors. The first four arguments are addresses."""
     index = tl.load(pointer_to(owners, 4, False) + tl.program_id(0)).to(tl.int64)
     row = pointer_to(table, 8, False) + index * _COLUMNS
     x = pointer_to(tl.load(row + _X), SIZE, ALIGNED)
@@ -112,7 +113,7 @@ def _update_many(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, INTENDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first four are addresses."""
+    """Measure one program's tiles of a table's updates. The first four arguments are addresses."""
     index = tl.load(pointer_to(owners, 4, False) + tl.program_id(0)).to(tl.int64)
     row = pointer_to(table, 8, False) + index * _COLUMNS
     before = pointer_to(tl.load(row + _X), SIZE, ALIGNED)

@@ -131,7 +131,10 @@ def _stat(
     SMALLEST: tl.constexpr, LARGEST: tl.constexpr, WANT: tl.constexpr, W: tl.constexpr, FLAT: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first four are addresses. ``groups``: per row; rows have indices over sizes (any, size1, size2)."""
+    """Measure one program's tiles of one tensor. The first four arguments are addresses.
+
+    ``groups``: per row; rows have indices over sizes (any, size1, size2).
+    """
     x = pointer_to(x, SIZE, ALIGNED)
     ints = pointer_to(ints, 8, False)
     floats = floats.to(tl.pointer_type(tl.float64))

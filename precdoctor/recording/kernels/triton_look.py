@@ -45,7 +45,10 @@ def _look_many(
     MBITS: tl.constexpr, BIAS: tl.constexpr, SPECIAL: tl.constexpr, FNUZ: tl.constexpr, SIZE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The first five are addresses; ``partial``: FP64, two for each program; ``out``: FP64, amax and sum of squares."""
+    """Measure one program's tiles, and merge the results in the last program. The first five arguments are addresses.
+
+    ``partial``: FP64, two results per program; ``out``: FP64, amax and sum of squares.
+    """
     E: tl.constexpr = 4 if SIZE == 4 else 8
     row = pointer_to(rows, 8, False) + tl.load(pointer_to(owners, 4, False) + tl.program_id(0)).to(tl.int64) * _FIELDS
     x, numel = pointer_to(tl.load(row), SIZE, ALIGNED), tl.load(row + 1)

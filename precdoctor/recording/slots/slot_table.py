@@ -46,7 +46,7 @@ class Site(NamedTuple):
 
 @dataclass(slots=True)
 class Entry:
-    """The host's facts about a slot's content in the current step."""
+    """The facts that the host has of a slot's content in the current step."""
 
     slot: int
     site: Site
