@@ -67,7 +67,7 @@ class Entry:
     groups: list[GroupSums] = field(default_factory=list)
 
     def counts_as_training(self, names: Names) -> bool:
-        """False for an evaluation pass: no backward went through the tensor, and its root is one that trains."""
+        """False for an evaluation pass: under no_grad in a root that trains, or with grad but without a backward."""
         if not self.site.evaluating:
             return True
         if self.site.phase == "no_grad":
